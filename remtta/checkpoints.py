@@ -1,0 +1,184 @@
+"""Read weights from the files people have, without ever running code from them."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.layers import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from remtta.errors import CheckpointError, UsageError
+
+_NESTED = ("state_dict", "model", "model_state_dict")
+_NESTED_EMA = ("state_dict_ema", "model_ema")
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+_SHOWN = 3  # names listed in an error before "and N more"
+
+
+def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> None:
+    """Load every weight of `model` from a file, all or nothing.
+
+    Args:
+        model: The timm model to fill; weights are converted to its dtype.
+        path: .safetensors, .npz (Google's ViT releases), or a PyTorch file
+            read in weights-only mode: a bare state dict, or one under
+            "state_dict" or "model", with or without wrapper prefixes.
+        use_ema: Take the averaged weights of a timm training checkpoint.
+
+    Raises:
+        CheckpointError: If the file cannot be read, holds anything but
+            weights, or does not fit the model.
+        UsageError: If there is no such file.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path}: no such checkpoint file")
+    if path.suffix.lower() == ".npz":
+        _load_npz(model, path, use_ema)
+        return
+    state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+    if isinstance(model, VisionTransformer):
+        _resample_position_embedding(state, model)
+    problem = _mismatch(state, model)
+    if problem:
+        raise CheckpointError(f"{path} does not fit the model: {problem}")
+    model.load_state_dict(state)
+
+
+def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, torch.dtype]:
+    """The dtype of each weight in a checkpoint that fits `model`, under the model's own names."""
+    if path.suffix.lower() == ".npz":
+        return {}
+    state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+    return {name: tensor.dtype for name, tensor in state.items()}
+
+
+def _read(path: Path) -> object:
+    if path.suffix.lower() == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+    try:
+        # timm's training checkpoints keep their command line as an argparse.Namespace, which is inert.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than weights ({_unsafe_names(path)}) and could run code, so it was not loaded; "
+            "save it again with torch.save(model.state_dict(), ...) or as safetensors"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {_first_line(error)}") from error
+
+
+def _unsafe_names(path: Path) -> str:
+    try:
+        return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(str(path))[:_SHOWN]) or "pickled objects"
+    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError):
+        return "pickled objects"  # not a zip archive: the legacy format cannot be listed
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
+    """The state dict inside whatever a training script saved around it."""
+    found = content
+    if isinstance(content, Mapping):
+        names = [name for name in (_NESTED_EMA if use_ema else _NESTED) if isinstance(content.get(name), Mapping)]
+        if use_ema and not names:
+            raise CheckpointError(f"{path} holds no averaged weights (state_dict_ema); drop --use-ema")
+        found = content[names[0]] if names else content
+    if not isinstance(found, Mapping) or not found:
+        raise CheckpointError(f"{path} holds {type(found).__name__} instead of named weights")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(f"{path} holds {type(value).__name__} at {name!r} instead of named weights")
+    return found
+
+
+def _strip_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Drop the prefixes that DataParallel, torch.compile and Lightning put before every name."""
+    known = model.state_dict().keys()
+    stripped = dict(state)
+    while not stripped.keys() & known:
+        prefix = next((p for p in _WRAPPERS if all(name.startswith(p) for name in stripped)), None)
+        if prefix is None:
+            break
+        stripped = {name.removeprefix(prefix): tensor for name, tensor in stripped.items()}
+    return stripped
+
+
+def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer) -> None:
+    """Fit position embeddings trained at another image size, as timm does for its own weights."""
+    have, want = state.get("pos_embed"), vit.pos_embed
+    if have is None or want is None or have.ndim != 3 or have.shape[1] == want.shape[1]:
+        return
+    if have.shape[2] != want.shape[2]:
+        return  # another width: reported as a mismatch
+    state["pos_embed"] = resample_abs_pos_embed(
+        have.float(),
+        new_size=list(vit.patch_embed.grid_size),
+        num_prefix_tokens=0 if vit.no_embed_class else vit.num_prefix_tokens,
+    )
+
+
+def _mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
+    own = model.state_dict()
+    wrong = [
+        f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"
+        for name, tensor in own.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    heads = [text for text in wrong if text.startswith("head")]
+    problems = []
+    if heads:
+        classes = next(state[name].shape[0] for name in state if name.startswith("head") and state[name].ndim)
+        problems.append(f"{_listed(heads)} (the file has {classes} classes: see --num-classes)")
+    others = [text for text in wrong if text not in heads]
+    if others:
+        problems.append(_listed(others))
+    for title, names in (
+        ("missing in the file", [name for name in own if name not in state]),
+        ("unknown to the model", [name for name in state if name not in own]),
+    ):
+        if names:
+            problems.append(f"{title}: {_listed(names)}")
+    return "; ".join(problems) or None
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(str(size) for size in tensor.shape) or "a scalar"
+
+
+def _listed(items: list[str]) -> str:
+    rest = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
+    """Google's releases, through timm's own reader (which loads no pickles)."""
+    if use_ema:
+        raise CheckpointError(f"{path} is an .npz file and holds no averaged weights; drop --use-ema")
+    if not isinstance(model, VisionTransformer):
+        raise CheckpointError(f"{path}: .npz checkpoints are for VisionTransformer models")
+    unset = {name: torch.full_like(value, torch.nan) for name, value in model.named_parameters()}
+    model.load_state_dict(unset, strict=False)
+    try:
+        model.load_pretrained(str(path))
+    except (OSError, ValueError, KeyError, AssertionError, RuntimeError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not fit the model or is damaged: {_first_line(error)}") from error
+    # timm's reader skips a head of another size without a word: what it left unset is what did not fit.
+    left = [name for name, value in model.named_parameters() if value.isnan().any()]
+    if left:
+        raise CheckpointError(
+            f"{path} does not fit the model: nothing usable for {_listed(left)} (see --num-classes and --model)"
+        )

@@ -1,0 +1,55 @@
+"""The command line: parse, call the library once, report. The only folder that imports typer."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from remtta.cli.adapt import adapt
+from remtta.cli.apply import apply
+from remtta.cli.demo import demo
+from remtta.cli.inspect import inspect
+from remtta.cli.reporting import print_version
+
+app = typer.Typer(
+    name="remtta",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (adapt, apply, inspect, demo):
+    app.command()(command)
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Show the versions and the device."),
+    ] = False,
+) -> None:
+    """Adapt a deployed Vision Transformer online, without labels, while it predicts."""
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `remtta` script."""
+    try:
+        app(args=spread_model_kwargs(sys.argv[1:]))
+    except KeyboardInterrupt:  # before a command has its own handlers
+        sys.exit(130)
+
+
+def spread_model_kwargs(args: list[str]) -> list[str]:
+    """Let one `--model-kwargs` take several key=value pairs, as timm's scripts do."""
+    spread: list[str] = []
+    inside = False
+    for position, arg in enumerate(args):
+        first = position > 0 and args[position - 1] == "--model-kwargs"
+        inside = first or (inside and re.match(r"[A-Za-z_]\w*=", arg) is not None)
+        if inside and not first:
+            spread.append("--model-kwargs")
+        spread.append(arg)
+    return spread

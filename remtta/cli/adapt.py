@@ -1,0 +1,222 @@
+"""`remtta adapt`: predict and adapt, frame after frame."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from remtta.cli import options as opt
+from remtta.cli.progress import progress
+from remtta.cli.reporting import close_stdout, command, signal_exit_code, usage
+from remtta.config import REMConfig, RunOptions
+
+_METHOD = "Method"
+_STREAM = "Stream and output"
+_REM = REMConfig()
+_OPTIONS = RunOptions()
+_OPTIMIZER = opt.Optimizers(_REM.optimizer)
+_MASK_RATIOS = ",".join(f"{ratio:g}" for ratio in _REM.mask_ratios)
+
+
+def adapt(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Image, folder, quoted glob, video, camera index, rtsp:// or http(s):// URL, or - (paths on stdin)."
+        ),
+    ],
+    model: opt.Model = opt.DEFAULT_MODEL,
+    checkpoint: opt.Checkpoint = None,
+    use_ema: opt.UseEma = False,
+    num_classes: opt.NumClasses = None,
+    model_kwargs: opt.ModelKwargs = None,
+    labels: opt.Labels = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    input_size: opt.InputSize = None,
+    interpolation: opt.Interpolation = None,
+    crop_pct: opt.CropPct = None,
+    delta: opt.StartDelta = None,
+    method: Annotated[str, typer.Option(help="rem, or source for no adaptation.", rich_help_panel=_METHOD)] = "rem",
+    mask_ratios: Annotated[
+        str, typer.Option(help="Fractions of patch tokens to mask, 0 first.", rich_help_panel=_METHOD)
+    ] = _MASK_RATIOS,
+    ranking_weight: Annotated[
+        float, typer.Option("--lambda", help="Weight of the entropy ranking loss.", rich_help_panel=_METHOD)
+    ] = _REM.ranking_weight,
+    margin: Annotated[
+        float, typer.Option(help="Entropy gap between views, as a fraction of log C.", rich_help_panel=_METHOD)
+    ] = _REM.margin,
+    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_METHOD)] = _REM.lr,
+    optimizer: Annotated[opt.Optimizers, typer.Option(rich_help_panel=_METHOD)] = _OPTIMIZER,
+    momentum: Annotated[
+        float, typer.Option(help="SGD's momentum or Adam's first beta.", rich_help_panel=_METHOD)
+    ] = _REM.momentum,
+    steps: Annotated[int, typer.Option(help="Optimizer steps per batch.", rich_help_panel=_METHOD)] = _REM.steps,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "-b", help="Frames per update.", rich_help_panel=_METHOD)
+    ] = _OPTIONS.batch_size,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(help="Frames per forward pass: same result, less memory.", rich_help_panel=_METHOD),
+    ] = None,
+    adapt_layers: Annotated[
+        str | None,
+        typer.Option(
+            help='Blocks whose norms adapt, such as 0-8, or "all". Default: the first three quarters.',
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    episodic: Annotated[
+        bool, typer.Option("--episodic", help="Back to the source weights before every batch.", rich_help_panel=_METHOD)
+    ] = False,
+    reset_every: Annotated[
+        int | None,
+        typer.Option(help="Back to the source weights after this many frames.", rich_help_panel=_METHOD),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Run folder. Default: runs/<UTC time>.", rich_help_panel=_STREAM),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.", rich_help_panel=_STREAM)
+    ] = False,
+    predictions: Annotated[
+        str | None,
+        typer.Option(metavar="-", help="- also writes the JSON Lines to standard output.", rich_help_panel=_STREAM),
+    ] = None,
+    topk: Annotated[int, typer.Option(help="Classes listed per frame.", rich_help_panel=_STREAM)] = _OPTIONS.topk,
+    logits: Annotated[bool, typer.Option("--logits", help="Write all logits.", rich_help_panel=_STREAM)] = False,
+    save_every: Annotated[
+        int, typer.Option(help="Updates between saves of the delta.", rich_help_panel=_STREAM)
+    ] = _OPTIONS.save_every,
+    sort: Annotated[
+        opt.Sorts, typer.Option(help="Order of a folder's or glob's files.", rich_help_panel=_STREAM)
+    ] = opt.Sorts.NAME,
+    frame_stride: Annotated[int, typer.Option(min=1, help="Take every K-th frame.", rich_help_panel=_STREAM)] = 1,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many frames.", rich_help_panel=_STREAM)
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="Paths on stdin end in NUL.", rich_help_panel=_STREAM)
+    ] = False,
+    on_error: Annotated[
+        opt.OnError, typer.Option(help="At a frame that cannot be read.", rich_help_panel=_STREAM)
+    ] = opt.OnError.SKIP,
+    device: opt.Device = "auto",
+    precision: opt.Precision = opt.Precisions.AUTO,
+    compile_model: opt.Compile = False,
+    threads: opt.Threads = None,
+    seed: opt.Seed = 0,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Predict every frame of SOURCE, and adapt the model to it on the way.
+
+    Leaves predictions.jsonl, delta.safetensors and run.json in the run folder.
+
+    Examples:
+
+      remtta adapt ./frames --model vit_base_patch16_224
+
+      remtta adapt clip.mp4 --checkpoint vit.safetensors --output run1
+
+      find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq .label
+    """
+    if predictions not in (None, "-"):
+        raise typer.BadParameter("--predictions takes -; the file is always predictions.jsonl in the run folder")
+    try:
+        ratios = tuple(float(ratio) for ratio in mask_ratios.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--mask-ratios takes numbers such as 0,0.1,0.2, got {mask_ratios}") from None
+    kwargs = opt.parse_model_kwargs(model_kwargs)
+    label_names = opt.read_labels(labels)
+    try:
+        config = REMConfig(
+            mask_ratios=ratios,
+            ranking_weight=ranking_weight,
+            margin=margin,
+            lr=lr,
+            optimizer=optimizer.value,
+            momentum=momentum,
+            steps=steps,
+            episodic=episodic,
+            micro_batch=micro_batch,
+            adapt_layers=adapt_layers,
+            precision=precision.value,
+        )
+        options = RunOptions(
+            batch_size=batch_size,
+            topk=topk,
+            logits=logits,
+            save_every=save_every,
+            reset_every=reset_every,
+            on_error=on_error.value,
+            overwrite=overwrite,
+            model={
+                "name": model,
+                "checkpoint": None if checkpoint is None else str(checkpoint),
+                "use_ema": use_ema,
+                "num_classes": num_classes,
+                "model_kwargs": kwargs,
+                "input_size": input_size,
+            },
+        )
+    except ValueError as error:
+        raise usage(error) from None
+
+    with command(verbose=verbose, quiet=quiet, debug=debug) as interrupts:
+        import torch
+
+        from remtta.adapt import adapt_stream
+        from remtta.deltas import load_delta
+        from remtta.engine import compile_blocks
+        from remtta.models import load_model
+        from remtta.runs import check_folder, default_folder
+        from remtta.streams import open_stream
+
+        torch.manual_seed(seed)
+        if threads:
+            torch.set_num_threads(threads)
+        stream = open_stream(source, sort=sort.value, frame_stride=frame_stride, limit=limit, null_separated=null)
+        folder = output or default_folder()
+        check_folder(folder, overwrite=overwrite)  # told at once, before the model is loaded
+        start = None if delta is None else load_delta(delta)
+        classifier = load_model(
+            model,
+            checkpoint=checkpoint,
+            use_ema=use_ema,
+            num_classes=num_classes,
+            model_kwargs=kwargs,
+            mean=mean,
+            std=std,
+            input_size=input_size,
+            interpolation=interpolation,
+            crop_pct=crop_pct,
+            labels=label_names,
+            device=device,
+        )
+        if compile_model:
+            compile_blocks(classifier)
+        with progress(stream.num_frames, hidden=quiet) as advance:
+            summary = adapt_stream(
+                classifier,
+                stream,
+                folder,
+                method=method,
+                config=config,
+                options=options,
+                delta=start,
+                echo=sys.stdout.buffer if predictions else None,
+                on_batch=advance,
+                interrupts=interrupts,
+            )
+        if summary.exit_reason == "closed pipe":
+            close_stdout()
+        if not quiet:
+            typer.echo(summary.report(), err=True)
+    raise typer.Exit(signal_exit_code(summary.signum))

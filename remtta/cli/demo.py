@@ -1,0 +1,5 @@
+"""`remtta demo`."""
+
+
+def demo() -> None:
+    """x"""

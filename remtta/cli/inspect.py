@@ -1,0 +1,88 @@
+"""`remtta inspect`: what a delta or a run folder holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from remtta.cli import options as opt
+from remtta.cli.reporting import command, printable
+from remtta.errors import UsageError
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A delta file or a run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Show what a delta or a run folder holds: which layers moved and by how much, what was predicted.
+
+    Examples:
+
+      remtta inspect runs/20261120T120000Z
+
+      remtta inspect run1/delta.safetensors --json | jq .layers
+    """
+    with command(debug=debug):
+        from remtta.inspection import describe_delta, describe_run
+
+        if not path.exists():
+            raise UsageError(f"{path}: no such file or folder")
+        content = describe_run(path) if path.is_dir() else {"delta": describe_delta(path)}
+        typer.echo(json.dumps(content, indent=2) if as_json else "\n".join(_lines(content)))
+
+
+def _lines(content: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    if "run" in content:
+        lines += _run_lines(content["run"])
+    if "predictions" in content:
+        lines += _prediction_lines(content["predictions"])
+    if "delta" in content:
+        lines += _delta_lines(content["delta"])
+    return lines
+
+
+def _run_lines(run: dict[str, Any]) -> list[str]:
+    counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
+    return [
+        f"run          {run['exit_reason']}; started {timing['started']}, {timing['seconds']} s, "
+        f"{timing['images_per_s']} images/s on {run['environment']['device']}",
+        f"source       {printable(run['source']['name'])} ({run['source']['kind']})",
+        f"model        {model.get('name', 'unknown')}, {model['num_classes']} classes, "
+        f"base {model['base_sha256'][:12]}",
+        f"method       {method['name']}, batch {method['batch_size']}, lr {method['lr']:g} ({method['optimizer']}), "
+        f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}, "
+        f"lambda {method['ranking_weight']:g}",
+        f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates",
+    ]
+
+
+def _prediction_lines(predictions: dict[str, Any]) -> list[str]:
+    common = ", ".join(
+        f"{printable(str(entry['label'] or entry['class']))} {entry['frames']}" for entry in predictions["most_common"]
+    )
+    if not predictions["predicted"]:
+        return ["predictions  none"]
+    return [
+        f"predictions  {predictions['predicted']}, mean entropy {predictions['mean_entropy']:.3f} nats, "
+        f"{predictions['classes_predicted']} classes",
+        f"most common  {common}",
+    ]
+
+
+def _delta_lines(delta: dict[str, Any]) -> list[str]:
+    layers = delta["layers"]
+    width = max([len(layer["layer"]) for layer in layers], default=5)
+    return [
+        f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
+        f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
+        f"{delta['updates']} updates, {delta['frames']} frames",
+        f"base         {delta['model']}, {delta['base_sha256'][:12]}",
+        "",
+        f"{'layer':<{width}}  rms change  largest change",
+        *(f"{layer['layer']:<{width}}  {layer['rms']:10.2e}  {layer['max']:14.2e}" for layer in layers),
+    ]

@@ -1,0 +1,126 @@
+"""Options that several commands share; their defaults come from the library."""
+
+from __future__ import annotations
+
+import ast
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DEFAULT_MODEL = "vit_base_patch16_224"
+
+_MODEL = "Model"
+_RUN = "Running"
+
+
+class Optimizers(StrEnum):
+    """Values of --optimizer."""
+
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class Precisions(StrEnum):
+    """Values of --precision."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Sorts(StrEnum):
+    """Values of --sort."""
+
+    NAME = "name"
+    MTIME = "mtime"
+    NONE = "none"
+
+
+class OnError(StrEnum):
+    """Values of --on-error."""
+
+    SKIP = "skip"
+    STOP = "stop"
+
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="timm model name, hf-hub:... or local-dir:...", rich_help_panel=_MODEL)
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(help="Weights: .safetensors, .pth/.pt/.tar, .npz. Default: timm's own.", rich_help_panel=_MODEL),
+]
+UseEma = Annotated[
+    bool, typer.Option("--use-ema", help="Averaged weights of a timm training checkpoint.", rich_help_panel=_MODEL)
+]
+NumClasses = Annotated[
+    int | None, typer.Option(min=2, help="Classes of the checkpoint's head.", rich_help_panel=_MODEL)
+]
+ModelKwargs = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE ...", help="More arguments for the model, as in timm.", rich_help_panel=_MODEL),
+]
+Labels = Annotated[Path | None, typer.Option(help="Class names, one per line.", rich_help_panel=_MODEL)]
+Mean = Annotated[
+    tuple[float, float, float] | None,
+    typer.Option(metavar="R G B", help="Pixel mean in [0, 1]. Default: the checkpoint's.", rich_help_panel=_MODEL),
+]
+Std = Annotated[
+    tuple[float, float, float] | None,
+    typer.Option(metavar="R G B", help="Pixel deviation in [0, 1]. Default: the checkpoint's.", rich_help_panel=_MODEL),
+]
+InputSize = Annotated[
+    tuple[int, int] | None,
+    typer.Option(metavar="H W", help="Input height and width in pixels.", rich_help_panel=_MODEL),
+]
+Interpolation = Annotated[
+    str | None, typer.Option(help="Resize filter: bilinear, bicubic, ...", rich_help_panel=_MODEL)
+]
+CropPct = Annotated[
+    float | None, typer.Option(help="Share of the short side kept by the centre crop.", rich_help_panel=_MODEL)
+]
+StartDelta = Annotated[Path | None, typer.Option("--delta", help="Start from a saved delta.", rich_help_panel=_MODEL)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_RUN)]
+Precision = Annotated[
+    Precisions,
+    typer.Option(help="bf16 is faster on recent chips and not exact; auto is fp32.", rich_help_panel=_RUN),
+]
+Compile = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Compile the blocks with torch.compile.", rich_help_panel=_RUN)
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads of the model. Default: all cores.", rich_help_panel=_RUN)
+]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice.", rich_help_panel=_RUN)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More messages.", rich_help_panel=_RUN)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors only, no progress.", rich_help_panel=_RUN)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_RUN)]
+
+
+def parse_model_kwargs(pairs: list[str] | None) -> dict[str, Any]:
+    """`img_size=32` and the like to Python values; what is no literal stays text."""
+    parsed: dict[str, Any] = {}
+    for pair in pairs or []:
+        key, found, value = pair.partition("=")
+        if not found or not key.isidentifier():
+            raise typer.BadParameter(f"--model-kwargs takes key=value pairs, got {pair!r}")
+        try:
+            parsed[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            parsed[key] = value
+    return parsed
+
+
+def read_labels(path: Path | None) -> list[str] | None:
+    """Class names from a file, one per line."""
+    if path is None:
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise typer.BadParameter(f"--labels: no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--labels: {path} cannot be read as UTF-8 text: {error}") from error
+    return [line.removesuffix("\r") for line in lines]

@@ -1,0 +1,103 @@
+"""What every command has in common: messages, errors as one line, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+
+import typer
+
+from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError
+from remtta.interrupts import Interrupts, Stopped
+
+_EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
+_FAILURE = 1
+_SIGNAL_BASE = 128
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever sys.stderr is at the time, so that a progress bar can make room."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
+        sys.stderr.write(f"{prefix}{printable(record.getMessage())}\n")
+
+
+@contextlib.contextmanager
+def command(*, verbose: bool = False, quiet: bool = False, debug: bool = False) -> Iterator[Interrupts]:
+    """Run a command's body: set up messages and signals, turn errors into one line and an exit code."""
+    log = logging.getLogger("remtta")
+    log.handlers, log.propagate = [_StderrHandler()], False
+    log.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
+    if not verbose:
+        warnings.simplefilter("ignore")
+    interrupts = Interrupts()
+    try:
+        with interrupts:
+            yield interrupts
+    except (typer.Exit, typer.Abort):
+        raise
+    except Stopped as stop:
+        typer.echo(f"stopped by {stop.name}", err=True)
+        raise typer.Exit(_SIGNAL_BASE + stop.signum) from None
+    except BrokenPipeError:
+        close_stdout()
+        raise typer.Exit(0) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"Error: {_one_line(error, debug)}", err=True)
+        raise typer.Exit(_exit_code(error)) from None
+
+
+def _exit_code(error: Exception) -> int:
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)
+
+
+def _one_line(error: Exception, debug: bool) -> str:
+    text = printable(" ".join(str(error).split()))
+    if isinstance(error, RemttaError):
+        return text
+    advice = "" if debug else " (--debug shows where)"
+    return f"{type(error).__name__}: {text}{advice}"
+
+
+def signal_exit_code(signum: int | None) -> int:
+    """128 plus the signal that ended a run, or 0."""
+    return 0 if signum is None else _SIGNAL_BASE + signum
+
+
+def close_stdout() -> None:
+    """Point standard output nowhere, so that Python's flush at exit cannot fail on a closed pipe."""
+    with contextlib.suppress(OSError, ValueError), open("/dev/null", "wb") as nowhere:
+        import os
+
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def printable(text: str) -> str:
+    """Escape control characters and stray bytes, which file names and labels may hold."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def usage(error: ValueError) -> typer.BadParameter:
+    """A value the library refused, as a usage error of the command line."""
+    return typer.BadParameter(str(error))
+
+
+def print_version(wanted: bool) -> None:
+    """`--version`: remtta, torch, timm and the device, on one line."""
+    if not wanted:
+        return
+    import timm
+    import torch
+
+    from remtta._version import __version__
+    from remtta.models import select_device
+
+    typer.echo(f"remtta {__version__}, torch {torch.__version__}, timm {timm.__version__}, {select_device('auto')}")
+    raise typer.Exit

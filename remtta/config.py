@@ -1,0 +1,115 @@
+"""Settings and their defaults, the published ones for REM. Imports no torch, so that `--help` is fast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+DEFAULT_BATCH_SIZE = 50
+"""Images per update on ImageNet-C in the paper (implementation details, appendix)."""
+
+Optimizer = Literal["adam", "sgd"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class REMConfig:
+    """Settings of Ranked Entropy Minimization; the defaults are the paper's for ImageNet-C.
+
+    Attributes:
+        mask_ratios: Fractions of patch tokens to leave out, one per view: 0
+            first, ascending, each in [0, 1). The paper's M_N.
+        ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
+        margin: Entropy gap asked of neighbouring views (Eq. 4), as a fraction
+            of log C so that one value suits any number of classes C.
+        lr: Learning rate.
+        optimizer: "adam" or "sgd", both without weight decay.
+        momentum: SGD's momentum or Adam's first beta (the second is 0.999).
+        steps: Optimizer steps per batch.
+        episodic: Go back to the source weights before every batch.
+        micro_batch: Images per forward and backward pass; None for the whole
+            batch. The update is the same, the memory less.
+        adapt_layers: Which blocks' norms adapt: None for the first three
+            quarters, "all" for every norm of the model, or block numbers
+            such as "0-8" or "0,2,4-6".
+        precision: "fp32", or "bf16" to run the matrix products under
+            autocast. "auto" is "fp32", the exact one.
+
+    Raises:
+        ValueError: If a value is out of range; the text names it.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
+    """
+
+    mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
+    ranking_weight: float = 1.0
+    margin: float = 0.0
+    lr: float = 1e-3
+    optimizer: Optimizer = "adam"
+    momentum: float = 0.9
+    steps: int = 1
+    episodic: bool = False
+    micro_batch: int | None = None
+    adapt_layers: str | None = None
+    precision: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
+        _check_mask_ratios(self.mask_ratios)
+        _check(math.isfinite(self.ranking_weight) and self.ranking_weight >= 0, "lambda", self.ranking_weight, ">= 0")
+        _check(math.isfinite(self.margin) and self.margin >= 0, "margin", self.margin, ">= 0")
+        _check(math.isfinite(self.lr) and self.lr > 0, "learning rate", self.lr, "> 0")
+        _check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
+        _check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        _check(self.steps >= 1, "steps", self.steps, ">= 1")
+        _check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
+        _check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a stream is run; the method has its own settings.
+
+    Attributes:
+        batch_size: Frames per update; the last batch may be smaller.
+        topk: Classes listed per prediction.
+        logits: Write all logits as well.
+        save_every: Updates between two saves of the delta.
+        reset_every: Go back to the source weights before the first batch
+            after this many frames; None for never.
+        on_error: "skip" or "stop" at a frame that cannot be read.
+        overwrite: Replace an earlier run in the same folder.
+        model: What the model was built from, for the records: name,
+            checkpoint, number of classes, further arguments.
+    """
+
+    batch_size: int = DEFAULT_BATCH_SIZE
+    topk: int = 5
+    logits: bool = False
+    save_every: int = 20
+    reset_every: int | None = None
+    on_error: Literal["skip", "stop"] = "skip"
+    overwrite: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "topk", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.reset_every is not None and self.reset_every < 1:
+            raise ValueError(f"reset_every must be >= 1, got {self.reset_every}")
+
+
+def _check(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value}")
+
+
+def _check_mask_ratios(ratios: tuple[float, ...]) -> None:
+    shown = ",".join(f"{ratio:g}" for ratio in ratios)
+    if len(ratios) < 2 or ratios[0] != 0.0:
+        raise ValueError(f"mask ratios must start with 0 and name at least one masked view, got {shown or 'none'}")
+    if not all(less < more for less, more in pairwise(ratios)) or not ratios[-1] < 1:
+        raise ValueError(f"mask ratios must ascend within [0, 1), got {shown}")

@@ -1,0 +1,195 @@
+"""Save, load and apply deltas: what adaptation changed, as a small safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from remtta._version import __version__
+from remtta.errors import DeltaError, OutputError, UsageError
+from remtta.files import write_atomically
+from remtta.models import state_sha256
+from remtta.weights import check_delta
+
+FORMAT_VERSION = "1"
+
+_REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Adapted minus source weights, and where they come from.
+
+    Attributes:
+        tensors: Parameter name to float32 difference.
+        model: Name the base model was built by.
+        base_sha256: Hash of the whole base state (`models.state_sha256`).
+        method: Name of the adaptation method.
+        hyperparameters: The method's settings.
+        frames: Frames that entered an update.
+        updates: Optimizer steps taken.
+        model_options: What else it takes to build the base model.
+        created: UTC time, ISO 8601.
+        remtta_version: Version that wrote it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    model: str
+    base_sha256: str
+    method: str
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    frames: int = 0
+    updates: int = 0
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    remtta_version: str = __version__
+
+
+def save_delta(path: str | Path, delta: Delta) -> None:
+    """Write a delta atomically.
+
+    Raises:
+        DeltaError: If a value is not finite; an earlier file stays.
+        OutputError: If the disk refuses; an earlier file stays.
+    """
+    for name, tensor in delta.tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")
+    header = {
+        "format_version": FORMAT_VERSION,
+        "remtta_version": delta.remtta_version,
+        "model": delta.model,
+        "model_options": json.dumps(delta.model_options, sort_keys=True),
+        "base_sha256": delta.base_sha256,
+        "method": delta.method,
+        "hyperparameters": json.dumps(delta.hyperparameters, sort_keys=True),
+        "frames": str(delta.frames),
+        "updates": str(delta.updates),
+        "created": delta.created,
+    }
+    _save(Path(path), delta.tensors, header)
+
+
+def load_delta(path: str | Path) -> Delta:
+    """Read a delta file.
+
+    Raises:
+        DeltaError: If it is no safetensors file, lacks a header field, or
+            holds a value that is not finite.
+        UsageError: If there is no such file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such delta file") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
+    missing = [name for name in _REQUIRED if name not in header]
+    if missing:
+        raise DeltaError(f"{path} is not a remtta delta: its header lacks {', '.join(missing)}")
+    if header["format_version"] != FORMAT_VERSION:
+        raise DeltaError(
+            f"{path} has delta format {header['format_version']}, this remtta reads {FORMAT_VERSION}; update remtta"
+        )
+    check_delta(tensors, tensors)
+    try:
+        return Delta(
+            tensors=tensors,
+            model=header["model"],
+            base_sha256=header["base_sha256"],
+            method=header["method"],
+            hyperparameters=_mapping(header.get("hyperparameters", "{}")),
+            frames=int(header["frames"]),
+            updates=int(header["updates"]),
+            model_options=_mapping(header.get("model_options", "{}")),
+            created=header["created"],
+            remtta_version=header["remtta_version"],
+        )
+    except ValueError as error:
+        raise DeltaError(f"{path} has a damaged header: {error}") from error
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object, got {text[:40]}")
+    return content
+
+
+def check_base(delta: Delta, base_sha256: str) -> None:
+    """Refuse a delta that was made on other weights.
+
+    Raises:
+        DeltaError: If the hashes differ.
+    """
+    if delta.base_sha256 != base_sha256:
+        raise DeltaError(
+            f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
+            f"{base_sha256[:12]}...); load the {delta.model} checkpoint it was adapted from"
+        )
+
+
+@torch.no_grad()
+def apply_delta(model: nn.Module, delta: Delta) -> None:
+    """Turn the base model into the adapted one, in place and bit for bit.
+
+    Args:
+        model: The timm model the delta was made on, with its source weights.
+        delta: What to add.
+
+    Raises:
+        DeltaError: If the delta does not fit; the model is untouched then.
+    """
+    check_base(delta, state_sha256(model))
+    parameters = dict(model.named_parameters())
+    check_delta(delta.tensors, parameters)
+    for name, tensor in delta.tensors.items():
+        parameter = parameters[name]
+        parameter.copy_(parameter + tensor.to(parameter))
+
+
+def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dtype] | None = None) -> list[str]:
+    """Write a model's whole state as a safetensors checkpoint, atomically.
+
+    Args:
+        path: Where to.
+        model: The model.
+        base: Dtypes of the base checkpoint, by name; each tensor that its
+            base dtype can hold without rounding is written in it.
+
+    Returns:
+        Names that had to keep the model's own, wider dtype.
+
+    Raises:
+        OutputError: If the disk refuses.
+    """
+    state, widened = {}, []
+    for name, tensor in model.state_dict().items():
+        narrow = tensor.to((base or {}).get(name, tensor.dtype))
+        exact = torch.equal(narrow.to(tensor.dtype), tensor)
+        state[name] = (narrow if exact else tensor).detach().cpu().contiguous().clone()
+        if not exact:
+            widened.append(name)
+    _save(Path(path), state, {"format": "pt"})
+    return widened
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
+    def write(temporary: Path) -> None:
+        try:
+            save_file(dict(tensors), temporary, metadata=header)
+        except SafetensorError as error:  # how safetensors reports a full disk or a missing folder
+            raise OutputError(f"{path} cannot be written: {error}") from error
+
+    write_atomically(path, write)

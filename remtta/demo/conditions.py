@@ -1,0 +1,66 @@
+"""What happens to the demo's camera: noise, blur, fog, dusk and bad compression.
+
+None of these is used in training the demo model (examples/train_demo_model.py).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+Condition = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+def _eight_bits(pixels: np.ndarray) -> np.ndarray:
+    return (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def _clear(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return image
+
+
+def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A sensor at high gain: Gaussian noise."""
+    return _eight_bits(image / 255 + rng.normal(0, 0.17, image.shape))
+
+
+def _blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A lens out of focus."""
+    radius = float(rng.uniform(1.2, 1.7))
+    return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def _fog(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A bright veil of uneven density."""
+    size = image.shape[0]
+    patches = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
+    density = np.asarray(patches.resize((size, size), Image.Resampling.BICUBIC)) / 255
+    veil = (0.62 + 0.25 * density)[..., None]
+    return _eight_bits(image / 255 * (1 - veil) + 0.85 * veil)
+
+
+def _dusk(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Little, bluish light, and the grain that comes with it."""
+    light = rng.uniform(0.16, 0.26) * np.array([0.8, 0.9, 1.2])
+    return _eight_bits(image / 255 * light + rng.normal(0, 0.025, image.shape))
+
+
+def _compression(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A radio link that squeezes every frame."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=int(rng.integers(5, 10)))
+    return np.asarray(Image.open(buffer))
+
+
+CONDITIONS: dict[str, Condition] = {
+    "clear": _clear,
+    "noise": _noise,
+    "blur": _blur,
+    "fog": _fog,
+    "dusk": _dusk,
+    "compression": _compression,
+}
+"""The conditions of the demo's drive, in order."""

@@ -1,0 +1,128 @@
+"""Forward passes of a timm VisionTransformer over a chosen set of tokens.
+
+A masked view differs from the plain one only in the patch tokens it keeps, so
+the images are embedded once and every view starts from the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from timm.layers import Attention
+from timm.models.vision_transformer import (
+    Block,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.errors import ModelError
+from remtta.layers import unwrap
+
+
+def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
+    """Turn images into the tokens that enter the first block.
+
+    Args:
+        vit: The classifier, in eval mode.
+        images: Shape (B, 3, H, W), preprocessed.
+
+    Returns:
+        Shape (B, P + N, D): prefix tokens (class token first), then patch tokens.
+    """
+    tokens: Tensor = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+    return tokens
+
+
+def classify(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+    """Logits (B, C) from tokens (B, P + K, D); every block keeps timm's fused attention."""
+    logits: Tensor = vit.forward_head(vit.norm(vit.blocks(tokens)))
+    return logits
+
+
+def classify_with_attention(vit: VisionTransformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and what the class token attends to in the last block.
+
+    Args:
+        vit: The classifier, in eval mode.
+        tokens: Shape (B, P + N, D).
+
+    Returns:
+        Logits of shape (B, C), and the attention of shape (B, N), which
+        carries no gradient.
+    """
+    *first, last = vit.blocks
+    for block in first:
+        tokens = block(tokens)
+    with torch.no_grad():
+        cls_attn = class_attention(last, tokens)[:, vit.num_prefix_tokens :]
+    logits: Tensor = vit.forward_head(vit.norm(last(tokens)))
+    return logits, cls_attn
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the blocks with torch.compile, in place; parameter names stay as they are."""
+    for block in unwrap(model).blocks:
+        block.compile(dynamic=True)  # the views differ in their number of tokens
+
+
+def class_attention(block: nn.Module, tokens: Tensor) -> Tensor:
+    """The class token's row of a block's attention map, summed over the heads.
+
+    Only this row is computed: the map itself never exists.
+
+    Args:
+        block: A block of a VisionTransformer.
+        tokens: Shape (B, T, D), the block's input, class token first.
+
+    Returns:
+        Shape (B, T), softmax over all T tokens; non-negative.
+
+    Raises:
+        ModelError: If the block's attention is not a plain softmax attention.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2.
+    """
+    if isinstance(block, Block) and isinstance(block.attn, Attention):
+        return _attention_row(block.attn, block.norm1(tokens))
+    if isinstance(block, ResPostBlock) and isinstance(block.attn, Attention):
+        return _attention_row(block.attn, tokens)
+    if isinstance(block, ParallelScalingBlock):
+        return _scaling_attention_row(block, tokens)
+    if isinstance(block, ParallelThingsBlock) and all(isinstance(part.attn, Attention) for part in block.attns):
+        rows = [_attention_row(part.attn, part.norm(tokens)) for part in block.attns]
+        return torch.stack(rows).sum(0)
+    kind = type(getattr(block, "attn", block)).__name__
+    raise ModelError(f"{kind} has no softmax attention row of the class token, so REM has nothing to mask by")
+
+
+def _attention_row(attn: Attention, x: Tensor) -> Tensor:
+    width = attn.attn_dim
+    weight, bias = attn.qkv.weight, attn.qkv.bias
+    q = F.linear(x[:, :1], weight[:width], None if bias is None else bias[:width])
+    k = F.linear(x, weight[width : 2 * width], None if bias is None else bias[width : 2 * width])
+    return _softmax_row(q, k, attn)
+
+
+def _scaling_attention_row(block: ParallelScalingBlock, tokens: Tensor) -> Tensor:
+    x = block.in_norm(tokens)
+    hidden, width = block.in_split[0], block.in_split[1]
+    weight = block.in_proj.weight[hidden : hidden + 2 * width]
+    # timm gives this block a bias for the MLP part of the projection, or for none of q, k and v.
+    bias = None if block.in_proj.bias is None else block.in_proj.bias[hidden : hidden + 2 * width]
+    q, k = F.linear(x, weight, bias).chunk(2, dim=-1)
+    return _softmax_row(q[:, :1], k, block)
+
+
+def _softmax_row(q: Tensor, k: Tensor, attn: Any) -> Tensor:
+    """Eq. 2 from one query (B, 1, H * d) and the keys (B, T, H * d)."""
+    q = q.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)  # (B, H, 1, d)
+    k = k.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)  # (B, H, T, d)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return scores.float().softmax(-1).sum(dim=(1, 2))

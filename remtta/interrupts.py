@@ -1,0 +1,84 @@
+"""Stop at a safe moment when the process is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Stopped(BaseException):
+    """The run was told to stop. Not an Exception, so that no handler mistakes it for a failure."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+    @property
+    def name(self) -> str:
+        """The signal's name, such as "SIGTERM"."""
+        return signal.Signals(self.signum).name
+
+
+class Interrupts:
+    """Raise `Stopped` in the main thread on SIGINT, SIGTERM or SIGHUP, but never inside `held`.
+
+    Used as a context manager it installs the handlers; unused, it never stops
+    anything. A second signal ends the process at once, without clean-up.
+    """
+
+    def __init__(self) -> None:
+        self._signum: int | None = None
+        self._depth = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for name in _SIGNALS:
+                signum = getattr(signal, name, None)  # Windows has no SIGHUP
+                # nohup asks to survive hang-ups. An ignored SIGINT is only what shells give background jobs.
+                if signum is None or (name == "SIGHUP" and signal.getsignal(signum) is signal.SIG_IGN):
+                    continue
+                self._previous[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Put off stopping until the block is done, so that what it writes is whole."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        self.check()
+
+    def check(self) -> None:
+        """Raise `Stopped` if a signal has come in and nothing is held."""
+        if self._signum is not None and self._depth == 0:
+            raise Stopped(self._signum)
+
+    @contextlib.contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Like `held`, for the last clean-up: does not raise at its end."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._signum is not None:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        self._signum = signum
+        self.check()

@@ -1,0 +1,44 @@
+"""Adaptation methods. Each one predicts a batch, then learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from remtta.config import REMConfig
+from remtta.methods.rem import REM
+from remtta.methods.source import Source
+
+
+class Method(Protocol):
+    """What `adapt_stream` asks of a method."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a batch changes the weights."""
+
+    @property
+    def adapted_names(self) -> tuple[str, ...]:
+        """Names of the parameters that adapt."""
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps that the current weights have seen."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Predict logits (B, C) for preprocessed images (B, 3, H, W), then adapt."""
+
+    def reset(self) -> None:
+        """Back to the source weights, exactly."""
+
+    def delta(self) -> dict[str, Tensor]:
+        """Adapted minus source, by parameter name."""
+
+    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Start from source plus delta."""
+
+
+METHODS: dict[str, Callable[[nn.Module, REMConfig], Method]] = {"rem": REM, "source": Source}
+"""Every method by its name on the command line."""

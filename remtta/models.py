@@ -1,0 +1,265 @@
+"""Load a classifier, its labels and its preprocessing, all through timm."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
+from torch import Tensor, nn
+
+from remtta.checkpoints import load_checkpoint
+from remtta.errors import ModelError, UsageError
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes a model's input: resize the short side, centre crop, normalise.
+
+    Attributes:
+        input_size: Height and width, in pixels.
+        mean: Per channel, for pixel values in [0, 1].
+        std: Per channel, for pixel values in [0, 1].
+        interpolation: Name of the resize filter, as timm spells it.
+        crop_pct: Share of the resized image's short side that the crop keeps.
+        crop_mode: "center", "squash" or "border", as in timm.
+    """
+
+    input_size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
+        transform: Callable[[Image.Image], Tensor] = create_transform(
+            input_size=(3, *self.input_size),
+            interpolation=self.interpolation,
+            crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode,
+            normalize=False,
+        )
+        return transform
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (B, 3, H, W) to the float32 the model expects, on the same device."""
+        mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
+        return (images.float() / 255 - mean) / std
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values, ready for JSON."""
+        return asdict(self)
+
+
+def load_model(
+    name: str,
+    *,
+    checkpoint: str | Path | None = None,
+    use_ema: bool = False,
+    num_classes: int | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    input_size: tuple[int, int] | None = None,
+    interpolation: str | None = None,
+    crop_pct: float | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """Build a timm classifier with its weights, in eval mode and fp32.
+
+    Preprocessing and labels travel with the model, in timm's own
+    `pretrained_cfg`; whatever is given here replaces the checkpoint's values.
+
+    Args:
+        name: timm model name, "hf-hub:..." or "local-dir:...".
+        checkpoint: Weights file; without one, timm's pretrained weights are
+            used, downloaded at the first time.
+        use_ema: Take the averaged weights of a timm training checkpoint.
+        num_classes: Classes of the checkpoint's head.
+        model_kwargs: More arguments for the model, as in timm.
+        mean: Three values, for pixels in [0, 1].
+        std: Three values, for pixels in [0, 1].
+        input_size: Height and width, in pixels.
+        interpolation: One of INTERPOLATIONS.
+        crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
+        labels: One name per class.
+        device: Where the model goes.
+
+    Returns:
+        The timm model.
+
+    Raises:
+        ModelError: If the weights cannot be downloaded, or the model cannot
+            be built or is no classifier of RGB images.
+        CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
+        UsageError: If the name is unknown or a value cannot be used.
+    """
+    _check_preprocessing(mean, std, interpolation, crop_pct)
+    kwargs = dict(model_kwargs or {})
+    if num_classes is not None:
+        kwargs["num_classes"] = num_classes
+    if input_size is not None:
+        kwargs["img_size"] = tuple(input_size)
+    model: Any = _create(name, pretrained=checkpoint is None, kwargs=kwargs)
+    _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    if checkpoint is not None:
+        load_checkpoint(model, Path(checkpoint), use_ema=use_ema)
+    overrides = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
+    config = dict(model.pretrained_cfg)
+    config.update(
+        {
+            key: tuple(v) if isinstance(v, Sequence) and key in ("mean", "std") else v
+            for key, v in overrides.items()
+            if v is not None
+        }
+    )
+    config["input_size"] = (3, *_image_size(model, config))
+    config["label_names"] = list(labels) if labels is not None else _known_labels(model, config)
+    model.pretrained_cfg = model.default_cfg = config
+    if labels is not None and len(labels) != model.num_classes:
+        raise UsageError(f"the label file names {len(labels)} classes, but the model has {model.num_classes}")
+    loaded: nn.Module = model.float().eval().to(select_device(device))
+    return loaded
+
+
+def preprocessing_of(model: nn.Module) -> Preprocessing:
+    """The preprocessing a timm model asks for, read from its `pretrained_cfg`."""
+    config = resolve_model_data_config(model)
+    return Preprocessing(
+        input_size=(int(config["input_size"][1]), int(config["input_size"][2])),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        crop_pct=float(config["crop_pct"]),
+        crop_mode=config["crop_mode"],
+    )
+
+
+def labels_of(model: nn.Module) -> list[str] | None:
+    """The class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    names = config.get("label_names")
+    return list(names) if names else _known_labels(model, config)
+
+
+def state_sha256(model: nn.Module) -> str:
+    """SHA-256 over the sorted name, dtype, shape and bytes of a model's whole state."""
+    digest = hashlib.sha256()
+    state = model.state_dict()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def select_device(device: str | torch.device) -> torch.device:
+    """A torch device by name; "auto" takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        UsageError: If there is no such device here.
+    """
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f'unknown device "{device}"; choose auto, cpu, cuda or mps') from error
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(chosen.type, False):
+        raise UsageError(f'device "{device}" is not available on this machine; use --device cpu')
+    return chosen
+
+
+def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    source = name.partition(":")[0] if ":" in name else ""
+    if not source and name.split(".")[0] not in timm.list_models():
+        close = timm.list_models(f"*{name.split('.')[0]}*")[:3]
+        hint = (
+            f"did you mean {', '.join(close)}?"
+            if close
+            else "python -c 'import timm; print(timm.list_models())' lists them"
+        )
+        raise UsageError(f'unknown model "{name}"; {hint}')
+    if pretrained and source != "local-dir":
+        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{name} does not take these model arguments: {error}") from error
+    except Exception as error:  # timm and its download libraries share no base class
+        raise ModelError(_creation_failure(name, pretrained, error)) from error
+    return model
+
+
+def _creation_failure(name: str, pretrained: bool, error: Exception) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
+    if pretrained and offline and not name.startswith("local-dir:"):
+        return (
+            f"the pretrained weights of {name} could not be downloaded; check the network, "
+            f"or give a weights file with --checkpoint ({type(error).__name__})"
+        )
+    return f"{name} could not be built: {reason}"
+
+
+def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:
+    config = getattr(model, "pretrained_cfg", None) or {}
+    if not model.num_classes:
+        raise ModelError(f"{name} has no classifier head; choose a classifier, or give --checkpoint and --num-classes")
+    if getattr(model, "in_chans", 3) != 3:
+        raise ModelError(f"{name} takes {model.in_chans} channels; remtta feeds RGB images")
+    trained_for = config.get("num_classes")
+    if pretrained and trained_for and num_classes is not None and num_classes != trained_for:
+        raise UsageError(
+            f"{name} comes with a head for {trained_for} classes; with --num-classes {num_classes} its head "
+            "would be untrained, so give your fine-tuned weights with --checkpoint"
+        )
+
+
+def _check_preprocessing(
+    mean: Sequence[float] | None, std: Sequence[float] | None, interpolation: str | None, crop_pct: float | None
+) -> None:
+    for title, values in (("mean", mean), ("std", std)):
+        if values is not None and (len(values) != 3 or not all(math.isfinite(v) for v in values)):
+            raise UsageError(f"{title} needs three finite numbers (R G B), got {list(values)}")
+    if std is not None and min(std) <= 0:
+        raise UsageError(f"std must be positive, got {list(std)}")
+    if interpolation is not None and interpolation not in INTERPOLATIONS:
+        raise UsageError(f'unknown interpolation "{interpolation}"; choose {", ".join(INTERPOLATIONS)}')
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise UsageError(f"crop-pct must be in (0, 1], got {crop_pct:g}")
+
+
+def _image_size(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int]:
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    return int(size[0]), int(size[1])
+
+
+def _known_labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
+    own = config.get("label_names")
+    if own and len(own) == model.num_classes:
+        return [str(name) for name in own]
+    subset = infer_imagenet_subset(model)
+    if subset is None:
+        return None
+    info = ImageNetInfo(subset)
+    return [info.index_to_description(index) for index in range(model.num_classes)]

@@ -1,0 +1,117 @@
+"""Prediction rows: JSON Lines in stream order, whole lines only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from remtta.errors import OutputError
+from remtta.losses import entropy
+from remtta.streams.prefetch import DecodedFrame
+
+Row = dict[str, Any]
+
+
+class ReaderGone(Exception):
+    """Whoever read the predictions from standard output closed the pipe."""
+
+
+def prediction_rows(
+    frames: Sequence[DecodedFrame],
+    logits: Tensor | None,
+    *,
+    update: int,
+    adapted: bool,
+    labels: Sequence[str] | None,
+    topk: int,
+    with_logits: bool = False,
+) -> list[Row]:
+    """Rows for a batch of frames, unreadable ones included, in their order.
+
+    Args:
+        frames: The batch; K of them have an image.
+        logits: Shape (K, C), finite, on the CPU, from before the update; None if K is 0.
+        update: Updates the weights had seen when they made these predictions.
+        adapted: Whether these frames then entered an update.
+        labels: One name per class, or None.
+        topk: How many classes to list.
+        with_logits: Add all C logits.
+    """
+    readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
+    outcome = {"update": update, "adapted": adapted}
+    return [
+        {**_origin(frame), **({"error": frame.error} if frame.image is None else {**next(readable), **outcome})}
+        for frame in frames
+    ]
+
+
+def _origin(frame: DecodedFrame) -> Row:
+    row: Row = {"index": frame.index, "source": frame.source}
+    if frame.number is not None:
+        row.update(frame=frame.number, time_s=frame.time_s)
+    return row
+
+
+def _class_rows(logits: Tensor, labels: Sequence[str] | None, topk: int, with_logits: bool) -> Iterable[Row]:
+    best = logits.softmax(-1).topk(min(topk, logits.shape[1]))
+    columns = (best.values.tolist(), best.indices.tolist(), entropy(logits).tolist(), logits)
+    for probs, classes, nats, row_logits in zip(*columns, strict=True):
+        ranked = [
+            {"class": number, "label": labels[number] if labels else None, "prob": round(prob, 6)}
+            for number, prob in zip(classes, probs, strict=True)
+        ]
+        row = {**ranked[0], "topk": ranked, "entropy": round(abs(nats), 6)}
+        if with_logits:
+            row["logits"] = [float(f"{value:.9g}") for value in row_logits.tolist()]  # 9 digits restore a float32
+        yield row
+
+
+class PredictionWriter:
+    """Append rows to a file, batch by batch, and optionally to a pipe as well.
+
+    Args:
+        path: The JSON Lines file; an existing one is replaced.
+        echo: A binary stream that gets the same lines, after the file has them.
+
+    Raises:
+        OutputError: If the file cannot be written.
+        ReaderGone: From `write`, if the reader of `echo` has closed it; the file has every row.
+    """
+
+    def __init__(self, path: Path, echo: BinaryIO | None = None) -> None:
+        self._path, self._echo = path, echo
+        try:
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+
+    def __enter__(self) -> PredictionWriter:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._file.close()
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows; they are out of this process when it returns."""
+        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("ascii")
+        try:
+            _write_all(self._file.fileno(), lines)
+        except OSError as error:
+            raise OutputError(f"{self._path} cannot be written: {error.strerror}") from error
+        if self._echo is not None:
+            try:
+                self._echo.write(lines)
+                self._echo.flush()
+            except BrokenPipeError as error:
+                raise ReaderGone from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,78 @@
+"""The folder of a run: its files, and what `run.json` says of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from remtta._version import __version__
+from remtta.errors import OutputError, UsageError
+
+PREDICTIONS = "predictions.jsonl"
+DELTA = "delta.safetensors"
+RECORD = "run.json"
+
+
+def default_folder(root: Path = Path("runs")) -> Path:
+    """A folder name under `root` that no run has used: the time in UTC."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    names = [stamp, *(f"{stamp}-{number}" for number in range(2, 1000))]
+    return next(root / name for name in names if not (root / name).exists())
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a run folder that cannot be used, touching nothing.
+
+    Raises:
+        UsageError: If it holds an earlier run and may not be overwritten.
+        OutputError: If it is no folder, or not writable.
+    """
+    earlier = [name for name in (PREDICTIONS, DELTA, RECORD) if (folder / name).exists()]
+    if earlier and not overwrite:
+        raise UsageError(
+            f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output or add --overwrite"
+        )
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{nearest} is not writable; choose another --output")
+
+
+def claim_folder(folder: Path, *, overwrite: bool) -> None:
+    """Make a folder ready for a new run, removing what an earlier one would leave beside it.
+
+    Raises:
+        UsageError: If it holds an earlier run and may not be overwritten.
+        OutputError: If it cannot be made or written to.
+    """
+    check_folder(folder, overwrite=overwrite)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PREDICTIONS).touch()
+        (folder / DELTA).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written to: {error.strerror}; choose another --output") from error
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a run was made with, for `run.json`."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "remtta": __version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "command": sys.argv,
+    }

@@ -1,0 +1,151 @@
+"""Ordered streams of frames from images, folders, globs, videos, cameras, URLs and pipes."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from PIL import Image
+
+from remtta.errors import StreamError, UsageError
+from remtta.streams.frames import Frame, FrameError
+from remtta.streams.images import Sort, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.video import VIDEO_SUFFIXES, iter_video
+
+_PIPE_CHUNK_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Frames in order, read once.
+
+    Attributes:
+        name: The source as it was given.
+        kind: "image", "folder", "glob", "video", "camera", "url", "paths".
+        frames: The frames, found and read as they are asked for.
+        num_frames: How many there are, where that is known beforehand.
+    """
+
+    name: str
+    kind: str
+    frames: Iterator[Frame]
+    num_frames: int | None = None
+
+
+def open_stream(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    sort: Sort = "name",
+    frame_stride: int = 1,
+    limit: int | None = None,
+    null_separated: bool = False,
+) -> Stream:
+    """Open a source of frames.
+
+    Args:
+        source: An image, a folder (recursive), a glob, a video, a camera
+            index, an rtsp:// or http(s):// address, "-" for paths on standard
+            input, or the paths themselves.
+        sort: Order of a folder's or glob's files: natural by "name", by "mtime", or "none".
+        frame_stride: Take every frame_stride-th frame.
+        limit: Stop after this many frames.
+        null_separated: Paths on standard input end in NUL instead of newline.
+
+    Returns:
+        The stream. Its frames are decoded only when they are loaded.
+
+    Raises:
+        UsageError: If there is no such source.
+        StreamError: If a folder or glob holds no images.
+    """
+    if frame_stride < 1 or (limit is not None and limit < 1):
+        raise ValueError(f"frame_stride and limit must be >= 1, got {frame_stride} and {limit}")
+    if not isinstance(source, (str, os.PathLike)):
+        paths = [os.fspath(path) for path in source]
+        return _of_paths("paths", "paths", paths, frame_stride, limit)
+    name = os.fspath(source)
+    if name == "-":
+        return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
+    path = Path(name)
+    if path.is_dir():
+        return _of_paths(name, "folder", _folder_files(path, sort), frame_stride, limit)
+    if path.suffix.lower() in VIDEO_SUFFIXES and path.exists():
+        return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
+    if path.exists():
+        return _of_paths(name, "image", [name], frame_stride, limit)
+    if "://" in name:
+        return Stream(name, "url", itertools.islice(iter_video(name, stride=frame_stride), limit))
+    if name.isdecimal():
+        return Stream(name, "camera", itertools.islice(iter_video(int(name), stride=frame_stride), limit))
+    if glob.has_magic(name):
+        files = sort_files((Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found)), sort)
+        if not files:
+            raise StreamError(f"{name}: no file matches; quote the pattern and check it")
+        return _of_paths(name, "glob", [str(file) for file in files], frame_stride, limit)
+    raise UsageError(f"{name}: no such file or folder")
+
+
+def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
+    """Paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
+
+    Args:
+        descriptor: An open file descriptor. It is read without Python's
+            buffering, whose lock would hang the interpreter's exit.
+        null_separated: Paths end in NUL instead of newline.
+    """
+    separator = b"\0" if null_separated else b"\n"
+    rest = b""
+    while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
+        *complete, rest = (rest + chunk).split(separator)
+        yield from _named(complete, null_separated)
+    yield from _named([rest], null_separated)
+
+
+def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
+    for path in paths:
+        path = path if null_separated else path.removesuffix(b"\r")
+        if path:
+            yield os.fsdecode(path)
+
+
+def _folder_files(folder: Path, sort: Sort) -> list[str]:
+    files = list_files(folder, image_suffixes(), sort) or list_files(folder, VIDEO_SUFFIXES, sort)
+    if not files:
+        raise StreamError(f"{folder}: no images or videos in this folder or below it")
+    return [str(file) for file in files]
+
+
+def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | None) -> Stream:
+    stills = not any(_is_video(path) for path in paths)
+    total = len(paths[::stride][:limit]) if stills else None
+    return _slice(Stream(name, kind, _frames_of(paths), total), stride, limit)
+
+
+def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:
+    stop = None if limit is None else (limit - 1) * stride + 1  # never reads on past the last frame
+    frames = itertools.islice(stream.frames, 0, stop, stride)
+    return Stream(stream.name, stream.kind, frames, stream.num_frames)
+
+
+def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
+    for path in paths:
+        if not _is_video(path) or not os.path.isfile(path):
+            yield Frame(path, partial(load_image, Path(path)))
+            continue
+        try:
+            yield from iter_video(path)
+        except StreamError as error:  # one bad video among many is one unreadable frame
+            yield Frame(path, partial(_refuse, str(error)))
+
+
+def _refuse(reason: str) -> Image.Image:
+    raise FrameError(reason)
+
+
+def _is_video(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES

@@ -1,0 +1,94 @@
+"""Video files, cameras and network streams, through OpenCV, which is imported only here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from PIL import Image
+
+from remtta.errors import StreamError
+from remtta.streams.frames import Frame
+
+_CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
+VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
+OPEN_TIMEOUT_MS = 15_000
+READ_TIMEOUT_MS = 15_000
+
+_log = logging.getLogger("remtta")
+
+
+def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
+    """Frames of a video file, a camera (by index) or a network stream (by URL).
+
+    Args:
+        source: Path, camera index or URL.
+        stride: Take every stride-th frame; the others are not converted.
+
+    Raises:
+        StreamError: If OpenCV cannot be loaded, the source cannot be opened,
+            or it yields no frame.
+    """
+    cv2 = _load_opencv()
+    name = f"camera {source}" if isinstance(source, int) else source
+    capture = _open(cv2, source)
+    try:
+        if not capture.isOpened():
+            raise StreamError(_cannot_open(source))
+        number = 0
+        while capture.grab():
+            if number % stride == 0:
+                decoded, pixels = capture.retrieve()
+                if not decoded:
+                    break
+                time_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
+                yield _frame(cv2, name, pixels, number, time_s)
+            number += 1
+        if number == 0:
+            raise StreamError(f"{name}: no frame could be decoded; check that it is a video")
+        promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        if promised > number + 1:  # containers often promise one frame more than there is
+            _log.warning("%s ended after %d of %d frames; the file may be truncated", name, number, promised)
+    finally:
+        capture.release()
+
+
+def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Frame:
+    def load() -> Image.Image:
+        return Image.fromarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
+
+    return Frame(name, load, number, round(max(time_s, 0.0), 6))
+
+
+def _open(cv2: Any, source: str | int) -> Any:
+    if isinstance(source, int):
+        return cv2.VideoCapture(source)
+    timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, OPEN_TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, READ_TIMEOUT_MS]
+    capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+    # Files that FFmpeg does not know (image sequences, odd builds) may still open with another backend.
+    return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
+
+
+def _cannot_open(source: str | int) -> str:
+    if isinstance(source, int):
+        return f"camera {source} cannot be opened; check that it is connected and not in use"
+    if "://" in source:
+        return f"{source} cannot be opened within {OPEN_TIMEOUT_MS // 1000} s; check the address and the network"
+    return f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read"
+
+
+def _load_opencv() -> Any:
+    # FFmpeg's and OpenCV's own chatter would interleave with the messages of the run.
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    try:
+        import cv2
+    except ImportError as error:
+        raise StreamError(
+            f"OpenCV, needed for video, cannot be loaded ({error}); install its system libraries "
+            "(Debian: libgl1 libglib2.0-0) or replace it: "
+            "pip uninstall -y opencv-python; pip install opencv-python-headless"
+        ) from error
+    return cv2

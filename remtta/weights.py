@@ -1,0 +1,103 @@
+"""The weights that adapt, beside the source weights they started from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from remtta.errors import DeltaError, ModelError
+
+
+class AdaptedWeights:
+    """Named parameters, their source values, and the exact difference of the two.
+
+    After every `commit` each parameter equals `source + delta` in the last
+    bit, so the delta alone is enough to get the weights back. Committing
+    replaces the delta in one assignment: whoever interrupts a step and reads
+    the delta gets the last complete update, never half of one.
+
+    Args:
+        named: Parameter names and float32 parameters; updated in place.
+        frozen: Every other parameter of the model; a delta may move these too
+            (it was made with another choice of layers), training never does.
+
+    Raises:
+        ModelError: If a parameter is not float32.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in named.items():
+            if parameter.dtype != torch.float32:
+                raise ModelError(f"{name} is {parameter.dtype}; adapt a float32 model (use precision for bf16)")
+        self.parameters = dict(named)
+        self._frozen = dict(frozen)
+        self._tracked = dict(named)
+        self._source = {name: parameter.detach().clone() for name, parameter in named.items()}
+        self._committed = (self._zeros(), 0)
+
+    @property
+    def num_updates(self) -> int:
+        """Updates behind the committed weights."""
+        return self._committed[1]
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Make the current values the adapted weights, rounded to `source + delta`."""
+        delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
+        for name, parameter in self._tracked.items():
+            parameter.copy_(self._source[name] + delta[name])
+        self._committed = (delta, self.num_updates + 1)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Put the source weights back, bit for bit."""
+        for name, parameter in self._tracked.items():
+            parameter.copy_(self._source[name])
+        self._committed = (self._zeros(), 0)
+
+    def delta(self) -> dict[str, Tensor]:
+        """Adapted minus source as of the last commit, by parameter name, on the CPU."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._committed[0].items()}
+
+    @torch.no_grad()
+    def load(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Set the weights to `source + delta`, the result of `num_updates` updates.
+
+        Raises:
+            DeltaError: If a name is unknown or a shape is wrong; nothing is changed then.
+        """
+        everything = {**self._frozen, **self.parameters}
+        check_delta(delta, everything)
+        self.reset()
+        for name in delta.keys() - self._tracked.keys():
+            self._tracked[name] = everything[name]
+            self._source[name] = everything[name].detach().clone()
+        moved = {
+            name: delta[name].to(source) if name in delta else torch.zeros_like(source)
+            for name, source in self._source.items()
+        }
+        for name, parameter in self._tracked.items():
+            parameter.copy_(self._source[name] + moved[name])
+        self._committed = (moved, num_updates)
+
+    def _zeros(self) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(source) for name, source in self._source.items()}
+
+
+def check_delta(delta: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse a delta that does not fit these parameters.
+
+    Raises:
+        DeltaError: Naming the first tensor that is unknown, misshapen or not finite.
+    """
+    for name, tensor in delta.items():
+        if name not in parameters:
+            raise DeltaError(f"the delta changes {name}, which the model does not have")
+        if tensor.shape != parameters[name].shape:
+            raise DeltaError(
+                f"the delta's {name} has shape {tuple(tensor.shape)}, the model's has {tuple(parameters[name].shape)}"
+            )
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise DeltaError(f"the delta's {name} holds values that are not finite numbers")

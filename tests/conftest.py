@@ -1,0 +1,73 @@
+"""Small random models and drawn images; nothing is downloaded, nothing outside the project is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 4, "num_heads": 3}
+NUM_CLASSES = 7
+TINY_OPTIONS = [
+    *("--model", "vit_tiny_patch16_224", "--num-classes", str(NUM_CLASSES), "--crop-pct", "1.0"),
+    *(part for key, value in TINY.items() for part in ("--model-kwargs", f"{key}={value}")),
+]
+
+
+def tiny_vit(seed: int = 0, **changes: Any) -> nn.Module:
+    """A random 4-block ViT at 32 x 32 pixels whose predictions are far from uniform."""
+    torch.manual_seed(seed)
+    kwargs = {**TINY, "num_classes": NUM_CLASSES, **changes}
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", pretrained=False, **kwargs)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.1)
+            elif "norm" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def random_images(count: int, seed: int = 1, size: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, size, size, generator=generator)
+
+
+def draw_image(seed: int, width: int = 40, height: int = 36) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Path:
+    """A folder of 12 images whose names sort differently by letter and by number."""
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for number in range(12):
+        draw_image(number).save(folder / f"frame_{number}.png")
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The weights of `tiny_vit()` as safetensors."""
+    path = tmp_path / "tiny.safetensors"
+    save_file(tiny_vit().state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def vit() -> nn.Module:
+    return tiny_vit()
+
+
+Maker = Callable[..., nn.Module]

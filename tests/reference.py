@@ -1,0 +1,79 @@
+"""REM as slow and plain as the paper states it, sharing no code with the package.
+
+Every attention map is written out, every view runs from the pixels, every
+weight gets a gradient; only the chosen norms are stepped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ReferenceREM:
+    """Eq. 2 to 5 for a plain timm ViT with pre-norm blocks and one class token."""
+
+    def __init__(
+        self,
+        vit: nn.Module,
+        ratios: Sequence[float],
+        weight: float,
+        margin: float,
+        optimizer: str,
+        lr: float,
+        blocks: int,
+    ) -> None:
+        self.vit, self.ratios, self.weight, self.margin = vit.eval(), ratios, weight, margin
+        chosen = [
+            parameter
+            for number in range(blocks)
+            for norm in (vit.blocks[number].norm1, vit.blocks[number].norm2)  # type: ignore[index, union-attr, operator]
+            for parameter in (norm.weight, norm.bias)
+        ]
+        self.optimizer: torch.optim.Optimizer
+        if optimizer == "adam":
+            self.optimizer = torch.optim.Adam(chosen, lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+        else:
+            self.optimizer = torch.optim.SGD(chosen, lr=lr, momentum=0.9)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        plain, attention = self._forward(images, None)
+        score = attention[:, :, 0, 1:].sum(1)  # Eq. 2: heads summed, class token to patches
+        views = [plain]
+        for ratio in self.ratios[1:]:
+            count = int(score.shape[1] * (1 - ratio))
+            views.append(self._forward(images, score.argsort(1)[:, :count])[0])
+        probs = [view.softmax(1) for view in views]
+        entropies = [-(p * p.log()).sum(1) for p in probs]
+        gap = self.margin * math.log(plain.shape[1])
+        loss = torch.zeros(())
+        for i in range(len(views)):
+            for j in range(i + 1, len(views)):
+                loss = loss - (probs[i].detach() * probs[j].log()).sum(1).mean()  # Eq. 3
+                ranking = (entropies[i] - entropies[j].detach() + gap).clamp(min=0).mean()  # Eq. 4
+                loss = loss + self.weight * ranking  # Eq. 5
+        self.vit.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return plain.detach()
+
+    def _forward(self, images: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        vit: nn.Module = self.vit
+        x = vit.patch_embed(images)  # type: ignore[operator]
+        x = torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed  # type: ignore[operator, union-attr]
+        if keep is not None:
+            rows = torch.arange(len(x))[:, None]
+            x = torch.cat([x[:, :1], x[rows, keep + 1]], 1)
+        attention = torch.empty(0)
+        for block in vit.blocks:  # type: ignore[union-attr]
+            h = block.norm1(x)
+            batch, tokens, width = h.shape
+            heads = block.attn.num_heads
+            q, k, v = block.attn.qkv(h).reshape(batch, tokens, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            attention = (q @ k.transpose(-2, -1) / math.sqrt(width // heads)).softmax(-1)
+            x = x + block.attn.proj((attention @ v).transpose(1, 2).reshape(batch, tokens, width))
+            x = x + block.mlp(block.norm2(x))
+        return vit.head(vit.norm(x)[:, 0]), attention  # type: ignore[operator]
