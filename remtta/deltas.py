@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from remtta._version import __version__
-from remtta.errors import DeltaError, OutputError, UsageError
+from remtta.errors import DeltaError, UsageError
 from remtta.files import write_atomically
 from remtta.models import state_sha256
 from remtta.weights import check_delta
@@ -186,10 +186,6 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
-    def write(temporary: Path) -> None:
-        try:
-            save_file(dict(tensors), temporary, metadata=header)
-        except SafetensorError as error:  # how safetensors reports a full disk or a missing folder
-            raise OutputError(f"{path} cannot be written: {error}") from error
-
-    write_atomically(path, write)
+    # Not safetensors' own save_file: that makes files only their owner can read.
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class ReferenceREM:
@@ -18,7 +19,7 @@ class ReferenceREM:
 
     def __init__(
         self,
-        vit: nn.Module,
+        vit: Any,
         ratios: Sequence[float],
         weight: float,
         margin: float,
@@ -30,7 +31,7 @@ class ReferenceREM:
         chosen = [
             parameter
             for number in range(blocks)
-            for norm in (vit.blocks[number].norm1, vit.blocks[number].norm2)  # type: ignore[index, union-attr, operator]
+            for norm in (vit.blocks[number].norm1, vit.blocks[number].norm2)
             for parameter in (norm.weight, norm.bias)
         ]
         self.optimizer: torch.optim.Optimizer
@@ -56,19 +57,19 @@ class ReferenceREM:
                 ranking = (entropies[i] - entropies[j].detach() + gap).clamp(min=0).mean()  # Eq. 4
                 loss = loss + self.weight * ranking  # Eq. 5
         self.vit.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return plain.detach()
 
     def _forward(self, images: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        vit: nn.Module = self.vit
-        x = vit.patch_embed(images)  # type: ignore[operator]
-        x = torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed  # type: ignore[operator, union-attr]
+        vit = self.vit
+        x = vit.patch_embed(images)
+        x = torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed
         if keep is not None:
             rows = torch.arange(len(x))[:, None]
             x = torch.cat([x[:, :1], x[rows, keep + 1]], 1)
         attention = torch.empty(0)
-        for block in vit.blocks:  # type: ignore[union-attr]
+        for block in vit.blocks:
             h = block.norm1(x)
             batch, tokens, width = h.shape
             heads = block.attn.num_heads
@@ -76,4 +77,4 @@ class ReferenceREM:
             attention = (q @ k.transpose(-2, -1) / math.sqrt(width // heads)).softmax(-1)
             x = x + block.attn.proj((attention @ v).transpose(1, 2).reshape(batch, tokens, width))
             x = x + block.mlp(block.norm2(x))
-        return vit.head(vit.norm(x)[:, 0]), attention  # type: ignore[operator]
+        return vit.head(vit.norm(x)[:, 0]), attention
