@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from remtta.config import REMConfig, RunOptions
 from remtta.deltas import Delta, check_base, save_delta
-from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
+from remtta.errors import DeltaError, RemttaError, StreamError
 from remtta.files import write_json
 from remtta.interrupts import Interrupts, Stopped
-from remtta.methods import METHODS, Method
+from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
 from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
 from remtta.runs import DELTA, PREDICTIONS, RECORD, claim_folder, default_folder, environment
@@ -118,10 +118,8 @@ def adapt_stream(
     options = options or RunOptions()
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
-    if method not in METHODS:
-        raise UsageError(f'unknown method "{method}"; choose {", ".join(METHODS)}')
     base_sha256 = state_sha256(model)
-    adapter = METHODS[method](model, config or REMConfig())
+    adapter = build_method(method, model, config or REMConfig())
     if delta is not None:
         check_base(delta, base_sha256)
         adapter.load_delta(delta.tensors, delta.updates)
@@ -228,6 +226,7 @@ class _Run:
                 )
             )
             self._count(batch, len(images), update)
+            writer.echo()
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
             raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")

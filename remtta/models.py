@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import logging
 import math
@@ -129,7 +130,6 @@ def load_model(
             if v is not None
         }
     )
-    config["input_size"] = (3, *_image_size(model, config))
     config["label_names"] = list(labels) if labels is not None else _known_labels(model, config)
     model.pretrained_cfg = model.default_cfg = config
     if labels is not None and len(labels) != model.num_classes:
@@ -139,10 +139,11 @@ def load_model(
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
-    """The preprocessing a timm model asks for, read from its `pretrained_cfg`."""
+    """The preprocessing a timm model asks for: its own input size, the rest from its `pretrained_cfg`."""
     config = resolve_model_data_config(model)
+    height, width = _image_size(model, config)
     return Preprocessing(
-        input_size=(int(config["input_size"][1]), int(config["input_size"][2])),
+        input_size=(height, width),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         interpolation=config["interpolation"],
@@ -154,8 +155,7 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
 def labels_of(model: nn.Module) -> list[str] | None:
     """The class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
     config = getattr(model, "pretrained_cfg", None) or {}
-    names = config.get("label_names")
-    return list(names) if names else _known_labels(model, config)
+    return _known_labels(model, config)
 
 
 def state_sha256(model: nn.Module) -> str:
@@ -192,12 +192,8 @@ def select_device(device: str | torch.device) -> torch.device:
 def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     source = name.partition(":")[0] if ":" in name else ""
     if not source and name.split(".")[0] not in timm.list_models():
-        close = timm.list_models(f"*{name.split('.')[0]}*")[:3]
-        hint = (
-            f"did you mean {', '.join(close)}?"
-            if close
-            else "python -c 'import timm; print(timm.list_models())' lists them"
-        )
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
         raise UsageError(f'unknown model "{name}"; {hint}')
     if pretrained and source != "local-dir":
         _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
@@ -211,7 +207,8 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
 
 
 def _creation_failure(name: str, pretrained: bool, error: Exception) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
     if pretrained and offline and not name.startswith("local-dir:"):
         return (
@@ -255,11 +252,19 @@ def _image_size(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _known_labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
-    own = config.get("label_names")
+    own = _own_labels(config)
     if own and len(own) == model.num_classes:
-        return [str(name) for name in own]
+        return own
     subset = infer_imagenet_subset(model)
     if subset is None:
         return None
     info = ImageNetInfo(subset)
     return [info.index_to_description(index) for index in range(model.num_classes)]
+
+
+def _own_labels(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("label_names") or ()
+    if isinstance(names, Mapping):  # timm also takes class number -> name, whose numbers JSON makes text
+        by_number = {str(number): name for number, name in names.items()}
+        names = [by_number[str(number)] for number in range(len(by_number)) if str(number) in by_number]
+    return [str(name) for name in names]

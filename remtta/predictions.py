@@ -76,15 +76,15 @@ class PredictionWriter:
 
     Args:
         path: The JSON Lines file; an existing one is replaced.
-        echo: A binary stream that gets the same lines, after the file has them.
+        pipe: A binary stream that gets the same lines, after the file has them.
 
     Raises:
         OutputError: If the file cannot be written.
-        ReaderGone: From `write`, if the reader of `echo` has closed it; the file has every row.
     """
 
-    def __init__(self, path: Path, echo: BinaryIO | None = None) -> None:
-        self._path, self._echo = path, echo
+    def __init__(self, path: Path, pipe: BinaryIO | None = None) -> None:
+        self._path, self._pipe = path, pipe
+        self._lines = b""
         try:
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
         except OSError as error:
@@ -97,18 +97,28 @@ class PredictionWriter:
         self._file.close()
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows; they are out of this process when it returns."""
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("ascii")
+        """Write rows to the file; they are out of this process when it returns."""
+        self._lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("ascii")
         try:
-            _write_all(self._file.fileno(), lines)
+            _write_all(self._file.fileno(), self._lines)
         except OSError as error:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}") from error
-        if self._echo is not None:
+
+    def echo(self) -> None:
+        """Send what was written last down the pipe.
+
+        Raises:
+            ReaderGone: If its reader has closed it; the file has every row.
+            OutputError: If it cannot take them for another reason.
+        """
+        if self._pipe is not None:
             try:
-                self._echo.write(lines)
-                self._echo.flush()
+                self._pipe.write(self._lines)
+                self._pipe.flush()
             except BrokenPipeError as error:
                 raise ReaderGone from error
+            except OSError as error:
+                raise OutputError(f"the predictions cannot be passed on: {error.strerror or error}") from error
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -10,8 +10,9 @@ import typer
 
 from remtta.cli import options as opt
 from remtta.cli.progress import progress
-from remtta.cli.reporting import close_stdout, command, signal_exit_code, usage
+from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
 from remtta.config import REMConfig, RunOptions
+from remtta.errors import UsageError
 
 _METHOD = "Method"
 _STREAM = "Stream and output"
@@ -40,7 +41,9 @@ def adapt(
     interpolation: opt.Interpolation = None,
     crop_pct: opt.CropPct = None,
     delta: opt.StartDelta = None,
-    method: Annotated[str, typer.Option(help="rem, or source for no adaptation.", rich_help_panel=_METHOD)] = "rem",
+    method: Annotated[
+        opt.Methods, typer.Option(help="REM, or the source model as it is.", rich_help_panel=_METHOD)
+    ] = opt.Methods.REM,
     mask_ratios: Annotated[
         str, typer.Option(help="Fractions of patch tokens to mask, 0 first.", rich_help_panel=_METHOD)
     ] = _MASK_RATIOS,
@@ -127,49 +130,43 @@ def adapt(
 
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq .label
     """
-    if predictions not in (None, "-"):
-        raise typer.BadParameter("--predictions takes -; the file is always predictions.jsonl in the run folder")
-    try:
-        ratios = tuple(float(ratio) for ratio in mask_ratios.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"--mask-ratios takes numbers such as 0,0.1,0.2, got {mask_ratios}") from None
-    kwargs = opt.parse_model_kwargs(model_kwargs)
-    label_names = opt.read_labels(labels)
-    try:
-        config = REMConfig(
-            mask_ratios=ratios,
-            ranking_weight=ranking_weight,
-            margin=margin,
-            lr=lr,
-            optimizer=optimizer.value,
-            momentum=momentum,
-            steps=steps,
-            episodic=episodic,
-            micro_batch=micro_batch,
-            adapt_layers=adapt_layers,
-            precision=precision.value,
-        )
-        options = RunOptions(
-            batch_size=batch_size,
-            topk=topk,
-            logits=logits,
-            save_every=save_every,
-            reset_every=reset_every,
-            on_error=on_error.value,
-            overwrite=overwrite,
-            model={
-                "name": model,
-                "checkpoint": None if checkpoint is None else str(checkpoint),
-                "use_ema": use_ema,
-                "num_classes": num_classes,
-                "model_kwargs": kwargs,
-                "input_size": input_size,
-            },
-        )
-    except ValueError as error:
-        raise usage(error) from None
-
     with command(verbose=verbose, quiet=quiet, debug=debug) as interrupts:
+        if predictions not in (None, "-"):
+            raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        kwargs = opt.parse_model_kwargs(model_kwargs)
+        label_names = opt.read_labels(labels)
+        with refused_values():
+            config = REMConfig(
+                mask_ratios=opt.parse_mask_ratios(mask_ratios),
+                ranking_weight=ranking_weight,
+                margin=margin,
+                lr=lr,
+                optimizer=optimizer.value,
+                momentum=momentum,
+                steps=steps,
+                episodic=episodic,
+                micro_batch=micro_batch,
+                adapt_layers=adapt_layers,
+                precision=precision.value,
+            )
+            options = RunOptions(
+                batch_size=batch_size,
+                topk=topk,
+                logits=logits,
+                save_every=save_every,
+                reset_every=reset_every,
+                on_error=on_error.value,
+                overwrite=overwrite,
+                model={
+                    "name": model,
+                    "checkpoint": None if checkpoint is None else str(checkpoint),
+                    "use_ema": use_ema,
+                    "num_classes": num_classes,
+                    "model_kwargs": kwargs,
+                    "input_size": input_size,
+                },
+            )
+
         import torch
 
         from remtta.adapt import adapt_stream
@@ -207,7 +204,7 @@ def adapt(
                 classifier,
                 stream,
                 folder,
-                method=method,
+                method=method.value,
                 config=config,
                 options=options,
                 delta=start,

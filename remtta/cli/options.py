@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from remtta.errors import UsageError
+
 DEFAULT_MODEL = "vit_base_patch16_224"
 
 _MODEL = "Model"
@@ -28,6 +30,13 @@ class Precisions(StrEnum):
     AUTO = "auto"
     FP32 = "fp32"
     BF16 = "bf16"
+
+
+class Methods(StrEnum):
+    """Values of --method."""
+
+    REM = "rem"
+    SOURCE = "source"
 
 
 class Sorts(StrEnum):
@@ -105,12 +114,20 @@ def parse_model_kwargs(pairs: list[str] | None) -> dict[str, Any]:
     for pair in pairs or []:
         key, found, value = pair.partition("=")
         if not found or not key.isidentifier():
-            raise typer.BadParameter(f"--model-kwargs takes key=value pairs, got {pair!r}")
+            raise UsageError(f"--model-kwargs takes key=value pairs, got {pair!r}")
         try:
             parsed[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             parsed[key] = value
     return parsed
+
+
+def parse_mask_ratios(text: str) -> tuple[float, ...]:
+    """`0,0.1,0.2` to numbers."""
+    try:
+        return tuple(float(ratio) for ratio in text.split(","))
+    except ValueError:
+        raise UsageError(f"--mask-ratios takes numbers such as 0,0.1,0.2, got {text}") from None
 
 
 def read_labels(path: Path | None) -> list[str] | None:
@@ -120,7 +137,7 @@ def read_labels(path: Path | None) -> list[str] | None:
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
-        raise typer.BadParameter(f"--labels: no such file: {path}") from None
+        raise UsageError(f"--labels: no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--labels: {path} cannot be read as UTF-8 text: {error}") from error
+        raise UsageError(f"--labels: {path} cannot be read as UTF-8 text: {error}") from error
     return [line.removesuffix("\r") for line in lines]

@@ -84,9 +84,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def usage(error: ValueError) -> typer.BadParameter:
-    """A value the library refused, as a usage error of the command line."""
-    return typer.BadParameter(str(error))
+@contextlib.contextmanager
+def refused_values() -> Iterator[None]:
+    """Values of options that the library refuses are usage errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def print_version(wanted: bool) -> None:

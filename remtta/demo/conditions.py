@@ -24,12 +24,12 @@ def _clear(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A sensor at high gain: Gaussian noise."""
-    return _eight_bits(image / 255 + rng.normal(0, 0.17, image.shape))
+    return _eight_bits(image / 255 + rng.normal(0, 0.2, image.shape))
 
 
 def _blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A lens out of focus."""
-    radius = float(rng.uniform(1.2, 1.7))
+    radius = float(rng.uniform(0.9, 1.5))
     return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
@@ -38,14 +38,14 @@ def _fog(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     size = image.shape[0]
     patches = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
     density = np.asarray(patches.resize((size, size), Image.Resampling.BICUBIC)) / 255
-    veil = (0.62 + 0.25 * density)[..., None]
+    veil = (0.45 + 0.25 * density)[..., None]
     return _eight_bits(image / 255 * (1 - veil) + 0.85 * veil)
 
 
 def _dusk(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Little, bluish light, and the grain that comes with it."""
-    light = rng.uniform(0.16, 0.26) * np.array([0.8, 0.9, 1.2])
-    return _eight_bits(image / 255 * light + rng.normal(0, 0.025, image.shape))
+    light = rng.uniform(0.28, 0.4) * np.array([0.8, 0.9, 1.2])
+    return _eight_bits(image / 255 * light + rng.normal(0, 0.03, image.shape))
 
 
 def _compression(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

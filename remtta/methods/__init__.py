@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from remtta.config import REMConfig
+from remtta.errors import UsageError
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
 
@@ -42,3 +43,15 @@ class Method(Protocol):
 
 METHODS: dict[str, Callable[[nn.Module, REMConfig], Method]] = {"rem": REM, "source": Source}
 """Every method by its name on the command line."""
+
+
+def build_method(name: str, model: nn.Module, config: REMConfig) -> Method:
+    """Set up a method on a model.
+
+    Raises:
+        UsageError: If there is no such method.
+        ModelError: If the method cannot adapt the model.
+    """
+    if name not in METHODS:
+        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHODS)}')
+    return METHODS[name](model, config)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from remtta import load_delta, load_model
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_images, tiny_vit
+
+REMTTA = [sys.executable, "-m", "remtta"]
+
+
+def remtta(
+    *args: str | Path, cwd: Path | None = None, stdin: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*REMTTA, *map(str, args)], cwd=cwd, input=stdin, capture_output=True, timeout=120, check=False
+    )
+
+
+def rows_of(text: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from remtta.cli import app; app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False")
+
+
+@pytest.mark.parametrize("command", ["adapt", "apply", "inspect", "demo"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = remtta(command, "--help")
+    assert done.returncode == 0
+    assert re.search(rf"remtta {command} \S", done.stdout.decode())
+    assert "Example" in done.stdout.decode()
+
+
+def test_version_names_everything_on_one_line() -> None:
+    done = remtta("--version")
+    assert re.fullmatch(rb"remtta \S+, torch \S+, timm \S+, \w+\n", done.stdout)
+
+
+def test_adapt_apply_and_inspect_from_the_shell(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    run, labels = tmp_path / "run", tmp_path / "labels.txt"
+    labels.write_text("".join(f"name {number}\r\n" for number in range(NUM_CLASSES)), newline="")
+    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--labels", labels, "--batch-size", "5", "--lr", "0.01"]
+    adapted = remtta("adapt", frames, *options, "--output", run, "--logits")
+    assert (adapted.returncode, adapted.stdout) == (0, b"")
+    rows = rows_of((run / "predictions.jsonl").read_bytes())
+    assert len(rows) == 12
+    assert rows[0]["label"] == f"name {rows[0]['class']}"
+    assert sum(entry["prob"] for entry in rows[0]["topk"]) <= 1.00001
+
+    whole = tmp_path / "adapted.safetensors"
+    applied = remtta("apply", run / "delta.safetensors", "--checkpoint", checkpoint, "--output", whole)
+    assert applied.returncode == 0, applied.stderr
+    base, state = load_file(checkpoint), load_file(whole)
+    assert {name: t.dtype for name, t in state.items()} == {name: t.dtype for name, t in base.items()}
+    changed = {name for name in base if not torch.equal(base[name], state[name])}
+    assert changed == set(load_delta(run / "delta.safetensors").tensors)
+    model = load_model(
+        "vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY, labels=None
+    )
+    expected = tiny_vit()
+    with torch.no_grad():
+        for name, change in load_delta(run / "delta.safetensors").tensors.items():
+            parameter = expected.get_parameter(name)
+            parameter.add_(change)
+        assert torch.equal(model(random_images(4)), expected(random_images(4)))
+
+    text = remtta("inspect", run).stdout.decode()
+    assert "blocks.2.norm2" in text
+    assert "12" in text
+    content = json.loads(remtta("inspect", run, "--json").stdout)
+    assert content["predictions"]["predicted"] == 12
+    assert content["delta"]["parameters"] == 3 * 2 * 2 * 48
+    assert remtta("inspect", run / "delta.safetensors").returncode == 0
+
+
+def test_paths_from_a_pipe_and_predictions_to_a_pipe(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4", "--output", tmp_path / "run"]
+    paths = b"\0".join(os.fsencode(frames / f"frame_{number}.png") for number in (7, 3, 11))
+    done = remtta("adapt", "-", "-0", *options, "--predictions", "-", stdin=paths)
+    assert done.returncode == 0
+    assert [row["source"][-12:] for row in rows_of(done.stdout)] == ["/frame_7.png", "/frame_3.png", "frame_11.png"]
+    assert done.stdout == (tmp_path / "run" / "predictions.jsonl").read_bytes()
+
+
+def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
+    frames: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    options = " ".join([*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "1", "--output", "run"])
+    script = f"{sys.executable} -m remtta adapt {frames} {options} --predictions - | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    assert json.loads(lines[0])["index"] == 0
+    assert lines[1] == b"0"
+    assert b"Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["exit_reason"] == "closed pipe"
+    assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
+)
+def test_a_signal_saves_everything_and_exits_with_its_code(
+    signum: signal.Signals, code: int, frames: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = [*REMTTA, "adapt", "-", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "2", "-o", str(run)]
+    # The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
+    process.stdin.flush()
+    wait_for_lines(run / "predictions.jsonl", 4)
+    process.send_signal(signum)  # while it waits for the sixth path
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert len(rows_of((run / "predictions.jsonl").read_bytes())) == 4
+    assert load_delta(run / "delta.safetensors").updates == 2
+    assert json.loads((run / "run.json").read_text())["exit_reason"] == signum.name
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{path} never got {count} lines"
+        time.sleep(0.05)
+
+
+def _errors() -> list[Any]:
+    tiny = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors"]
+    other = [part if part != str(NUM_CLASSES) else "9" for part in tiny]
+    return [
+        (["adapt", "nowhere"], 2, "nowhere: no such file or folder"),
+        (["adapt", "empty"], 1, "empty: no images or videos in this folder or below it"),
+        (["adapt", "*.gif"], 1, "*.gif: no file matches"),
+        (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
+        (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame(s) could be read"),
+        (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
+        (["adapt", "frames", *tiny, "--mask-ratios", "0.1,0.2"], 2, "mask ratios must start with 0"),
+        (["adapt", "frames", *tiny, "--mask-ratios", "x"], 2, "--mask-ratios takes numbers"),
+        (["adapt", "frames", *tiny, "--lr", "0"], 2, "learning rate must be > 0"),
+        (["adapt", "frames", *tiny, "--adapt-layers", "0-9"], 1, "no block 9: the model has blocks 0-3"),
+        (["adapt", "frames", *tiny, "--predictions", "out.jsonl"], 2, "--predictions takes -"),
+        (["adapt", "frames", *tiny, "--model-kwargs", "depth"], 2, "takes key=value pairs"),
+        (["adapt", "frames", *tiny, "--labels", "nowhere.txt"], 2, "nowhere.txt"),
+        (["adapt", "frames", *tiny, "--labels", "text.jpg"], 2, "names 1 classes, but the model has 7"),
+        (["adapt", "frames", *tiny, "--device", "cuda:99"], 2, "is not available"),
+        (["adapt", "frames", *tiny, "--output", "text.jpg"], 1, "text.jpg is a file"),
+        (["adapt", "frames", *tiny, "--delta", "nowhere.safetensors"], 2, "no such delta file"),
+        (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
+        (["adapt", "frames", *tiny, "--delta", "text.jpg"], 4, "not a readable safetensors file"),
+        (["adapt", "frames", *other], 4, "the file has 7 classes: see --num-classes"),
+        (["adapt", "frames", *tiny, "--model-kwargs", "depth=5"], 4, "missing in the file: blocks.4"),
+        (["adapt", "frames", *tiny[:-1], "text.jpg"], 4, "not a readable PyTorch checkpoint"),
+        (["adapt", "frames", *tiny[:-1], "nowhere.pth"], 2, "no such checkpoint file"),
+        (["apply", "text.jpg", "-o", "out.safetensors"], 4, "not a readable safetensors file"),
+        (["apply", "tiny.safetensors", "-o", "out.pth"], 2, "must end in .safetensors"),
+        (["inspect", "nowhere"], 2, "nowhere: no such file or folder"),
+        (["inspect", "empty"], 2, "empty holds no run"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    _errors(),
+    ids=lambda value: "-".join(value[:2] + value[-1:]) if isinstance(value, list) else None,
+)
+def test_bad_input_gets_one_clear_line_and_its_exit_code(
+    args: Sequence[str],
+    code: int,
+    text: str,
+    frames: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from remtta.cli import app, spread_model_kwargs
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.mp4").write_text("no video")
+    (tmp_path / "text.jpg").write_text("no image")
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as exit_:
+        app(spread_model_kwargs(list(args)))
+    captured = capfd.readouterr()
+    errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
+    assert exit_.value.code == code, captured.err
+    assert len(errors) == 1
+    assert text in errors[0]
+    assert captured.out == ""
+    made = {path.relative_to(tmp_path).parts[0] for path in set(tmp_path.rglob("*")) - before}
+    assert made <= {"text", "runs"}
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_not_run(frames: Path, tmp_path: Path) -> None:
+    import pickle
+
+    marker = tmp_path / "ran"
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(marker),)
+
+    (tmp_path / "trap.pth").write_bytes(pickle.dumps({"state_dict": Trap()}))
+    torch.save({"state_dict": Trap()}, tmp_path / "trap2.pth")
+    for name in ("trap.pth", "trap2.pth"):
+        done = remtta("adapt", frames, *TINY_OPTIONS, "--checkpoint", tmp_path / name)
+        assert done.returncode == 4
+        assert b"could run code, so it was not loaded" in done.stderr
+    assert not marker.exists()
+
+
+def test_apply_refuses_another_base_and_writes_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tiny_vit(seed=9).state_dict(), tmp_path / "other.safetensors")
+    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
+    assert remtta("adapt", frames, *options).returncode == 0
+    delta, out = tmp_path / "run" / "delta.safetensors", tmp_path / "out.safetensors"
+    done = remtta("apply", delta, "--checkpoint", tmp_path / "other.safetensors", "--output", out)
+    assert done.returncode == 4
+    assert b"the delta was made on other weights" in done.stderr
+    assert not out.exists()
+
+
+def test_a_folder_name_with_strange_characters_stays_printable(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new\nline \x1b[31m"
+    folder.mkdir()
+    draw_image(0).save(folder / "a.png")
+    (folder / "b.png").write_text("no image")
+    done = remtta("adapt", folder, *TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run")
+    assert done.returncode == 0
+    assert b"\x1b[31m" not in done.stderr
+    rows = rows_of((tmp_path / "run" / "predictions.jsonl").read_bytes())
+    assert [row["source"] for row in rows] == [str(folder / "a.png"), str(folder / "b.png")]
+
+
+def test_one_model_kwargs_option_takes_several_pairs() -> None:
+    from remtta.cli import spread_model_kwargs
+
+    args = ["adapt", "--model-kwargs", "img_size=32", "depth=6", "frames", "--lr", "1"]
+    expected = ["adapt", "--model-kwargs", "img_size=32", "--model-kwargs", "depth=6", "frames", "--lr", "1"]
+    assert spread_model_kwargs(args) == expected
