@@ -206,13 +206,11 @@ class _Run:
 
     def _process(self, batch: list[DecodedFrame], writer: PredictionWriter, interrupts: Interrupts) -> None:
         images = [frame.image for frame in batch if frame.image is not None]
+        if images and self._reset_is_due():
+            self.adapter.reset()
+            self.frames_in_delta = self.frames_since_reset = 0
         update = self.adapter.num_updates
-        logits = None
-        if images:
-            if self.options.reset_every and self.frames_since_reset >= self.options.reset_every:
-                self.adapter.reset()
-                self.frames_in_delta = self.frames_since_reset = update = 0
-            logits = self._predict(torch.stack(images), batch)
+        logits = self._predict(torch.stack(images), batch) if images else None
         with interrupts.held():
             writer.write(
                 prediction_rows(
@@ -230,6 +228,10 @@ class _Run:
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
             raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
+
+    def _reset_is_due(self) -> bool:
+        every = self.options.reset_every
+        return self.config.episodic or (every is not None and self.frames_since_reset >= every)
 
     def _predict(self, images: Tensor, batch: list[DecodedFrame]) -> Tensor:
         pixels = images.to(self.device, non_blocking=True)

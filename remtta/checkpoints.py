@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import math
 import pickle
+import traceback
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from remtta.errors import CheckpointError, UsageError
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
+_TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
@@ -66,6 +71,10 @@ def _read(path: Path) -> object:
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
     try:
+        with open(path, "rb") as file:
+            start = file.read(16)
+        if not start.startswith(_TORCH_STARTS):
+            raise ValueError(f"it starts with {start!r}" if start else "it is empty")
         # timm's training checkpoints keep their command line as an argparse.Namespace, which is inert.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -74,15 +83,16 @@ def _read(path: Path) -> object:
             f"{path} holds more than weights ({_unsafe_names(path)}) and could run code, so it was not loaded; "
             "save it again with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except Exception as error:  # damage shows in zipfile, struct, pickle or torch, which share no base class
         raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {_first_line(error)}") from error
 
 
 def _unsafe_names(path: Path) -> str:
     try:
-        return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(str(path))[:_SHOWN]) or "pickled objects"
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError):
-        return "pickled objects"  # not a zip archive: the legacy format cannot be listed
+        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+        return ", ".join(names[:_SHOWN]) or "pickled objects"
+    except Exception:  # the legacy format cannot be listed, nor a damaged file
+        return "pickled objects"
 
 
 def _first_line(error: BaseException) -> str:
@@ -122,28 +132,31 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
     have, want = state.get("pos_embed"), vit.pos_embed
     if have is None or want is None or have.ndim != 3 or have.shape[1] == want.shape[1]:
         return
-    if have.shape[2] != want.shape[2]:
-        return  # another width: reported as a mismatch
+    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+    side = math.isqrt(max(0, have.shape[1] - prefix))
+    if (have.shape[0], have.shape[2]) != (1, want.shape[2]) or not side or prefix + side * side != have.shape[1]:
+        return  # another width, or other prefix tokens: reported as a mismatch
     state["pos_embed"] = resample_abs_pos_embed(
         have.float(),
         new_size=list(vit.patch_embed.grid_size),
-        num_prefix_tokens=0 if vit.no_embed_class else vit.num_prefix_tokens,
+        num_prefix_tokens=prefix,
     )
 
 
 def _mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
     own = model.state_dict()
-    wrong = [
-        f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"
+    wrong = {
+        name: f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"
         for name, tensor in own.items()
         if name in state and state[name].shape != tensor.shape
-    ]
-    heads = [text for text in wrong if text.startswith("head")]
+    }
+    heads = [name for name in wrong if name.startswith("head") and state[name].shape[:1] != own[name].shape[:1]]
     problems = []
     if heads:
-        classes = next(state[name].shape[0] for name in state if name.startswith("head") and state[name].ndim)
-        problems.append(f"{_listed(heads)} (the file has {classes} classes: see --num-classes)")
-    others = [text for text in wrong if text not in heads]
+        classes = next((state[name].shape[0] for name in heads if state[name].ndim), "no")
+        texts = [wrong[name] for name in heads]
+        problems.append(f"{_listed(texts)} (the file has {classes} classes: see --num-classes)")
+    others = [text for name, text in wrong.items() if name not in heads]
     if others:
         problems.append(_listed(others))
     for title, names in (
@@ -170,15 +183,20 @@ def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
         raise CheckpointError(f"{path} is an .npz file and holds no averaged weights; drop --use-ema")
     if not isinstance(model, VisionTransformer):
         raise CheckpointError(f"{path}: .npz checkpoints are for VisionTransformer models")
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path} is not a readable .npz file")
+    filled = copy.deepcopy(model)  # timm's reader stops halfway where a file does not fit
     unset = {name: torch.full_like(value, torch.nan) for name, value in model.named_parameters()}
-    model.load_state_dict(unset, strict=False)
+    filled.load_state_dict(unset, strict=False)
     try:
-        model.load_pretrained(str(path))
-    except (OSError, ValueError, KeyError, AssertionError, RuntimeError, TypeError, AttributeError) as error:
+        filled.load_pretrained(str(path))
+    except Exception as error:  # damage shows in zipfile, zlib, numpy or timm, which share no base class
+        traceback.clear_frames(error.__traceback__)  # they hold the file open
         raise CheckpointError(f"{path} does not fit the model or is damaged: {_first_line(error)}") from error
     # timm's reader skips a head of another size without a word: what it left unset is what did not fit.
-    left = [name for name, value in model.named_parameters() if value.isnan().any()]
+    left = [name for name, value in filled.named_parameters() if value.isnan().any()]
     if left:
         raise CheckpointError(
             f"{path} does not fit the model: nothing usable for {_listed(left)} (see --num-classes and --model)"
         )
+    model.load_state_dict(filled.state_dict())

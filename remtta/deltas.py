@@ -62,7 +62,7 @@ def save_delta(path: str | Path, delta: Delta) -> None:
         OutputError: If the disk refuses; an earlier file stays.
     """
     for name, tensor in delta.tensors.items():
-        if not torch.isfinite(tensor).all():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")
     header = {
         "format_version": FORMAT_VERSION,
@@ -116,7 +116,7 @@ def load_delta(path: str | Path) -> Delta:
             created=header["created"],
             remtta_version=header["remtta_version"],
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error
 
 

@@ -28,7 +28,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed either
+            temporary.unlink()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

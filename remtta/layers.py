@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 import re
 
-from timm.layers import RmsNorm, SimpleNorm
+from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from remtta.errors import ModelError
 
-_NORMS = (nn.LayerNorm, nn.RMSNorm, RmsNorm, SimpleNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+_NORMS = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.modules.batchnorm._BatchNorm,
+    RmsNorm,
+    RmsNormFp32,
+    SimpleNorm,
+    SimpleNormFp32,
+)
 
 
 def unwrap(model: nn.Module) -> VisionTransformer:
@@ -59,7 +68,7 @@ def adapted_norms(vit: VisionTransformer, adapt_layers: str | None = None) -> di
     if adapt_layers == "all":
         roots: list[nn.Module] = [vit]
     else:
-        chosen = _block_numbers(adapt_layers, depth) if adapt_layers else range(math.floor(0.75 * depth))
+        chosen = _block_numbers(adapt_layers, depth) if adapt_layers is not None else range(math.floor(0.75 * depth))
         roots = [vit.blocks[number] for number in chosen]
         if not roots:
             raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import logging
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from remtta.checkpoints import load_checkpoint
 from remtta.errors import ModelError, UsageError
+from remtta.hub import reachable_or_offline
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
@@ -112,6 +114,8 @@ def load_model(
         UsageError: If the name is unknown or a value cannot be used.
     """
     _check_preprocessing(mean, std, interpolation, crop_pct)
+    if use_ema and checkpoint is None:
+        raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
     kwargs = dict(model_kwargs or {})
     if num_classes is not None:
         kwargs["num_classes"] = num_classes
@@ -130,6 +134,7 @@ def load_model(
             if v is not None
         }
     )
+    config["input_size"] = (3, *_image_size(model, config))
     config["label_names"] = list(labels) if labels is not None else _known_labels(model, config)
     model.pretrained_cfg = model.default_cfg = config
     if labels is not None and len(labels) != model.num_classes:
@@ -194,11 +199,14 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     if not source and name.split(".")[0] not in timm.list_models():
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
+        if "/" in name:
+            hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
         raise UsageError(f'unknown model "{name}"; {hint}')
     if pretrained and source != "local-dir":
         _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
     try:
-        model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
+        with reachable_or_offline() if (pretrained or source) and source != "local-dir" else contextlib.nullcontext():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
     except TypeError as error:
         raise UsageError(f"{name} does not take these model arguments: {error}") from error
     except Exception as error:  # timm and its download libraries share no base class

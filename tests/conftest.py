@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 4, "num_heads": 3}
 NUM_CLASSES = 7
@@ -68,6 +69,3 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def vit() -> nn.Module:
     return tiny_vit()
-
-
-Maker = Callable[..., nn.Module]

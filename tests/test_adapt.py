@@ -140,6 +140,16 @@ def test_reset_every_starts_again_from_the_source(frames: Path, tmp_path: Path) 
     assert again == [row["logits"] for row in rows_of(tmp_path / "fresh")]
 
 
+def test_episodic_runs_predict_every_batch_with_no_updates(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    summary = adapt_stream(
+        vit, frames, tmp_path / "run", config=REMConfig(episodic=True), options=RunOptions(batch_size=4)
+    )
+    assert {row["update"] for row in rows_of(tmp_path / "run")} == {0}
+    assert summary.num_updates == 3
+    delta = load_delta(tmp_path / "run" / "delta.safetensors")
+    assert (delta.frames, delta.updates) == (4, 1)
+
+
 def test_the_source_method_predicts_without_adapting(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     adapt_stream(vit, frames, tmp_path / "run", method="source", options=RunOptions(batch_size=4))

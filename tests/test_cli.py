@@ -57,7 +57,17 @@ def test_version_names_everything_on_one_line() -> None:
 def test_adapt_apply_and_inspect_from_the_shell(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
     run, labels = tmp_path / "run", tmp_path / "labels.txt"
     labels.write_text("".join(f"name {number}\r\n" for number in range(NUM_CLASSES)), newline="")
-    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--labels", labels, "--batch-size", "5", "--lr", "0.01"]
+    options: list[str | Path] = [
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        "--labels",
+        labels,
+        "--batch-size",
+        "5",
+        "--lr",
+        "0.01",
+    ]
     adapted = remtta("adapt", frames, *options, "--output", run, "--logits")
     assert (adapted.returncode, adapted.stdout) == (0, b"")
     rows = rows_of((run / "predictions.jsonl").read_bytes())
@@ -92,7 +102,15 @@ def test_adapt_apply_and_inspect_from_the_shell(frames: Path, checkpoint: Path, 
 
 
 def test_paths_from_a_pipe_and_predictions_to_a_pipe(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4", "--output", tmp_path / "run"]
+    options: list[str | Path] = [
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        "--batch-size",
+        "4",
+        "--output",
+        tmp_path / "run",
+    ]
     paths = b"\0".join(os.fsencode(frames / f"frame_{number}.png") for number in (7, 3, 11))
     done = remtta("adapt", "-", "-0", *options, "--predictions", "-", stdin=paths)
     assert done.returncode == 0
@@ -238,7 +256,7 @@ def test_apply_refuses_another_base_and_writes_nothing(frames: Path, checkpoint:
     from safetensors.torch import save_file
 
     save_file(tiny_vit(seed=9).state_dict(), tmp_path / "other.safetensors")
-    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
     assert remtta("adapt", frames, *options).returncode == 0
     delta, out = tmp_path / "run" / "delta.safetensors", tmp_path / "out.safetensors"
     done = remtta("apply", delta, "--checkpoint", tmp_path / "other.safetensors", "--output", out)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,8 @@ def draw_picture(result: DemoResult, path: Path) -> None:
 def _draw_errors(sheet: _Sheet, result: DemoResult) -> None:
     right, bottom = _WIDTH - _RIGHT, _TOP + _CHART_HEIGHT
     curves = {method: _running_mean(result.wrong[method]) for method in result.wrong}
-    top_error = max(10.0, 10 * np.ceil(max(curve.max() for curve in curves.values()) / 10 + 0.2))
+    highest = max(max(curve) for curve in curves.values())
+    top_error = 10 * math.ceil(highest / 10 + 0.2)
     num_frames = len(result.frames)
 
     def x_of(frame: float) -> float:
@@ -92,9 +94,9 @@ def _draw_errors(sheet: _Sheet, result: DemoResult) -> None:
             sheet.box((x_of(start), _TOP, x_of(stop), bottom), _BAND)
         sheet.text(x_of((start + stop) / 2), _TOP - 12, condition, anchor="mm")
         start = stop
-    for error in np.arange(0, top_error + 1, 10 if top_error <= 60 else 20):
+    for error in range(0, top_error + 1, 10 if top_error <= 60 else 20):
         sheet.line([(_LEFT, y_of(error)), (right, y_of(error))], _PALE)
-        sheet.text(_LEFT - 8, y_of(error), f"{error:.0f}", anchor="rm", size=12)
+        sheet.text(_LEFT - 8, y_of(error), str(error), anchor="rm", size=12)
     sheet.text(12, 14, f"error in %, running mean over {_WINDOW} frames", size=13)
     sheet.text((_LEFT + right) / 2, bottom + 16, f"{num_frames} frames", anchor="mm", size=12)
     for method, curve in curves.items():
@@ -107,12 +109,11 @@ def _draw_errors(sheet: _Sheet, result: DemoResult) -> None:
         sheet.text(right + 12, y + 17, f"mean {mean:.1f} %", colour=_COLOURS[method], size=12)
 
 
-def _running_mean(wrong: Sequence[bool]) -> np.ndarray:
+def _running_mean(wrong: Sequence[bool]) -> list[float]:
     """Percent wrong among the last frames, up to `_WINDOW` of them."""
-    total = np.concatenate([[0], np.cumsum(wrong)])
-    stop = np.arange(1, len(total))
-    start = np.maximum(0, stop - _WINDOW)
-    return 100 * (total[stop] - total[start]) / (stop - start)
+    total = [0, *accumulate(wrong)]
+    starts = [max(0, stop - _WINDOW) for stop in range(1, len(total))]
+    return [100 * (total[stop] - total[start]) / (stop - start) for stop, start in enumerate(starts, 1)]
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,12 +72,14 @@ def open_stream(
     name = os.fspath(source)
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
-    path = Path(name)
-    if path.is_dir():
-        return _of_paths(name, "folder", _folder_files(path, sort), frame_stride, limit)
-    if path.suffix.lower() in VIDEO_SUFFIXES and path.exists():
+    exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names too long to exist
+    if os.path.isdir(name):
+        return _of_paths(name, "folder", _folder_files(Path(name), sort), frame_stride, limit)
+    if exists and stat.S_ISCHR(os.stat(name).st_mode):  # such as /dev/video0
+        return Stream(name, "camera", itertools.islice(iter_video(name, stride=frame_stride), limit))
+    if exists and _is_video(name):
         return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
-    if path.exists():
+    if exists:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:
         return Stream(name, "url", itertools.islice(iter_video(name, stride=frame_stride), limit))

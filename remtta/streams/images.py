@@ -34,7 +34,8 @@ def image_suffixes() -> frozenset[str]:
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:
     """Sort key under which frame_2 comes before frame_10, folder by folder."""
     parts: list[list[str | int]] = [
-        [int(part) if part.isdecimal() else part.casefold() for part in re.split(r"([0-9]+)", name)]
+        # Only ASCII digits become numbers, as in the split: text and numbers must alternate to compare.
+        [int(part) if position % 2 else part.casefold() for position, part in enumerate(re.split(r"([0-9]+)", name))]
         for name in path.split(os.sep)
     ]
     return parts, path
@@ -100,7 +101,7 @@ def load_image(path: Path) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow mode to 8-bit RGB."""
-    if image.mode == "RGB":
+    if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
         image = _to_eight_bits(image)

@@ -38,6 +38,9 @@ class DecodedFrame:
     error: str | None = None
 
 
+_Ready = queue.SimpleQueue[Future[DecodedFrame] | Exception | None]
+
+
 def prefetch(
     frames: Iterable[Frame],
     transform: Callable[[Image.Image], Tensor],
@@ -58,25 +61,26 @@ def prefetch(
     Raises:
         Exception: Whatever reading the stream itself raised, after the frames before it.
     """
-    ready: queue.Queue[Future[DecodedFrame] | Exception | None] = queue.Queue(maxsize=max(1, ahead))
+    ready: _Ready = queue.SimpleQueue()
+    room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
     pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
     # A daemon: a reader blocked on a pipe or a camera must not keep the process alive.
-    reader = threading.Thread(target=_read, args=(frames, transform, pool, ready, stop), daemon=True)
+    reader = threading.Thread(target=_read, args=(frames, transform, pool, ready, room, stop), daemon=True)
     reader.start()
     try:
         while (item := _next(ready, wait)) is not None:
             if isinstance(item, Exception):
                 raise item
-            yield item.result()
+            frame = _result(item, wait)
+            room.release()
+            yield frame
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _next(
-    ready: queue.Queue[Future[DecodedFrame] | Exception | None], wait: Callable[[], None]
-) -> Future[DecodedFrame] | Exception | None:
+def _next(ready: _Ready, wait: Callable[[], None]) -> Future[DecodedFrame] | Exception | None:
     while True:
         try:
             return ready.get(timeout=_POLL_S)
@@ -84,21 +88,22 @@ def _next(
             wait()
 
 
+def _result(decoded: Future[DecodedFrame], wait: Callable[[], None]) -> DecodedFrame:
+    while True:
+        try:
+            return decoded.result(timeout=_POLL_S)
+        except TimeoutError:  # not from decoding: _decode raises nothing
+            wait()
+
+
 def _read(
     frames: Iterable[Frame],
     transform: Callable[[Image.Image], Tensor],
     pool: ThreadPoolExecutor,
-    ready: queue.Queue[Future[DecodedFrame] | Exception | None],
+    ready: _Ready,
+    room: threading.Semaphore,
     stop: threading.Event,
 ) -> None:
-    def put(item: Future[DecodedFrame] | Exception | None) -> None:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=_POLL_S)
-                return
-            except queue.Full:
-                continue
-
     # Video frames arrive decoded and large: keep few of them waiting for a worker.
     waiting = threading.Semaphore(2 * pool._max_workers)
 
@@ -110,16 +115,21 @@ def _read(
 
     try:
         for index, frame in enumerate(frames):
-            while not waiting.acquire(timeout=_POLL_S):
-                if stop.is_set():
-                    return
-            if stop.is_set():
+            if not (_acquire(room, stop) and _acquire(waiting, stop)):
                 return
-            put(pool.submit(decode, index, frame))
+            ready.put(pool.submit(decode, index, frame))
     except Exception as error:  # handed to the consumer, which raises it in its own thread
-        put(error)
+        ready.put(error)
         return
-    put(None)
+    ready.put(None)
+
+
+def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
+    """Wait for a place; False once nobody wants frames any more."""
+    while not stop.is_set():
+        if semaphore.acquire(timeout=_POLL_S):
+            return not stop.is_set()
+    return False
 
 
 def _decode(index: int, frame: Frame, transform: Callable[[Image.Image], Tensor]) -> DecodedFrame:

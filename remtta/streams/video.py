@@ -65,10 +65,18 @@ def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Fram
 def _open(cv2: Any, source: str | int) -> Any:
     if isinstance(source, int):
         return cv2.VideoCapture(source)
+    _require_utf8(source)
     timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, OPEN_TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, READ_TIMEOUT_MS]
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
     # Files that FFmpeg does not know (image sequences, odd builds) may still open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
+
+
+def _require_utf8(source: str) -> None:
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:  # OpenCV would crash the process
+        raise StreamError(f"{source} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
 
 
 def _cannot_open(source: str | int) -> str:

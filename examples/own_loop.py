@@ -1,0 +1,46 @@
+"""Adapt inside your own loop over batches.
+
+python examples/own_loop.py ./frames --model vit_base_patch16_224
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import islice
+
+import timm
+import torch
+
+from remtta import REM, REMConfig, RemttaError, load_model, open_stream
+
+
+def batches(source: str, model: torch.nn.Module, size: int) -> Iterator[torch.Tensor]:
+    """Preprocess a stream as the model asks for: batches of shape (B, 3, H, W)."""
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    frames = open_stream(source).frames
+    while chunk := list(islice(frames, size)):
+        yield torch.stack([transform(frame.load()) for frame in chunk])
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="image, folder, glob or video")
+    parser.add_argument("--model", default="vit_base_patch16_224")
+    parser.add_argument("--batch-size", type=int, default=20)
+    args = parser.parse_args(argv)
+    try:
+        model = load_model(args.model)
+        rem = REM(model, REMConfig(mask_ratios=(0.0, 0.1, 0.2)))
+        for images in batches(args.source, model, args.batch_size):
+            logits = rem(images)  # predicts, then adapts
+            print(logits.argmax(1).tolist())
+    except RemttaError as error:
+        raise SystemExit(f"Error: {error}") from None
+    moved = max(change.abs().max().item() for change in rem.delta().values())
+    print(f"{rem.num_updates} updates, largest change of a norm weight: {moved:.2g}")
+    rem.reset()  # back to the source weights, exactly
+
+
+if __name__ == "__main__":
+    main()

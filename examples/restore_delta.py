@@ -1,0 +1,33 @@
+"""Put a saved delta back on its base model, and check that it fits first.
+
+python examples/restore_delta.py run1/delta.safetensors --checkpoint vit.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from remtta import RemttaError, apply_delta, load_delta, load_model
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("delta")
+    parser.add_argument("--checkpoint", help="the base weights; timm's pretrained ones by default")
+    args = parser.parse_args(argv)
+    try:
+        delta = load_delta(args.delta)
+        model = load_model(
+            delta.model,
+            checkpoint=args.checkpoint,
+            num_classes=delta.model_options.get("num_classes"),
+            model_kwargs=delta.model_options.get("model_kwargs"),
+        )
+        apply_delta(model, delta)  # refuses another base, and changes nothing then
+    except RemttaError as error:
+        raise SystemExit(f"Error: {error}") from None
+    print(f"{delta.model} with {len(delta.tensors)} adapted tensors, from {delta.frames} frames of {delta.method}")
+
+
+if __name__ == "__main__":
+    main()

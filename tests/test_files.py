@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from remtta.errors import OutputError
+from remtta.files import write_atomically, write_json
+
+
+def test_a_written_file_is_in_place_and_alone(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "out.txt", lambda temporary: temporary.write_text("whole"))
+    assert (tmp_path / "out.txt").read_text() == "whole"
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("earlier")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("whole")
+        assert path.read_text() == "earlier"
+        assert temporary.parent == tmp_path  # a rename is atomic within one file system only
+
+    write_atomically(path, write)
+    assert path.read_text() == "whole"
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
+def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("earlier")
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("half of")
+        if failing == "write":
+            full()
+
+    if failing != "write":
+        monkeypatch.setattr(os, failing, full)
+    with pytest.raises(OutputError) as caught:
+        write_atomically(path, write)
+    assert str(caught.value) == f"{path} cannot be written: {os.strerror(errno.ENOSPC)}"
+    assert path.read_text() == "earlier"
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+def test_an_interrupted_write_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("earlier")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("half of")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, write)
+    assert path.read_text() == "earlier"
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+@pytest.mark.parametrize("place", ["absent/out.txt", "file/out.txt", "folder", "n" * 300])
+def test_a_place_that_takes_no_file_is_an_output_error(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match=r"cannot be written: \w+"):
+        write_atomically(tmp_path / place, lambda temporary: temporary.write_text("whole"))
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_others_may_read_the_file_as_the_umask_says(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_json(tmp_path / "out.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out.json").stat().st_mode & 0o777 == mode
+
+
+def test_json_is_written_for_people_and_machines(tmp_path: Path) -> None:
+    content = {"name": "Jürgen\n\udcff", "values": [1, 0.1, None]}
+    write_json(tmp_path / "run.json", content)
+    text = (tmp_path / "run.json").read_text(encoding="utf-8")
+    assert json.loads(text) == content
+    assert text.endswith("}\n")
+    assert text.count("\n") > len(content)
+
+
+def test_json_never_holds_nan(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"value": 1})
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "run.json", {"value": float("nan")})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"value": 1}

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from remtta.errors import StreamError
+from remtta.streams.frames import Frame, FrameError
+from remtta.streams.prefetch import prefetch
+
+
+class Stop(BaseException):
+    """What `wait` raises, as a signal would: no Exception."""
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).expand(3, 1, 1)
+
+
+def grey_frame(value: int, delay_s: float = 0.0) -> Frame:
+    """A frame of one pixel that takes its time to load."""
+
+    def load() -> Image.Image:
+        time.sleep(delay_s)
+        return Image.new("L", (1, 1), value)
+
+    return Frame(f"{value}.png", load)
+
+
+def failing_frame(source: str, error: Exception) -> Frame:
+    def load() -> Image.Image:
+        raise error
+
+    return Frame(source, load)
+
+
+class Gate:
+    """Frames that count how many of them have started to load, and load only once the gate is open."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.num_started = 0
+        self._lock = threading.Lock()
+
+    def frames(self) -> Iterator[Frame]:
+        return (Frame(f"{number}.png", self._load) for number in range(100))
+
+    def settles_at(self, num_started: int) -> bool:
+        happens(lambda: self.num_started >= num_started)
+        time.sleep(0.15)  # long enough to go too far
+        return self.num_started == num_started
+
+    def _load(self) -> Image.Image:
+        with self._lock:
+            self.num_started += 1
+        self.opened.wait(5)
+        self.opened.set()  # a test that fails ends
+        return Image.new("L", (1, 1))
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.opened.set()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert happens(lambda: set(threading.enumerate()) <= before)
+
+
+def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+class Waits:
+    """A `wait` that counts its calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self) -> None:
+        self.num_calls += 1
+
+
+def raise_after(calls: int, once: Callable[[], bool] = lambda: True) -> Callable[[], None]:
+    """A `wait` that stops the run after so many calls at which the condition held."""
+    left = itertools.count(calls - 1, -1)
+
+    def wait() -> None:
+        if once() and next(left) == 0:
+            raise Stop
+
+    return wait
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 100])
+@pytest.mark.parametrize("workers", [1, 8])
+def test_frames_come_in_stream_order_whatever_their_loading_takes(ahead: int, workers: int) -> None:
+    rng = random.Random(0)
+    frames = [grey_frame(value, rng.uniform(0, 0.01)) for value in range(30)]
+    decoded = list(prefetch(frames, to_tensor, ahead=ahead, workers=workers))
+    assert [frame.index for frame in decoded] == list(range(30))
+    assert [frame.source for frame in decoded] == [f"{value}.png" for value in range(30)]
+    assert [frame.image.flatten().tolist() for frame in decoded if frame.image is not None] == [
+        [value] * 3 for value in range(30)
+    ]
+    assert all(frame.error is None for frame in decoded)
+
+
+def test_number_and_time_of_video_frames_are_kept() -> None:
+    frames = [Frame("clip.mp4", lambda: Image.new("L", (1, 1)), 5 * step, 0.5 * step) for step in range(3)]
+    decoded = prefetch(frames, to_tensor, ahead=2)
+    assert [(frame.index, frame.number, frame.time_s) for frame in decoded] == [(0, 0, 0.0), (1, 5, 0.5), (2, 10, 1.0)]
+
+
+def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
+    frames = [
+        grey_frame(0, 0.02),
+        failing_frame("cut.jpg", FrameError("image file is truncated")),
+        grey_frame(2),
+        failing_frame("odd.jpg", ValueError("height and width must be > 0")),
+        failing_frame("mute.jpg", MemoryError()),
+        grey_frame(5),
+    ]
+    decoded = list(prefetch(frames, to_tensor, ahead=4))
+    assert [frame.index for frame in decoded] == list(range(6))
+    assert [frame.image is None for frame in decoded] == [False, True, False, True, True, False]
+    assert [frame.error for frame in decoded] == [
+        None,
+        "image file is truncated",
+        None,
+        "cannot be preprocessed: height and width must be > 0",
+        "cannot be preprocessed: MemoryError",
+        None,
+    ]
+
+
+def test_a_failing_transform_makes_one_frame_unreadable() -> None:
+    def transform(image: Image.Image) -> Tensor:
+        if image.getpixel((0, 0)) == 1:
+            raise ZeroDivisionError("division by zero")
+        return to_tensor(image)
+
+    errors = [frame.error for frame in prefetch(map(grey_frame, range(3)), transform, ahead=2)]
+    assert errors == [None, "cannot be preprocessed: division by zero", None]
+
+
+def test_no_frames_end_at_once() -> None:
+    assert list(prefetch([], to_tensor, ahead=4)) == []
+
+
+@pytest.mark.parametrize("ahead", [1, 10])
+def test_an_error_of_the_stream_is_raised_after_the_frames_before_it(ahead: int) -> None:
+    def frames() -> Iterator[Frame]:
+        yield from (grey_frame(value, 0.02) for value in range(3))
+        raise StreamError("the camera is gone")
+
+    seen = []
+    with pytest.raises(StreamError, match=r"^the camera is gone$"):
+        for frame in prefetch(frames(), to_tensor, ahead=ahead):
+            seen.append(frame.index)
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_no_more_than_ahead_frames_are_in_decoding(gate: Gate, ahead: int) -> None:
+    wait = raise_after(3, once=lambda: gate.num_started >= ahead)
+    with pytest.raises(Stop):
+        list(prefetch(gate.frames(), to_tensor, ahead=ahead, workers=8, wait=wait))
+    assert gate.num_started == ahead
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_no_more_than_ahead_frames_are_held_for_a_slow_consumer(gate: Gate, ahead: int) -> None:
+    gate.opened.set()
+    frames = prefetch(gate.frames(), to_tensor, ahead=ahead, workers=8)
+    for taken in range(1, 4):
+        next(frames)
+        assert gate.settles_at(taken + ahead)
+    frames.close()
+
+
+def test_few_frames_wait_for_a_worker(gate: Gate) -> None:
+    num_read = itertools.count()
+
+    def counted() -> Iterator[Frame]:
+        for frame in gate.frames():
+            next(num_read)
+            yield frame
+
+    wait = raise_after(3, once=lambda: gate.num_started >= 2)
+    with pytest.raises(Stop):
+        list(prefetch(counted(), to_tensor, ahead=1000, workers=2, wait=wait))
+    assert gate.num_started == 2
+    assert next(num_read) <= 2 * 2 + 1  # two per worker, and the one in the reader's hand
+
+
+def test_closing_early_stops_the_threads() -> None:
+    before = set(threading.enumerate())
+    num_read = itertools.count()
+    frames = prefetch((grey_frame(next(num_read) % 256) for _ in itertools.count()), to_tensor, ahead=4)
+    assert [next(frames).index for _ in range(3)] == [0, 1, 2]
+    frames.close()
+    assert happens(lambda: set(threading.enumerate()) <= before)
+    assert next(num_read) <= 3 + 4 + 1  # taken, held, and the one in the reader's hand
+
+
+def test_wait_is_called_while_the_stream_has_no_frame() -> None:
+    wait = Waits()
+
+    def late() -> Iterator[Frame]:
+        time.sleep(0.35)
+        yield grey_frame(7)
+
+    decoded = list(prefetch(late(), to_tensor, ahead=4, wait=wait))
+    assert [frame.source for frame in decoded] == ["7.png"]
+    assert wait.num_calls >= 2
+
+
+def test_wait_is_called_while_a_frame_is_still_in_decoding() -> None:
+    wait = Waits()
+    decoded = list(prefetch([grey_frame(7, 0.35)], to_tensor, ahead=4, wait=wait))
+    assert [frame.source for frame in decoded] == ["7.png"]
+    assert wait.num_calls >= 2
+
+
+def test_wait_may_stop_a_stream_that_has_no_frame() -> None:
+    released = threading.Event()
+
+    def silent() -> Iterator[Frame]:
+        released.wait(10)
+        yield grey_frame(0)
+
+    try:
+        with pytest.raises(Stop):
+            list(prefetch(silent(), to_tensor, ahead=4, wait=raise_after(2)))
+    finally:
+        released.set()
+
+
+def test_wait_may_stop_the_decoding_of_a_frame(gate: Gate) -> None:
+    with pytest.raises(Stop):
+        list(prefetch(gate.frames(), to_tensor, ahead=4, wait=raise_after(2)))
