@@ -23,7 +23,7 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.runs import DELTA, PREDICTIONS
 
 BATCH_SIZE = 20
-FRAMES_PER_CONDITION = 800
+FRAMES_PER_CONDITION = 400
 METHODS = ("source", "rem")
 
 _STREAM_SEED = 77  # keeps the drive apart from the training images, which are seeded with one number

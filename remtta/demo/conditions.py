@@ -1,11 +1,10 @@
-"""What happens to the demo's camera: noise, blur, fog, dusk and bad compression.
+"""What happens to the demo's camera: noise, blur, fog, dusk and glare.
 
 None of these is used in training the demo model (examples/train_demo_model.py).
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 import numpy as np
@@ -24,35 +23,34 @@ def _clear(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A sensor at high gain: Gaussian noise."""
-    return _eight_bits(image / 255 + rng.normal(0, 0.2, image.shape))
+    return _eight_bits(image / 255 + rng.normal(0, 0.33, image.shape))
 
 
 def _blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A lens out of focus."""
-    radius = float(rng.uniform(0.9, 1.5))
+    radius = float(rng.uniform(0.9, 1.4))
     return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def _fog(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A bright veil of uneven density."""
     size = image.shape[0]
-    patches = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
-    density = np.asarray(patches.resize((size, size), Image.Resampling.BICUBIC)) / 255
-    veil = (0.45 + 0.25 * density)[..., None]
+    coarse = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
+    density = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC)) / 255
+    veil = (0.35 + 0.2 * density)[..., None]
     return _eight_bits(image / 255 * (1 - veil) + 0.85 * veil)
 
 
 def _dusk(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Little, bluish light, and the grain that comes with it."""
-    light = rng.uniform(0.28, 0.4) * np.array([0.8, 0.9, 1.2])
+    light = rng.uniform(0.36, 0.5) * np.array([0.8, 0.9, 1.2])
     return _eight_bits(image / 255 * light + rng.normal(0, 0.03, image.shape))
 
 
-def _compression(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A radio link that squeezes every frame."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=int(rng.integers(5, 10)))
-    return np.asarray(Image.open(buffer))
+def _glare(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A low sun: overexposed, with light scattered in the lens."""
+    strength = rng.uniform(0.75, 1.0)
+    return _eight_bits(image / 255 * (1 + strength) + 0.3 * strength)
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -61,6 +59,6 @@ CONDITIONS: dict[str, Condition] = {
     "blur": _blur,
     "fog": _fog,
     "dusk": _dusk,
-    "compression": _compression,
+    "glare": _glare,
 }
 """The conditions of the demo's drive, in order."""

@@ -57,7 +57,9 @@ class _Sheet:
 
     def paste(self, image: Image.Image, x: int, y: int, size: int) -> None:
         side = size * _SCALE
-        self.image.paste(image.resize((side, side), Image.Resampling.NEAREST), (x * _SCALE, y * _SCALE))
+        corner = (x * _SCALE, y * _SCALE)
+        self.image.paste(image.resize((side, side), Image.Resampling.NEAREST), corner)
+        self._draw.rectangle([*corner, corner[0] + side, corner[1] + side], outline=_PALE, width=_SCALE)
 
 
 def draw_picture(result: DemoResult, path: Path) -> None:
