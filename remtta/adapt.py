@@ -153,6 +153,7 @@ class _Run:
         self.summary = RunSummary(folder)
         self.frames_in_delta = start.frames if start else 0
         self.frames_since_reset = 0
+        self.committed = adapter.committed  # as of the last batch whose predictions are written
         self.started = datetime.now(UTC)
         self.environment = environment(self.device)
 
@@ -206,9 +207,9 @@ class _Run:
 
     def _process(self, batch: list[DecodedFrame], writer: PredictionWriter, interrupts: Interrupts) -> None:
         images = [frame.image for frame in batch if frame.image is not None]
-        if images and self._reset_is_due():
+        afresh = bool(images) and self._reset_is_due()
+        if afresh:
             self.adapter.reset()
-            self.frames_in_delta = self.frames_since_reset = 0
         update = self.adapter.num_updates
         logits = self._predict(torch.stack(images), batch) if images else None
         with interrupts.held():
@@ -223,6 +224,9 @@ class _Run:
                     with_logits=self.options.logits,
                 )
             )
+            self.committed = self.adapter.committed
+            if afresh:
+                self.frames_in_delta = self.frames_since_reset = 0
             self._count(batch, len(images), update)
             writer.echo()
         broken = next((frame for frame in batch if frame.error), None)
@@ -262,29 +266,27 @@ class _Run:
 
     def _finish(self, seconds: float) -> None:
         self.summary.seconds = seconds
-        try:
-            self._save_delta()
-        except DeltaError as error:
-            _log.warning("%s; the delta saved before stays", error)
+        self._save_delta()
         self._write_record()
 
     def _save_delta(self) -> None:
-        tensors = self.adapter.delta()
+        tensors, updates = self.committed
         if not tensors:
             return
-        save_delta(
-            self.folder / DELTA,
-            Delta(
-                tensors=tensors,
-                model=str(self.options.model.get("name", "unknown")),
-                base_sha256=self.base_sha256,
-                method=self.method,
-                hyperparameters=self._hyperparameters(),
-                frames=self.frames_in_delta,
-                updates=self.adapter.num_updates,
-                model_options={key: value for key, value in self.options.model.items() if key != "name"},
-            ),
+        delta = Delta(
+            tensors={name: tensor.cpu() for name, tensor in tensors.items()},
+            model=str(self.options.model.get("name", "unknown")),
+            base_sha256=self.base_sha256,
+            method=self.method,
+            hyperparameters=self._hyperparameters(),
+            frames=self.frames_in_delta,
+            updates=updates,
+            model_options={key: value for key, value in self.options.model.items() if key != "name"},
         )
+        try:
+            save_delta(self.folder / DELTA, delta)
+        except DeltaError as error:  # the outputs will show it, and stop the run
+            _log.warning("%s; the delta saved before stays", error)
 
     def _hyperparameters(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.config), "batch_size": self.options.batch_size}

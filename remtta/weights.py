@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from remtta.errors import DeltaError, ModelError
 
+Committed = tuple[Mapping[str, Tensor], int]
+
 
 class AdaptedWeights:
     """Named parameters, their source values, and the exact difference of the two.
@@ -35,12 +37,12 @@ class AdaptedWeights:
         self._frozen = dict(frozen)
         self._tracked = dict(named)
         self._source = {name: parameter.detach().clone() for name, parameter in named.items()}
-        self._committed = (self._zeros(), 0)
+        self._committed: Committed = (self._zeros(), 0)
 
     @property
-    def num_updates(self) -> int:
-        """Updates behind the committed weights."""
-        return self._committed[1]
+    def committed(self) -> Committed:
+        """Delta and number of updates of the last commit; no later commit changes these tensors."""
+        return self._committed
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -48,7 +50,7 @@ class AdaptedWeights:
         delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
         for name, parameter in self._tracked.items():
             parameter.copy_(self._source[name] + delta[name])
-        self._committed = (delta, self.num_updates + 1)
+        self._committed = (delta, self._committed[1] + 1)
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_delta, open_stream
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
+from remtta.interrupts import Stopped
 from remtta.models import preprocessing_of
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
@@ -248,3 +250,22 @@ def test_paths_may_come_from_any_iterable(vit: nn.Module, frames: Path, tmp_path
     paths = [frames / "frame_3.png", frames / "frame_1.png"]
     adapt_stream(vit, open_stream(paths), tmp_path / "run")
     assert [row["source"] for row in rows_of(tmp_path / "run")] == [str(path) for path in paths]
+
+
+def test_a_stop_between_update_and_writing_leaves_delta_and_predictions_in_step(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = REM.__call__
+
+    def stopped_after_the_third_update(self: REM, images: torch.Tensor) -> torch.Tensor:
+        logits = step(self, images)
+        if self.num_updates == 3:
+            raise Stopped(signal.SIGTERM)
+        return logits
+
+    monkeypatch.setattr(REM, "__call__", stopped_after_the_third_update)
+    summary = adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2))
+    assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
+    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 4
+    delta = load_delta(tmp_path / "run" / "delta.safetensors")
+    assert (delta.updates, delta.frames) == (2, 4)

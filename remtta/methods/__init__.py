@@ -11,6 +11,7 @@ from remtta.config import REMConfig
 from remtta.errors import UsageError
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
+from remtta.weights import Committed
 
 
 class Method(Protocol):
@@ -27,6 +28,10 @@ class Method(Protocol):
     @property
     def num_updates(self) -> int:
         """Optimizer steps that the current weights have seen."""
+
+    @property
+    def committed(self) -> Committed:
+        """Delta and number of updates of the last complete update; later updates do not change them."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict logits (B, C) for preprocessed images (B, 3, H, W), then adapt."""

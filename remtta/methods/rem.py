@@ -15,7 +15,7 @@ from remtta.errors import ModelError
 from remtta.layers import adapted_norms, unwrap
 from remtta.losses import rem_loss
 from remtta.masking import gather_patches, keep_indices, num_kept
-from remtta.weights import AdaptedWeights
+from remtta.weights import AdaptedWeights, Committed
 
 
 class REM:
@@ -55,7 +55,12 @@ class REM:
     @property
     def num_updates(self) -> int:
         """Optimizer steps that the current weights have seen."""
-        return self._weights.num_updates
+        return self.committed[1]
+
+    @property
+    def committed(self) -> Committed:
+        """Delta and number of updates of the last complete update; later updates do not change them."""
+        return self._weights.committed
 
     @property
     def adapted_names(self) -> tuple[str, ...]:

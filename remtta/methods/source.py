@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.config import REMConfig
-from remtta.weights import AdaptedWeights
+from remtta.weights import AdaptedWeights, Committed
 
 
 class Source:
@@ -31,7 +31,12 @@ class Source:
     @property
     def num_updates(self) -> int:
         """Updates behind the delta it was started from."""
-        return self._weights.num_updates
+        return self.committed[1]
+
+    @property
+    def committed(self) -> Committed:
+        """Delta and number of updates of the last complete update; later updates do not change them."""
+        return self._weights.committed
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
