@@ -55,11 +55,8 @@ class Interrupts:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Put off stopping until the block is done, so that what it writes is whole."""
-        self._depth += 1
-        try:
+        with self.finishing():
             yield
-        finally:
-            self._depth -= 1
         self.check()
 
     def check(self) -> None:

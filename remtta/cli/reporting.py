@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -73,9 +74,7 @@ def signal_exit_code(signum: int | None) -> int:
 
 def close_stdout() -> None:
     """Point standard output nowhere, so that Python's flush at exit cannot fail on a closed pipe."""
-    with contextlib.suppress(OSError, ValueError), open("/dev/null", "wb") as nowhere:
-        import os
-
+    with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
