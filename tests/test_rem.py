@@ -110,6 +110,17 @@ def test_a_delta_of_other_layers_is_kept_whole(vit: nn.Module) -> None:
     assert torch.equal(rem.delta()["norm.weight"], every.delta()["norm.weight"])
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_adapting_works_inside_a_callers_no_grad(mode: Any) -> None:
+    images = random_images(4)
+    plain, inside = REM(tiny_vit()), REM(tiny_vit())
+    plain(images)
+    with mode():
+        inside(random_images(4))
+    for name, change in plain.delta().items():
+        assert torch.equal(change, inside.delta()[name])
+
+
 def test_micro_batches_give_the_same_update() -> None:
     whole = REM(tiny_vit(), REMConfig(optimizer="sgd", lr=0.05))
     parts = REM(tiny_vit(), REMConfig(optimizer="sgd", lr=0.05, micro_batch=4))

@@ -126,6 +126,7 @@ class REM:
         self._weights.load(delta, num_updates)
         self._optimizer = self._new_optimizer()
 
+    @torch.inference_mode(False)  # the caller may predict under no_grad or inference_mode
     @torch.enable_grad()
     def _step(self, images: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
