@@ -113,6 +113,7 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value cannot be used.
     """
+    place = select_device(device)
     _check_preprocessing(mean, std, interpolation, crop_pct)
     if use_ema and checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
@@ -125,21 +126,17 @@ def load_model(
     _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
     if checkpoint is not None:
         load_checkpoint(model, Path(checkpoint), use_ema=use_ema)
-    overrides = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
-    config = dict(model.pretrained_cfg)
-    config.update(
-        {
-            key: tuple(v) if isinstance(v, Sequence) and key in ("mean", "std") else v
-            for key, v in overrides.items()
-            if v is not None
-        }
-    )
+    given = {
+        "mean": None if mean is None else tuple(mean),
+        "std": None if std is None else tuple(std),
+        "interpolation": interpolation,
+        "crop_pct": crop_pct,
+    }
+    config = {**model.pretrained_cfg, **{key: value for key, value in given.items() if value is not None}}
     config["input_size"] = (3, *_image_size(model, config))
-    config["label_names"] = list(labels) if labels is not None else _known_labels(model, config)
+    config["label_names"] = _known_labels(model, config) if labels is None else _checked_labels(labels, model)
     model.pretrained_cfg = model.default_cfg = config
-    if labels is not None and len(labels) != model.num_classes:
-        raise UsageError(f"the label file names {len(labels)} classes, but the model has {model.num_classes}")
-    loaded: nn.Module = model.float().eval().to(select_device(device))
+    loaded: nn.Module = model.float().eval().to(place)
     return loaded
 
 
@@ -257,6 +254,12 @@ def _check_preprocessing(
 def _image_size(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int]:
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
     return int(size[0]), int(size[1])
+
+
+def _checked_labels(labels: Sequence[str], model: Any) -> list[str]:
+    if len(labels) != model.num_classes:
+        raise UsageError(f"the label file names {len(labels)} classes, but the model has {model.num_classes}")
+    return list(labels)
 
 
 def _known_labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:

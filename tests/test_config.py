@@ -75,8 +75,9 @@ def test_a_run_option_out_of_range_is_refused_by_name_and_value(changes: dict[st
 
 
 def test_the_edges_of_the_ranges_are_accepted() -> None:
-    REMConfig(mask_ratios=(0.0, 0.999), ranking_weight=0.0, margin=0.0, momentum=0.0, micro_batch=1)
-    RunOptions(batch_size=1, topk=1, save_every=1, reset_every=1)
+    config = REMConfig(mask_ratios=(0.0, 0.999), ranking_weight=0.0, margin=0.0, momentum=0.0, micro_batch=1)
+    options = RunOptions(batch_size=1, topk=1, save_every=1, reset_every=1)
+    assert (config.mask_ratios, config.micro_batch, options.reset_every) == ((0.0, 0.999), 1, 1)
 
 
 def test_settings_are_there_without_importing_torch() -> None:

@@ -116,7 +116,7 @@ def test_a_local_folder_needs_no_network(local_dir: Path, monkeypatch: pytest.Mo
         raise AssertionError("asked for an address")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    load_model(f"local-dir:{local_dir}")
+    assert isinstance(load_model(f"local-dir:{local_dir}"), nn.Module)
 
 
 def test_weights_of_a_local_folder_that_do_not_fit_are_told_in_one_line(local_dir: Path) -> None:

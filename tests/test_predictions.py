@@ -145,9 +145,11 @@ def test_the_pipe_gets_the_lines_of_the_file(tmp_path: Path) -> None:
 
 
 def test_echo_without_a_pipe_does_nothing(tmp_path: Path) -> None:
-    with PredictionWriter(tmp_path / "predictions.jsonl") as writer:
+    path = tmp_path / "predictions.jsonl"
+    with PredictionWriter(path) as writer:
         writer.write([{"index": 0}])
         writer.echo()
+    assert path.read_bytes() == b'{"index": 0}\n'
 
 
 def test_a_closed_pipe_means_the_reader_is_gone_and_the_file_has_every_row(tmp_path: Path) -> None:
