@@ -9,7 +9,7 @@ from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 
 _NORMS = (
     nn.LayerNorm,
@@ -62,7 +62,8 @@ def adapted_norms(vit: VisionTransformer, adapt_layers: str | None = None) -> di
         Parameter name (as in `vit.named_parameters()`) to parameter, in model order.
 
     Raises:
-        ModelError: If nothing is left to adapt, or a block does not exist.
+        ModelError: If nothing is left to adapt.
+        UsageError: If the choice cannot be read, or names a block that does not exist.
     """
     depth = len(vit.blocks)
     if adapt_layers == "all":
@@ -93,9 +94,9 @@ def _block_numbers(text: str, depth: int) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
-            raise ModelError(f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"')
+            raise UsageError(f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"')
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= depth:
-            raise ModelError(f"no block {last if first <= last else part.strip()}: the model has blocks 0-{depth - 1}")
+            raise UsageError(f"no block {last if first <= last else part.strip()}: the model has blocks 0-{depth - 1}")
         numbers.update(range(first, last + 1))
     return sorted(numbers)

@@ -199,6 +199,12 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
         if "/" in name:
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
         raise UsageError(f'unknown model "{name}"; {hint}')
+    if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
+        raise UsageError(f"{name}: no such folder with a config.json")
+    if not source and "." in name and name not in timm.list_pretrained():
+        architecture = name.partition(".")[0]
+        known = sorted({*timm.list_pretrained(f"{architecture}.*")}) or [architecture]
+        raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
     if pretrained and source != "local-dir":
         _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
     try:

@@ -31,8 +31,8 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Refuse a run folder that cannot be used, touching nothing.
 
     Raises:
-        UsageError: If it holds an earlier run and may not be overwritten.
-        OutputError: If it is no folder, or not writable.
+        UsageError: If it holds an earlier run and may not be overwritten, or is no folder.
+        OutputError: If it is not writable.
     """
     earlier = [name for name in (PREDICTIONS, DELTA, RECORD) if (folder / name).exists()]
     if earlier and not overwrite:
@@ -41,7 +41,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
         )
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise OutputError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
+        raise UsageError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError(f"{nearest} is not writable; choose another --output")
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_delta, open_stream
-from remtta.errors import DeltaError, OutputError, StreamError, UsageError
+from remtta.errors import DeltaError, StreamError, UsageError
 from remtta.interrupts import Stopped
 from remtta.models import preprocessing_of
 from remtta.streams import Stream
@@ -172,7 +172,7 @@ def test_an_earlier_run_is_overwritten_only_when_asked(frames: Path, tmp_path: P
 
 def test_a_file_in_place_of_the_run_folder_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(OutputError, match="is a file"):
+    with pytest.raises(UsageError, match="is a file"):
         adapt_stream(vit, frames, tmp_path / "taken" / "run")
 
 

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 from remtta.layers import adapted_norms, unwrap
 from tests.conftest import tiny_vit
 
@@ -65,14 +65,14 @@ def test_norms_are_found_by_their_kind_not_their_name() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "a", "-1", "1-", "0,,1", "0;1", "0-1-2", "ALL", "0.5", "1 2"])
 def test_a_choice_that_is_no_list_of_blocks_is_refused(text: str) -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(UsageError) as caught:
         adapted_norms(unwrap(tiny_vit()), text)
     assert str(caught.value) == f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"'
 
 
 @pytest.mark.parametrize(("text", "block"), [("4", "4"), ("0-11", "11"), ("3-1", "3-1"), ("0,9,1", "9")])
 def test_a_block_that_does_not_exist_is_named(text: str, block: str) -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(UsageError) as caught:
         adapted_norms(unwrap(tiny_vit()), text)
     assert str(caught.value) == f"no block {block}: the model has blocks 0-3"
 

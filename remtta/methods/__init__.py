@@ -54,9 +54,12 @@ def build_method(name: str, model: nn.Module, config: REMConfig) -> Method:
     """Set up a method on a model.
 
     Raises:
-        UsageError: If there is no such method.
+        UsageError: If there is no such method, or its settings do not suit the model.
         ModelError: If the method cannot adapt the model.
     """
     if name not in METHODS:
         raise UsageError(f'unknown method "{name}"; choose {", ".join(METHODS)}')
-    return METHODS[name](model, config)
+    try:
+        return METHODS[name](model, config)
+    except ValueError as error:  # such as a mask ratio that leaves no patch of this model
+        raise UsageError(str(error)) from error
