@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,17 +18,19 @@ from torch import Tensor, nn
 
 from remtta.config import REMConfig, RunOptions
 from remtta.deltas import Delta, check_base, save_delta
-from remtta.errors import DeltaError, RemttaError, StreamError
-from remtta.files import write_json
+from remtta.environment import environment
+from remtta.errors import DeltaError, OutputError, RemttaError, StreamError
+from remtta.files import Reserve, write_json
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
 from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
-from remtta.runs import DELTA, PREDICTIONS, RECORD, claim_folder, default_folder, environment
+from remtta.runs import DELTA, PREDICTIONS, RECORD, RESERVE, check_folder, claim_folder, default_folder
 from remtta.streams import Stream, open_stream
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
+RECORD_BYTES = 262_144  # more than a run.json and a delta's header take
 
 _log = logging.getLogger("remtta")
 
@@ -91,7 +94,8 @@ def adapt_stream(
     """Predict every frame of a stream, and adapt the model to it on the way.
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
-    and `run.json` into the output folder.
+    and `run.json` into the output folder. A source that yields no frame at all
+    leaves nothing behind.
 
     Args:
         model: A timm classifier, as from `load_model`; adapted in place.
@@ -115,16 +119,26 @@ def adapt_stream(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    options = options or RunOptions()
+    options, config = options or RunOptions(), config or REMConfig()
+    torch.manual_seed(options.seed)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
+    check_folder(folder, overwrite=options.overwrite)
     base_sha256 = state_sha256(model)
-    adapter = build_method(method, model, config or REMConfig())
+    adapter = build_method(method, model, config)
     if delta is not None:
         check_base(delta, base_sha256)
         adapter.load_delta(delta.tensors, delta.updates)
-    claim_folder(folder, overwrite=options.overwrite)
-    run = _Run(model, adapter, stream, folder, method, config or REMConfig(), options, delta, base_sha256)
+    if options.reset_every is not None and options.reset_every < options.batch_size:
+        _log.warning(
+            "a reset every %d frames, with %d frames per update, is one before every batch",
+            options.reset_every,
+            options.batch_size,
+        )
+    _log.debug(
+        "%s adapts %d tensors, %s", method, len(adapter.adapted_names), ", ".join(adapter.adapted_names) or "none"
+    )
+    run = _Run(model, adapter, stream, folder, method, config, options, delta, base_sha256)
     return run.execute(echo, on_batch, interrupts or Interrupts())
 
 
@@ -156,52 +170,73 @@ class _Run:
         self.committed = adapter.committed  # as of the last batch whose predictions are written
         self.started = datetime.now(UTC)
         self.environment = environment(self.device)
+        _log.debug("preprocessing: %s", self.preprocessing)
+        _log.debug("base weights: sha256 %s, on %s", base_sha256, self.device)
+        self.reserve: Reserve | None = None
 
     def execute(
         self, echo: BinaryIO | None, on_batch: Callable[[RunSummary], None] | None, interrupts: Interrupts
     ) -> RunSummary:
         started = time.monotonic()
-        self._write_record()
         try:
-            with (
-                PredictionWriter(self.folder / PREDICTIONS, echo) as writer,
-                contextlib.closing(self._batches(interrupts)) as batches,
-            ):
-                for batch in batches:
-                    self._process(batch, writer, interrupts)
-                    self.summary.seconds = time.monotonic() - started
-                    if on_batch:
-                        on_batch(self.summary)
+            with contextlib.closing(self._frames(interrupts)) as frames:
+                first = next(frames, None)
+                if first is None:
+                    raise StreamError(f"{self.stream.name}: the stream held no frames")
+                self._claim()
+                with PredictionWriter(self.folder / PREDICTIONS, echo) as writer:
+                    for batch in self._batches(itertools.chain([first], frames)):
+                        self._process(batch, writer, interrupts)
+                        self.summary.seconds = time.monotonic() - started
+                        if on_batch:
+                            on_batch(self.summary)
             if self.summary.num_predicted == 0:
-                raise StreamError(self._nothing_readable())
+                raise StreamError(
+                    f"{self.stream.name}: none of {self.summary.num_frames} frame(s) could be read (see {PREDICTIONS})"
+                )
             self.summary.exit_reason = "completed"
         except Stopped as stop:
             self.summary.exit_reason, self.summary.signum = stop.name, stop.signum
         except ReaderGone:
             self.summary.exit_reason = "closed pipe"
         except BaseException as error:
-            self.summary.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
+            self._failed(error)
             raise
         finally:
-            with interrupts.finishing():
-                self._finish(time.monotonic() - started)
+            self.summary.seconds = time.monotonic() - started
+            if self.reserve or self.summary.signum is not None:
+                with interrupts.finishing():
+                    self._finish()
         return self.summary
 
-    def _batches(self, interrupts: Interrupts) -> Generator[list[DecodedFrame]]:
+    def _claim(self) -> Reserve:
+        """Make the folder this run's, once."""
+        if self.reserve is None:
+            claim_folder(self.folder, overwrite=self.options.overwrite)
+            size = sum(tensor.nbytes for tensor in self.committed[0].values())
+            self.reserve = Reserve(self.folder / RESERVE, 2 * size + 2 * RECORD_BYTES)
+            self._write_record()
+        return self.reserve
+
+    def _failed(self, error: BaseException) -> None:
+        self.summary.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
+
+    def _frames(self, interrupts: Interrupts) -> Generator[DecodedFrame]:
+        ahead = BATCHES_AHEAD * self.options.batch_size
+        return prefetch(self.stream.frames, self.preprocessing.transform(), ahead=ahead, wait=interrupts.check)
+
+    def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
         """Batches of `batch_size` readable frames, unreadable ones in their places between them."""
         size = self.options.batch_size
-        transform = self.preprocessing.transform()
-        frames = prefetch(self.stream.frames, transform, ahead=BATCHES_AHEAD * size, wait=interrupts.check)
         batch: list[DecodedFrame] = []
         readable = 0
-        with contextlib.closing(frames):
-            for frame in frames:
-                batch.append(frame)
-                readable += frame.image is not None
-                # An unreadable frame that no readable one waits for need not wait either.
-                if readable in (0, size) or (frame.error and self.options.on_error == "stop"):
-                    yield batch
-                    batch, readable = [], 0
+        for frame in frames:
+            batch.append(frame)
+            readable += frame.image is not None
+            # An unreadable frame that no readable one waits for need not wait either.
+            if readable in (0, size) or (frame.error and self.options.on_error == "stop"):
+                yield batch
+                batch, readable = [], 0
         if batch:
             yield batch
 
@@ -210,7 +245,7 @@ class _Run:
         afresh = bool(images) and self._reset_is_due()
         if afresh:
             self.adapter.reset()
-        update = self.adapter.num_updates
+        update = self.adapter.num_updates  # since the last reset
         logits = self._predict(torch.stack(images), batch) if images else None
         with interrupts.held():
             writer.write(
@@ -218,7 +253,7 @@ class _Run:
                     batch,
                     logits,
                     update=update,
-                    adapted=self.adapter.adapts,
+                    adapted=self.adapter.num_updates > update,
                     labels=self.labels,
                     topk=self.options.topk,
                     with_logits=self.options.logits,
@@ -250,24 +285,28 @@ class _Run:
     def _count(self, batch: list[DecodedFrame], num_images: int, update: int) -> None:
         self.summary.num_frames += len(batch)
         self.summary.num_skipped += len(batch) - num_images
-        for frame in batch:
-            if frame.error:
-                _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
-        if num_images and self.adapter.adapts:
-            before, self.summary.num_updates = (
-                self.summary.num_updates,
-                (self.summary.num_updates + self.adapter.num_updates - update),
-            )
+        if self.options.on_error == "skip":
+            for frame in batch:
+                if frame.error:
+                    _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
+        new_updates = self.adapter.num_updates - update
+        if new_updates:
             self.frames_in_delta += num_images
             self.frames_since_reset += num_images
-            every = self.options.save_every
+            before, every = self.summary.num_updates, self.options.save_every
+            self.summary.num_updates += new_updates
             if before // every != self.summary.num_updates // every:
                 self._save_delta()
 
-    def _finish(self, seconds: float) -> None:
-        self.summary.seconds = seconds
-        self._save_delta()
-        self._write_record()
+    def _finish(self) -> None:
+        self._claim().release()
+        try:
+            self._save_delta()
+        except OutputError as error:
+            self._failed(error)
+            raise
+        finally:
+            self._write_record()
 
     def _save_delta(self) -> None:
         tensors, updates = self.committed
@@ -287,6 +326,8 @@ class _Run:
             save_delta(self.folder / DELTA, delta)
         except DeltaError as error:  # the outputs will show it, and stop the run
             _log.warning("%s; the delta saved before stays", error)
+        else:
+            _log.debug("saved the delta after %d updates", updates)
 
     def _hyperparameters(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.config), "batch_size": self.options.batch_size}
@@ -313,7 +354,7 @@ class _Run:
                     **self.options.model,
                     "num_classes": self.num_classes,
                     "base_sha256": self.base_sha256,
-                    "start_delta": None if self.start is None else self.start.created,
+                    "start_delta": None if self.start is None else self.start.origin,
                 },
                 "preprocessing": self.preprocessing.as_dict(),
                 "method": {"name": self.method, **self._hyperparameters()},
@@ -323,12 +364,6 @@ class _Run:
                     if key not in ("model", "batch_size")
                 },
                 "adapted": list(self.adapter.adapted_names),
-                "seed": torch.initial_seed(),
                 "environment": self.environment,
             },
         )
-
-    def _nothing_readable(self) -> str:
-        if self.summary.num_frames == 0:
-            return f"{self.stream.name}: the stream held no frames"
-        return f"{self.stream.name}: none of {self.summary.num_frames} frame(s) could be read (see {PREDICTIONS})"

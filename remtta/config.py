@@ -81,6 +81,7 @@ class RunOptions:
             after this many frames; None for never.
         on_error: "skip" or "stop" at a frame that cannot be read.
         overwrite: Replace an earlier run in the same folder.
+        seed: Seeds torch before the first frame.
         model: What the model was built from, for the records: name,
             checkpoint, number of classes, further arguments.
     """
@@ -92,6 +93,7 @@ class RunOptions:
     reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "skip"
     overwrite: bool = False
+    seed: int = 0
     model: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

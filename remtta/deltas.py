@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from remtta._version import __version__
 from remtta.errors import DeltaError, UsageError
 from remtta.files import write_atomically
 from remtta.models import state_sha256
+from remtta.runs import DELTA
 from remtta.weights import check_delta
 
 FORMAT_VERSION = "1"
@@ -40,6 +42,8 @@ class Delta:
         model_options: What else it takes to build the base model.
         created: UTC time, ISO 8601.
         remtta_version: Version that wrote it.
+        path: File it was read from, if it was.
+        file_sha256: Hash of that file.
     """
 
     tensors: Mapping[str, Tensor]
@@ -52,6 +56,14 @@ class Delta:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     remtta_version: str = __version__
+    path: str | None = None
+    file_sha256: str | None = None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where it comes from, for the record of a run that starts from it."""
+        names = ("path", "file_sha256", "method", "frames", "updates", "created")
+        return {name: getattr(self, name) for name in names}
 
 
 def save_delta(path: str | Path, delta: Delta) -> None:
@@ -80,17 +92,21 @@ def save_delta(path: str | Path, delta: Delta) -> None:
 
 
 def load_delta(path: str | Path) -> Delta:
-    """Read a delta file.
+    """Read a delta file, or the one in a run folder.
 
     Raises:
         DeltaError: If it is no safetensors file, lacks a header field, or
             holds a value that is not finite.
         UsageError: If there is no such file.
     """
+    if Path(path).is_dir():
+        path = Path(path, DELTA)
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        with open(path, "rb") as content:
+            file_sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such delta file") from error
     except (SafetensorError, OSError, ValueError) as error:
@@ -115,6 +131,8 @@ def load_delta(path: str | Path) -> Delta:
             model_options=_mapping(header.get("model_options", "{}")),
             created=header["created"],
             remtta_version=header["remtta_version"],
+            path=str(path),
+            file_sha256=file_sha256,
         )
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error

@@ -5,11 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from remtta.errors import OutputError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into one error that names the file.
+
+    Raises:
+        OutputError: In place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -20,13 +33,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write(temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+        with writing(path):
+            write(temporary)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed either
             temporary.unlink()
@@ -40,6 +52,32 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+class Reserve:
+    """Room on the disk that a run gives up for its last files, so that they fit even when it is full.
+
+    Args:
+        path: A file of zeros, there until it is released.
+        num_bytes: How much room to keep.
+
+    Raises:
+        OutputError: If there is not that much.
+    """
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self._path = path
+        try:
+            with writing(path):
+                path.write_bytes(bytes(num_bytes))
+        except OutputError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the room back."""
+        with contextlib.suppress(OSError):  # a disk that is gone has no room to give
+            self._path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -57,7 +57,9 @@ def describe_run(folder: Path) -> dict[str, Any]:
         RemttaError: If its record is damaged.
     """
     if not (folder / RECORD).is_file():
-        raise UsageError(f"{folder} holds no run (no {RECORD})")
+        below = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
+        hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
+        raise UsageError(f"{folder} holds no run (no {RECORD}){hint}")
     try:
         content: dict[str, Any] = {"run": json.loads((folder / RECORD).read_text(encoding="utf-8"))}
     except ValueError as error:

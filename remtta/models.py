@@ -22,6 +22,7 @@ from remtta.checkpoints import load_checkpoint
 from remtta.errors import ModelError, UsageError
 from remtta.hub import reachable_or_offline
 
+EMBEDDED = "remtta-demo"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 _log = logging.getLogger("remtta")
@@ -90,7 +91,8 @@ def load_model(
     `pretrained_cfg`; whatever is given here replaces the checkpoint's values.
 
     Args:
-        name: timm model name, "hf-hub:..." or "local-dir:...".
+        name: timm model name, "hf-hub:...", "local-dir:...", or "remtta-demo"
+            for the small embedded classifier of road signs.
         checkpoint: Weights file; without one, timm's pretrained weights are
             used, downloaded at the first time.
         use_ema: Take the averaged weights of a timm training checkpoint.
@@ -113,6 +115,17 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value cannot be used.
     """
+    if name == EMBEDDED:
+        from remtta.demo.model import load_demo_model
+
+        own: dict[str, Any] = {
+            "mean": mean,
+            "std": std,
+            "interpolation": interpolation,
+            "crop_pct": crop_pct,
+            "labels": labels,
+        }
+        return load_demo_model(checkpoint=checkpoint, device=device, **own)
     place = select_device(device)
     _check_preprocessing(mean, std, interpolation, crop_pct)
     if use_ema and checkpoint is None:
@@ -249,6 +262,8 @@ def _check_preprocessing(
     for title, values in (("mean", mean), ("std", std)):
         if values is not None and (len(values) != 3 or not all(math.isfinite(v) for v in values)):
             raise UsageError(f"{title} needs three finite numbers (R G B), got {list(values)}")
+        if values is not None and max(values) > 1:
+            raise UsageError(f"{title} is for pixels in [0, 1], got {list(values)}; divide it by 255")
     if std is not None and min(std) <= 0:
         raise UsageError(f"std must be positive, got {list(std)}")
     if interpolation is not None and interpolation not in INTERPOLATIONS:

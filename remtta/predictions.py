@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from remtta.errors import OutputError
+from remtta.files import writing
 from remtta.losses import entropy
 from remtta.streams.prefetch import DecodedFrame
 
@@ -85,10 +87,9 @@ class PredictionWriter:
     def __init__(self, path: Path, pipe: BinaryIO | None = None) -> None:
         self._path, self._pipe = path, pipe
         self._lines = b""
-        try:
+        self._size = 0
+        with writing(path):
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 
     def __enter__(self) -> PredictionWriter:
         return self
@@ -97,12 +98,16 @@ class PredictionWriter:
         self._file.close()
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows to the file; they are out of this process when it returns."""
+        """Write rows to the file, all or none; they are out of this process when it returns."""
         self._lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("ascii")
         try:
-            _write_all(self._file.fileno(), self._lines)
-        except OSError as error:
-            raise OutputError(f"{self._path} cannot be written: {error.strerror}") from error
+            with writing(self._path):
+                _write_all(self._file.fileno(), self._lines)
+        except OutputError:
+            with contextlib.suppress(OSError):  # a disk that is full can still cut off half a line
+                self._file.truncate(self._size)
+            raise
+        self._size += len(self._lines)
 
     def echo(self) -> None:
         """Send what was written last down the pipe.

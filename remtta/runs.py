@@ -1,23 +1,18 @@
-"""The folder of a run: its files, and what `run.json` says of it."""
+"""The folder of a run. Imports no torch, so that a bad folder is told at once."""
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import timm
-import torch
-
-from remtta._version import __version__
 from remtta.errors import OutputError, UsageError
+from remtta.files import writing
 
 PREDICTIONS = "predictions.jsonl"
 DELTA = "delta.safetensors"
 RECORD = "run.json"
+RESERVE = ".reserve"
 
 
 def default_folder(root: Path = Path("runs")) -> Path:
@@ -54,25 +49,7 @@ def claim_folder(folder: Path, *, overwrite: bool) -> None:
         OutputError: If it cannot be made or written to.
     """
     check_folder(folder, overwrite=overwrite)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PREDICTIONS).touch()
         (folder / DELTA).unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written to: {error.strerror}; choose another --output") from error
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a run was made with, for `run.json`."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "remtta": __version__,
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": str(device),
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        "command": sys.argv,
-    }

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
 import json
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,10 @@ from PIL import Image
 from torch import nn
 
 from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_delta, open_stream
-from remtta.errors import DeltaError, StreamError, UsageError
-from remtta.interrupts import Stopped
+from remtta.errors import DeltaError, OutputError, StreamError, UsageError
+from remtta.interrupts import Interrupts, Stopped
+from remtta.losses import rem_loss
+from remtta.methods import rem as rem_module
 from remtta.models import preprocessing_of
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
@@ -185,6 +191,88 @@ def test_the_delta_is_saved_on_the_way(vit: nn.Module, frames: Path, tmp_path: P
 
     adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2, save_every=2), on_batch=look)
     assert seen == [0, 2, 2, 4, 4, 6]
+
+
+def test_a_source_without_a_frame_leaves_nothing_behind(vit: nn.Module, tmp_path: Path) -> None:
+    def unreachable() -> Iterator[Frame]:
+        raise StreamError("the camera cannot be opened")
+        yield
+
+    run = tmp_path / "runs" / "run"
+    for frames, message in ((unreachable(), "cannot be opened"), (iter(()), "cam: the stream held no frames")):
+        with pytest.raises(StreamError, match=message):
+            adapt_stream(vit, Stream("cam", "camera", frames), run)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    write, room = os.write, 1000
+
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal room
+        assert (run / ".reserve").stat().st_size > 2 * 12 * 48 * 4
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(room, len(data))
+        room -= taken
+        return write(descriptor, data[:taken])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OutputError, match=r"predictions.jsonl cannot be written: No space left on device"):
+        adapt_stream(vit, frames, run, options=RunOptions(batch_size=1))
+    written = len(rows_of(run))
+    assert 1 <= written < 12
+    assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
+    assert record_of(run)["exit_reason"].endswith("No space left on device")
+    assert sorted(os.listdir(run)) == ["delta.safetensors", "predictions.jsonl", "run.json"]
+
+
+def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OutputError("delta.safetensors cannot be written")
+
+    monkeypatch.setattr("remtta.adapt.save_delta", refuse)
+    with pytest.raises(OutputError):
+        adapt_stream(vit, frames, tmp_path / "run")
+    assert record_of(tmp_path / "run")["exit_reason"] == "error: delta.safetensors cannot be written"
+
+
+def test_a_stop_before_the_first_frame_is_recorded(vit: nn.Module, tmp_path: Path) -> None:
+    def stopped() -> Iterator[Frame]:
+        time.sleep(60)
+        yield Frame("late", lambda: draw_image(0))
+
+    interrupts = Interrupts()
+    interrupts.check = lambda: (_ for _ in ()).throw(Stopped(signal.SIGTERM))  # type: ignore[method-assign]
+    adapt_stream(vit, Stream("cam", "camera", stopped()), tmp_path / "run", interrupts=interrupts)
+    assert record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
+    assert load_delta(tmp_path / "run").updates == 0
+
+
+def test_the_record_names_the_delta_the_run_started_from(frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "one", options=RunOptions(seed=5))
+    adapt_stream(tiny_vit(), frames, tmp_path / "two", delta=load_delta(tmp_path / "one"))
+    start = record_of(tmp_path / "two")["model"]["start_delta"]
+    content = (tmp_path / "one" / "delta.safetensors").read_bytes()
+    assert start["path"] == str(tmp_path / "one" / "delta.safetensors")
+    assert start["file_sha256"] == hashlib.sha256(content).hexdigest()
+    assert record_of(tmp_path / "one")["options"]["seed"] == 5
+
+
+def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = iter((1.0, float("nan"), 1.0))
+    monkeypatch.setattr(rem_module, "rem_loss", lambda *args: rem_loss(*args) * next(factors))
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
+    rows = rows_of(tmp_path / "run")
+    assert [row["adapted"] for row in rows] == [True] * 4 + [False] * 4 + [True] * 4
+    assert [row["update"] for row in rows] == [0] * 4 + [1] * 8
+    delta = load_delta(tmp_path / "run")
+    assert (delta.frames, delta.updates) == (8, 2)
 
 
 def test_a_failing_stream_keeps_what_was_predicted(vit: nn.Module, tmp_path: Path) -> None:

@@ -29,6 +29,15 @@ def remtta(
     )
 
 
+def remtta_here(*args: str | Path) -> int:
+    """The exit code of a command run in this process: no new torch to import."""
+    from remtta.cli import app, spread_model_kwargs
+
+    with pytest.raises(SystemExit) as exit_:
+        app(spread_model_kwargs([str(arg) for arg in args]))
+    return int(exit_.value.code or 0)
+
+
 def rows_of(text: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -54,7 +63,9 @@ def test_version_names_everything_on_one_line() -> None:
     assert re.fullmatch(rb"remtta \S+, torch \S+, timm \S+, \w+\n", done.stdout)
 
 
-def test_adapt_apply_and_inspect_from_the_shell(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_adapt_apply_and_inspect(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run, labels = tmp_path / "run", tmp_path / "labels.txt"
     labels.write_text("".join(f"name {number}\r\n" for number in range(NUM_CLASSES)), newline="")
     options: list[str | Path] = [
@@ -68,16 +79,15 @@ def test_adapt_apply_and_inspect_from_the_shell(frames: Path, checkpoint: Path, 
         "--lr",
         "0.01",
     ]
-    adapted = remtta("adapt", frames, *options, "--output", run, "--logits")
-    assert (adapted.returncode, adapted.stdout) == (0, b"")
+    assert remtta_here("adapt", frames, *options, "--output", run, "--logits") == 0
+    assert capfd.readouterr().out == ""
     rows = rows_of((run / "predictions.jsonl").read_bytes())
     assert len(rows) == 12
     assert rows[0]["label"] == f"name {rows[0]['class']}"
     assert sum(entry["prob"] for entry in rows[0]["topk"]) <= 1.00001
 
     whole = tmp_path / "adapted.safetensors"
-    applied = remtta("apply", run / "delta.safetensors", "--checkpoint", checkpoint, "--output", whole)
-    assert applied.returncode == 0, applied.stderr
+    assert remtta_here("apply", run / "delta.safetensors", "--checkpoint", checkpoint, "--output", whole) == 0
     base, state = load_file(checkpoint), load_file(whole)
     assert {name: t.dtype for name, t in state.items()} == {name: t.dtype for name, t in base.items()}
     changed = {name for name in base if not torch.equal(base[name], state[name])}
@@ -92,13 +102,67 @@ def test_adapt_apply_and_inspect_from_the_shell(frames: Path, checkpoint: Path, 
             parameter.add_(change)
         assert torch.equal(model(random_images(4)), expected(random_images(4)))
 
-    text = remtta("inspect", run).stdout.decode()
+    assert remtta_here("inspect", run) == 0
+    text = capfd.readouterr().out
     assert "blocks.2.norm2" in text
     assert "12" in text
-    content = json.loads(remtta("inspect", run, "--json").stdout)
+    assert remtta_here("inspect", run, "--json") == 0
+    content = json.loads(capfd.readouterr().out)
     assert content["predictions"]["predicted"] == 12
     assert content["delta"]["parameters"] == 3 * 2 * 2 * 48
-    assert remtta("inspect", run / "delta.safetensors").returncode == 0
+    assert remtta_here("inspect", run / "delta.safetensors") == 0
+
+
+def test_a_delta_brings_its_model_along(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", first, "-b", "4") == 0
+    assert remtta_here("adapt", frames, "--delta", first, "-o", second, "-b", "4") == 0
+    assert rows_of((second / "predictions.jsonl").read_bytes())[0]["update"] == 3
+    model = json.loads((second / "run.json").read_text())["model"]
+    assert model["checkpoint"] == str(checkpoint)
+    assert model["model_kwargs"] == TINY
+    assert remtta_here("apply", second, "-o", tmp_path / "whole.safetensors") == 0
+
+    checkpoint.rename(tmp_path / "moved.safetensors")
+    assert remtta_here("apply", second, "-o", tmp_path / "again.safetensors") == 2
+    assert "which is not there; name that file with --checkpoint" in capfd.readouterr().err
+
+
+def test_the_embedded_model_is_a_model_like_any_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw_image(0).save(tmp_path / "a.png")
+    run = tmp_path / "run"
+    assert remtta_here("adapt", tmp_path / "a.png", "--model", "remtta-demo", "-o", run, "--verbose") == 0
+    assert "rem adapts 24 tensors, blocks.0.norm1.weight, " in capfd.readouterr().err
+    assert remtta_here("apply", run, "-o", tmp_path / "whole.safetensors") == 0
+
+
+def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    options = " ".join([*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", "run"])
+    for more, code in (("", 0), ("--predictions - --overwrite", 2)):
+        script = f"{sys.executable} -m remtta adapt {frames} {options} {more} <&- >&- 2>&-"
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+        assert done.returncode == code
+        assert len(rows_of((tmp_path / "run" / "predictions.jsonl").read_bytes())) == 12
+
+
+def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from remtta.adapt import RunSummary
+    from remtta.cli import progress
+
+    caplog.set_level("INFO", logger="remtta")
+    clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress.progress(500, hidden=False) as advance:
+        for frames in (50, 100, 150, 200):
+            advance(RunSummary(Path("run"), num_frames=frames, num_updates=frames // 50, seconds=10))
+    assert caplog.messages == [
+        "100 of 500 frames, 2 updates, 10.0 images/s",
+        "200 of 500 frames, 4 updates, 20.0 images/s",
+    ]
 
 
 def test_paths_from_a_pipe_and_predictions_to_a_pipe(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -200,6 +264,10 @@ def _errors() -> list[Any]:
         (["apply", "tiny.safetensors", "-o", "out.pth"], 2, "must end in .safetensors"),
         (["inspect", "nowhere"], 2, "nowhere: no such file or folder"),
         (["inspect", "empty"], 2, "empty holds no run"),
+        (["inspect", "."], 2, "there are runs in below"),
+        (["adapt", "frames", *tiny, "--mean", "124", "116", "104"], 2, "mean is for pixels in [0, 1]"),
+        (["apply", "empty", "-o", "out.safetensors"], 2, "empty/delta.safetensors: no such delta file"),
+        (["adapt", "http://127.0.0.1:9/x", *tiny], 1, "http://127.0.0.1:9/x cannot be opened as a video; check"),
     ]
 
 
@@ -218,26 +286,27 @@ def test_bad_input_gets_one_clear_line_and_its_exit_code(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from remtta.cli import app, spread_model_kwargs
-
     (tmp_path / "empty").mkdir()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "run.json").write_text("{}")
     (tmp_path / "text.mp4").write_text("no video")
     (tmp_path / "text.jpg").write_text("no image")
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as exit_:
-        app(spread_model_kwargs(list(args)))
+    exit_code = remtta_here(*args)
     captured = capfd.readouterr()
     errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
-    assert exit_.value.code == code, captured.err
+    assert exit_code == code, captured.err
     assert len(errors) == 1
     assert text in errors[0]
     assert captured.out == ""
     made = {path.relative_to(tmp_path).parts[0] for path in set(tmp_path.rglob("*")) - before}
-    assert made <= {"text", "runs"}
+    assert made <= {"text"}
 
 
-def test_a_pickle_that_would_run_code_is_refused_and_not_run(frames: Path, tmp_path: Path) -> None:
+def test_a_pickle_that_would_run_code_is_refused_and_not_run(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     import pickle
 
     marker = tmp_path / "ran"
@@ -249,22 +318,22 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(frames: Path, tmp_p
     (tmp_path / "trap.pth").write_bytes(pickle.dumps({"state_dict": Trap()}))
     torch.save({"state_dict": Trap()}, tmp_path / "trap2.pth")
     for name in ("trap.pth", "trap2.pth"):
-        done = remtta("adapt", frames, *TINY_OPTIONS, "--checkpoint", tmp_path / name)
-        assert done.returncode == 4
-        assert b"could run code, so it was not loaded" in done.stderr
+        assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", tmp_path / name) == 4
+        assert "could run code, so it was not loaded" in capfd.readouterr().err
     assert not marker.exists()
 
 
-def test_apply_refuses_another_base_and_writes_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_apply_refuses_another_base_and_writes_nothing(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     from safetensors.torch import save_file
 
     save_file(tiny_vit(seed=9).state_dict(), tmp_path / "other.safetensors")
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
-    assert remtta("adapt", frames, *options).returncode == 0
+    assert remtta_here("adapt", frames, *options) == 0
     delta, out = tmp_path / "run" / "delta.safetensors", tmp_path / "out.safetensors"
-    done = remtta("apply", delta, "--checkpoint", tmp_path / "other.safetensors", "--output", out)
-    assert done.returncode == 4
-    assert b"the delta was made on other weights" in done.stderr
+    assert remtta_here("apply", delta, "--checkpoint", tmp_path / "other.safetensors", "--output", out) == 4
+    assert "the delta was made on other weights" in capfd.readouterr().err
     assert not out.exists()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import struct
@@ -277,11 +278,19 @@ def test_a_file_cut_off_in_the_middle_is_refused(share: float, tmp_path: Path) -
     assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
 
 
-def test_a_missing_file_is_a_usage_error_and_a_folder_no_delta(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"delta\.safetensors: no such delta file$"):
         load_delta(tmp_path / "delta.safetensors")
-    with pytest.raises(DeltaError, match=r"is not a readable safetensors file"):
+    with pytest.raises(UsageError, match=r"delta\.safetensors: no such delta file$"):
         load_delta(tmp_path)
+
+
+def test_a_run_folder_stands_for_its_delta(tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    _save_a_delta(path, 0.5)
+    delta = load_delta(tmp_path)
+    assert delta.path == str(path)
+    assert delta.file_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _save_a_delta(path: Path, value: float) -> None:

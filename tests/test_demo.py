@@ -63,5 +63,5 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert remtta.load_delta(result.delta).updates == len(CONDITIONS)
     with Image.open(result.picture) as picture:
         assert picture.width == 960
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="holds files already"):
         run_demo(tmp_path / "demo", frames_per_condition=20)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remtta.errors import OutputError
-from remtta.files import write_atomically, write_json
+from remtta.files import Reserve, write_atomically, write_json
 
 
 def test_a_written_file_is_in_place_and_alone(tmp_path: Path) -> None:
@@ -101,3 +101,13 @@ def test_json_never_holds_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_json(tmp_path / "run.json", {"value": float("nan")})
     assert json.loads((tmp_path / "run.json").read_text()) == {"value": 1}
+
+
+def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path / "reserve", 10_000)
+    assert (tmp_path / "reserve").stat().st_size == 10_000
+    reserve.release()
+    reserve.release()
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(OutputError, match="cannot be written: No such file"):
+        Reserve(tmp_path / "absent" / "reserve", 1)

@@ -138,7 +138,7 @@ def test_code_in_a_local_folder_is_not_run(local_dir: Path, tmp_path: Path) -> N
 
 
 def test_a_missing_local_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"could not be built: Config file not found: .*absent"):
+    with pytest.raises(UsageError, match=r"absent: no such folder with a config.json"):
         load_model(f"local-dir:{tmp_path / 'absent'}")
 
 

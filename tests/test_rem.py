@@ -54,6 +54,19 @@ def test_only_the_norms_of_the_first_three_quarters_change(vit: nn.Module) -> No
     assert {name for name, p in vit.named_parameters() if p.requires_grad} == norms
 
 
+def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
+    rem = REM(tiny_vit(), REMConfig(lr=0.01))
+    rem(random_images(4))
+    before = rem.delta()
+    broken = random_images(4)
+    broken[2] = float("nan")
+    assert torch.isfinite(rem(broken)).all(1).tolist() == [True, True, False, True]
+    assert rem.num_updates == 1
+    assert all(torch.equal(change, before[name]) for name, change in rem.delta().items())
+    assert torch.isfinite(rem(random_images(4))).all()
+    assert rem.num_updates == 2
+
+
 def test_reset_restores_every_bit_and_the_same_future(vit: nn.Module) -> None:
     source = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     rem = REM(vit, REMConfig(lr=0.01))

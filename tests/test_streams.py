@@ -79,9 +79,17 @@ def test_an_unsorted_folder_is_read_whole(frames: Path) -> None:
     assert sorted(names(open_stream(frames, sort="none"))) == sorted(f"frame_{number}.png" for number in range(12))
 
 
-def test_videos_in_a_folder_of_images_are_left_out(frames: Path) -> None:
+def test_videos_in_a_folder_of_images_are_left_out_and_counted(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
     (frames / "clip.mp4").touch()
     assert len(names(open_stream(frames))) == 12
+    assert caplog.messages == [f"{frames} is read as a folder of images: 1 video(s) in it are left out"]
+
+
+def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    draw(tmp_path, "store/a.png", "store/b.png", "frames/c.png")
+    for name in ("first", "second"):
+        (tmp_path / "frames" / name).symlink_to(tmp_path / "store", target_is_directory=True)
+    assert names(open_stream(tmp_path / "frames")) == ["c.png", "a.png", "b.png"]
 
 
 def test_a_folder_may_be_named_like_a_video_a_glob_or_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,13 +97,13 @@ def test_a_video_is_opened_with_stride_and_limit(tmp_path: Path) -> None:
     assert numbers(list(stream.frames)) == [0, 2, 4]
 
 
-def test_a_complete_video_logs_nothing(tmp_path: Path, remtta_log: pytest.LogCaptureFixture) -> None:
+def test_a_complete_video_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     list(iter_video(str(noise(tmp_path / "clip.avi", 6))))
-    assert not remtta_log.messages
+    assert not caplog.messages
 
 
 def test_a_truncated_avi_gives_the_frames_it_has_and_a_warning(
-    tmp_path: Path, remtta_log: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = noise(tmp_path / "clip.avi", 20)
     cut(path, 0.6)
@@ -112,7 +111,7 @@ def test_a_truncated_avi_gives_the_frames_it_has_and_a_warning(
     assert numbers(frames) == list(range(len(frames)))
     assert 8 <= len(frames) <= 13
     assert {frame.load().size for frame in frames} == {(128, 96)}
-    assert remtta_log.messages == [f"{path} ended after {len(frames)} of 20 frames; the file may be truncated"]
+    assert caplog.messages == [f"{path} ended after {len(frames)} of 20 frames; the file may be truncated"]
 
 
 def test_a_truncated_mp4_is_a_stream_error(tmp_path: Path) -> None:
@@ -197,12 +196,3 @@ def test_an_unfinished_read_lets_go_of_the_video(tmp_path: Path, monkeypatch: py
     assert [video.isOpened() for video in opened] == [True]
     del frames
     assert [video.isOpened() for video in opened] == [False]
-
-
-@pytest.fixture
-def remtta_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """The package's log records, also where a command has kept them from other handlers."""
-    logger = logging.getLogger("remtta")
-    monkeypatch.setattr(logger, "propagate", True)
-    caplog.set_level(logging.WARNING, logger="remtta")
-    return caplog

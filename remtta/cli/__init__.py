@@ -12,7 +12,7 @@ from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.demo import demo
 from remtta.cli.inspect import inspect
-from remtta.cli.reporting import print_version
+from remtta.cli.reporting import open_standard_descriptors, print_version
 
 app = typer.Typer(
     name="remtta",
@@ -36,6 +36,7 @@ def common(
 
 def main() -> None:
     """Run the command line; the entry point of the `remtta` script."""
+    open_standard_descriptors()
     try:
         app(args=spread_model_kwargs(sys.argv[1:]))
     except KeyboardInterrupt:  # before a command has its own handlers

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from remtta.cli import options as opt
+from remtta.cli.loading import model_arguments
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
 from remtta.config import REMConfig, RunOptions
 from remtta.errors import UsageError
+from remtta.runs import check_folder, default_folder
+
+_log = logging.getLogger("remtta")
 
 _METHOD = "Method"
 _STREAM = "Stream and output"
@@ -29,7 +35,7 @@ def adapt(
             help="Image, folder, quoted glob, video, camera index, rtsp:// or http(s):// URL, or - (paths on stdin)."
         ),
     ],
-    model: opt.Model = opt.DEFAULT_MODEL,
+    model: opt.Model = None,
     checkpoint: opt.Checkpoint = None,
     use_ema: opt.UseEma = False,
     num_classes: opt.NumClasses = None,
@@ -157,15 +163,16 @@ def adapt(
                 reset_every=reset_every,
                 on_error=on_error.value,
                 overwrite=overwrite,
-                model={
-                    "name": model,
-                    "checkpoint": None if checkpoint is None else str(checkpoint),
-                    "use_ema": use_ema,
-                    "num_classes": num_classes,
-                    "model_kwargs": kwargs,
-                    "input_size": input_size,
-                },
+                seed=seed,
             )
+        from remtta.streams import open_stream
+
+        # What needs no torch comes first: a wrong path is told at once.
+        if predictions and sys.stdout is None:
+            raise UsageError("--predictions - needs standard output, which is closed")
+        stream = open_stream(source, sort=sort.value, frame_stride=frame_stride, limit=limit, null_separated=null)
+        folder = output or default_folder()
+        check_folder(folder, overwrite=overwrite)
 
         import torch
 
@@ -173,32 +180,28 @@ def adapt(
         from remtta.deltas import load_delta
         from remtta.engine import compile_blocks
         from remtta.models import load_model
-        from remtta.runs import check_folder, default_folder
-        from remtta.streams import open_stream
 
-        torch.manual_seed(seed)
         if threads:
             torch.set_num_threads(threads)
-        stream = open_stream(source, sort=sort.value, frame_stride=frame_stride, limit=limit, null_separated=null)
-        folder = output or default_folder()
-        check_folder(folder, overwrite=overwrite)  # told at once, before the model is loaded
         start = None if delta is None else load_delta(delta)
-        classifier = load_model(
-            model,
-            checkpoint=checkpoint,
-            use_ema=use_ema,
-            num_classes=num_classes,
-            model_kwargs=kwargs,
-            mean=mean,
-            std=std,
-            input_size=input_size,
-            interpolation=interpolation,
-            crop_pct=crop_pct,
-            labels=label_names,
-            device=device,
+        arguments = model_arguments(
+            {
+                "name": model,
+                "checkpoint": checkpoint,
+                "use_ema": use_ema,
+                "num_classes": num_classes,
+                "model_kwargs": kwargs,
+                "input_size": input_size,
+            },
+            start,
         )
+        preprocessing: dict[str, Any] = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
+        classifier = load_model(**arguments, **preprocessing, labels=label_names, device=device)
         if compile_model:
+            _log.info("compiling the model; the first batches take a minute or more")
             compile_blocks(classifier)
+        paths = {key: str(value) for key, value in arguments.items() if isinstance(value, Path)}
+        options = dataclasses.replace(options, model={**arguments, **paths})
         with progress(stream.num_frames, hidden=quiet) as advance:
             summary = adapt_stream(
                 classifier,

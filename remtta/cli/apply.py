@@ -8,17 +8,15 @@ from typing import Annotated
 import typer
 
 from remtta.cli import options as opt
+from remtta.cli.loading import model_arguments
 from remtta.cli.reporting import command
 from remtta.errors import UsageError
 
 
 def apply(
-    delta: Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt.")],
+    delta: Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors checkpoint to write.")],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="timm model name, hf-hub:... or local-dir:... Default: the delta's."),
-    ] = None,
+    model: opt.Model = None,
     checkpoint: opt.Checkpoint = None,
     use_ema: opt.UseEma = False,
     num_classes: opt.NumClasses = None,
@@ -30,8 +28,8 @@ def apply(
 ) -> None:
     """Write the adapted checkpoint: the base weights with DELTA added.
 
-    Its predictions equal the adapted model's bit for bit. The model and its
-    arguments default to the ones the delta names.
+    Its predictions equal the adapted model's bit for bit. The model, its
+    arguments and its checkpoint default to the ones the delta was made on.
 
     Example:
 
@@ -48,18 +46,21 @@ def apply(
         if output.exists() and not overwrite:
             raise UsageError(f"{output} exists; choose another --output or add --overwrite")
         change = load_delta(delta)
-        made_with = change.model_options
-        use_ema = use_ema or bool(made_with.get("use_ema"))
-        base = load_model(
-            model or change.model,
-            checkpoint=checkpoint,
-            use_ema=use_ema and checkpoint is not None,
-            num_classes=num_classes or made_with.get("num_classes"),
-            model_kwargs=kwargs or made_with.get("model_kwargs"),
-            input_size=input_size or made_with.get("input_size"),
+        arguments = model_arguments(
+            {
+                "name": model,
+                "checkpoint": checkpoint,
+                "use_ema": use_ema,
+                "num_classes": num_classes,
+                "model_kwargs": kwargs,
+                "input_size": input_size,
+            },
+            change,
         )
+        base = load_model(**arguments)
         apply_delta(base, change)
-        dtypes = checkpoint_dtypes(base, checkpoint, use_ema=use_ema) if checkpoint else None
+        source = arguments["checkpoint"]
+        dtypes = checkpoint_dtypes(base, Path(source), use_ema=arguments["use_ema"]) if source else None
         widened = save_weights(output, base, dtypes)
         if not quiet:
             note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""

@@ -9,6 +9,7 @@ import typer
 
 from remtta.cli import options as opt
 from remtta.cli.reporting import command
+from remtta.runs import default_folder
 
 
 def demo(
@@ -20,6 +21,7 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Which drive to draw.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in the folder.")] = False,
+    threads: opt.Threads = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -33,9 +35,12 @@ def demo(
       remtta demo --output demo
     """
     with command(quiet=quiet, debug=debug) as interrupts:
-        from remtta.demo import FRAMES_PER_CONDITION, run_demo
-        from remtta.runs import default_folder
+        import torch
 
+        from remtta.demo import FRAMES_PER_CONDITION, run_demo
+
+        if threads:
+            torch.set_num_threads(threads)
         result = run_demo(
             output or default_folder(),
             frames_per_condition=frames or FRAMES_PER_CONDITION,

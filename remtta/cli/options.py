@@ -55,7 +55,13 @@ class OnError(StrEnum):
 
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="timm model name, hf-hub:... or local-dir:...", rich_help_panel=_MODEL)
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help=f"timm model name, hf-hub:..., local-dir:... or remtta-demo. Default: the delta's, or {DEFAULT_MODEL}.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Checkpoint = Annotated[
     Path | None,
@@ -90,7 +96,9 @@ Interpolation = Annotated[
 CropPct = Annotated[
     float | None, typer.Option(help="Share of the short side kept by the centre crop.", rich_help_panel=_MODEL)
 ]
-StartDelta = Annotated[Path | None, typer.Option("--delta", help="Start from a saved delta.", rich_help_panel=_MODEL)]
+StartDelta = Annotated[
+    Path | None, typer.Option("--delta", help="Start from the delta of an earlier run.", rich_help_panel=_MODEL)
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_RUN)]
 Precision = Annotated[
     Precisions,

@@ -31,14 +31,11 @@ class _StderrHandler(logging.Handler):
 @contextlib.contextmanager
 def command(*, verbose: bool = False, quiet: bool = False, debug: bool = False) -> Iterator[Interrupts]:
     """Run a command's body: set up messages and signals, turn errors into one line and an exit code."""
-    log = logging.getLogger("remtta")
-    log.handlers, log.propagate = [_StderrHandler()], False
-    log.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
-    if not verbose:
-        warnings.simplefilter("ignore")
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose exclude each other")
     interrupts = Interrupts()
     try:
-        with interrupts:
+        with _messages(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO), interrupts:
             yield interrupts
     except (typer.Exit, typer.Abort):
         raise
@@ -53,6 +50,23 @@ def command(*, verbose: bool = False, quiet: bool = False, debug: bool = False) 
             traceback.print_exc()
         typer.echo(f"Error: {_one_line(error, debug)}", err=True)
         raise typer.Exit(_exit_code(error)) from None
+
+
+@contextlib.contextmanager
+def _messages(level: int) -> Iterator[None]:
+    """Send the package's messages to standard error, and keep other libraries' warnings for --verbose."""
+    log = logging.getLogger("remtta")
+    earlier = log.handlers, log.propagate, log.level
+    log.handlers, log.propagate = [_StderrHandler()], False
+    log.setLevel(level)
+    try:
+        with warnings.catch_warnings():
+            if level > logging.DEBUG:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.handlers, log.propagate = earlier[:2]
+        log.setLevel(earlier[2])
 
 
 def _exit_code(error: Exception) -> int:
@@ -70,6 +84,20 @@ def _one_line(error: Exception, debug: bool) -> str:
 def signal_exit_code(signum: int | None) -> int:
     """128 plus the signal that ended a run, or 0."""
     return 0 if signum is None else _SIGNAL_BASE + signum
+
+
+def open_standard_descriptors() -> None:
+    """Give a process that was started without some of them the null device instead.
+
+    Otherwise the first files it opens would take their numbers, and get what is meant for the terminal.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
 
 
 def close_stdout() -> None:

@@ -16,11 +16,12 @@ from PIL import Image
 from remtta.adapt import adapt_stream
 from remtta.config import REMConfig, RunOptions
 from remtta.demo.conditions import CONDITIONS
-from remtta.demo.model import load_demo_model
 from remtta.demo.signs import CLASS_NAMES, render_sign
-from remtta.errors import OutputError, UsageError
+from remtta.errors import UsageError
+from remtta.files import writing
 from remtta.interrupts import Interrupts, Stopped
-from remtta.runs import DELTA, PREDICTIONS
+from remtta.models import EMBEDDED, load_model
+from remtta.runs import DELTA, PREDICTIONS, check_folder
 
 BATCH_SIZE = 20
 FRAMES_PER_CONDITION = 400
@@ -109,17 +110,18 @@ def run_demo(
 
     _clear_folder(output, overwrite)
     _log.info("drawing %d frames under %d conditions", frames_per_condition * len(CONDITIONS), len(CONDITIONS))
-    frames = draw_drive(output, frames_per_condition, seed)
+    with writing(output / "frames"):
+        frames = draw_drive(output, frames_per_condition, seed)
     wrong = {}
     for method in METHODS:
         _log.info("running %s", "the source model" if method == "source" else "REM")
         summary = adapt_stream(
-            load_demo_model(),
+            load_model(EMBEDDED),
             output / "frames",
             output / method,
             method=method,
             config=REMConfig(),
-            options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite, model={"name": "remtta demo"}),
+            options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite, model={"name": EMBEDDED}),
             interrupts=interrupts,
         )
         if summary.signum is not None:
@@ -131,14 +133,13 @@ def run_demo(
 
 
 def _clear_folder(output: Path, overwrite: bool) -> None:
-    if (output.exists() and not output.is_dir()) or (output.is_dir() and any(output.iterdir()) and not overwrite):
-        raise UsageError(f"{output} is in use; choose another --output or add --overwrite")
-    try:
+    check_folder(output, overwrite=overwrite)
+    if output.is_dir() and any(output.iterdir()) and not overwrite:
+        raise UsageError(f"{output} holds files already; choose another --output or add --overwrite")
+    with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(output / "frames", ignore_errors=True)  # a shorter drive must not keep old frames
         (output / "frames").mkdir()
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written to: {error.strerror}; choose another --output") from error
 
 
 def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:

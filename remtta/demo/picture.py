@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _SCALE = 2  # everything is drawn twice as large and reduced, for smooth lines
 _WIDTH, _CHART_HEIGHT, _CELL = 960, 300, 96
-_LEFT, _TOP, _RIGHT = 64, 44, 120
-_WINDOW = 200  # frames in the running error
+_LEFT, _TOP, _RIGHT = 72, 44, 120
+_WINDOW = 80  # frames in the running error
 _COLOURS = {"source": (150, 150, 150), "rem": (25, 95, 190)}
 _NAMES = {"source": "source", "rem": "REM"}
 _INK, _PALE, _BAND = (40, 40, 40), (205, 205, 205), (244, 246, 250)
@@ -123,16 +123,21 @@ def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top:
     model = load_demo_model()
     rem = REM(model)
     rem.load_delta(load_delta(result.output / "rem" / DELTA).tensors)
-    frames = [_example(result.frames, condition) for condition in CONDITIONS]
+    frames = [_example(result, condition) for condition in CONDITIONS]
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(frame.path))) for frame in frames])
     images = preprocessing_of(model).normalise(pixels.permute(0, 3, 1, 2))
     views = rem.views(images)
     kept: list[torch.Tensor | None] = [None, *rem.kept_patches(images)]
-    sheet.text(12, top - 22, "What the masks hide: the adapted model's view, its prediction and its entropy in nats")
+    sheet.text(
+        12,
+        top - 22,
+        "What the masks hide, with the adapted model's prediction (green: right, red: wrong) and its entropy in nats",
+    )
     step = (_WIDTH - _LEFT - 16) / len(frames)
     for row, ratio in enumerate(ratios):
         y = top + row * (_CELL + 44)
-        sheet.text(12, y + _CELL / 2, f"{ratio:.0%}")
+        sheet.text(12, y + _CELL / 2 - 8, f"{ratio:.0%}", size=15)
+        sheet.text(12, y + _CELL / 2 + 9, "masked", size=12)
         for column, frame in enumerate(frames):
             x = round(_LEFT + column * step + (step - _CELL) / 2)
             chosen = kept[row]
@@ -144,9 +149,11 @@ def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top:
             sheet.text(x + _CELL / 2, y + _CELL + 28, f"{abs(nats):.2f}", anchor="mm", size=12)
 
 
-def _example(frames: Sequence[DrivenFrame], condition: str) -> DrivenFrame:
-    """The last frame of a condition."""
-    return [frame for frame in frames if frame.condition == condition][-1]
+def _example(result: DemoResult, condition: str) -> DrivenFrame:
+    """The last frame of a condition that REM got right on the drive, else the last one."""
+    outcomes = zip(result.frames, result.wrong["rem"], strict=True)
+    frames = [(missed, frame) for frame, missed in outcomes if frame.condition == condition]
+    return next((frame for missed, frame in reversed(frames) if not missed), frames[-1][1])
 
 
 def _masked(pixels: np.ndarray, kept: torch.Tensor | None) -> Image.Image:

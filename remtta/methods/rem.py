@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Mapping
 
@@ -17,12 +18,15 @@ from remtta.losses import rem_loss
 from remtta.masking import gather_patches, keep_indices, num_kept
 from remtta.weights import AdaptedWeights, Committed
 
+_log = logging.getLogger("remtta")
+
 
 class REM:
     """Predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
     The model is adapted in place: everything but the chosen norms is frozen,
-    and it is put in eval mode.
+    and it is put in eval mode. A batch whose gradients are not finite numbers
+    is predicted and not adapted to.
 
     Args:
         model: A timm VisionTransformer with a class token, float32, possibly
@@ -137,8 +141,12 @@ class REM:
             # The loss is a mean over images, so the parts' gradients add up to the batch's.
             (loss * (len(part) / len(images))).backward()
             plain_logits.append(logits[0].detach())
-        self._optimizer.step()
-        self._weights.commit()
+        gradients = [parameter.grad for parameter in self._weights.parameters.values() if parameter.grad is not None]
+        if torch.isfinite(nn.utils.get_total_norm(gradients)):
+            self._optimizer.step()
+            self._weights.commit()
+        else:
+            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
         return torch.cat(plain_logits)
 
     def _views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:

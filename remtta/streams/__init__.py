@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from remtta.streams.images import Sort, image_suffixes, list_files, load_image, 
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
 _PIPE_CHUNK_BYTES = 65_536
+
+_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,13 @@ def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
 
 
 def _folder_files(folder: Path, sort: Sort) -> list[str]:
-    files = list_files(folder, image_suffixes(), sort) or list_files(folder, VIDEO_SUFFIXES, sort)
-    if not files:
+    images = list_files(folder, image_suffixes(), sort)
+    videos = list_files(folder, VIDEO_SUFFIXES, sort)
+    if not (images or videos):
         raise StreamError(f"{folder}: no images or videos in this folder or below it")
-    return [str(file) for file in files]
+    if images and videos:
+        _log.warning("%s is read as a folder of images: %d video(s) in it are left out", folder, len(videos))
+    return [str(file) for file in images or videos]
 
 
 def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | None) -> Stream:

@@ -44,19 +44,24 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
 def list_files(folder: Path, suffixes: frozenset[str], sort: Sort) -> list[Path]:
     """Regular files under a folder with one of these endings, recursively.
 
-    Named pipes, sockets and devices are left out, so nothing can hang.
+    Linked folders are followed, each folder once. Named pipes, sockets and
+    devices are left out, so nothing can hang.
     """
 
     def report(error: OSError) -> None:
         _log.warning("skipping the folder %s: %s", error.filename, error.strerror)
 
-    found = (
-        Path(root, name)
-        for root, _, names in os.walk(folder, onerror=report)
-        for name in names
-        if os.path.splitext(name)[1].lower() in suffixes
-    )
-    return sort_files((path for path in found if path.is_file()), sort)
+    found: list[Path] = []
+    walked = {os.path.realpath(folder)}
+    for root, below, names in os.walk(folder, onerror=report, followlinks=True):
+        paths = (Path(root, name) for name in names if os.path.splitext(name)[1].lower() in suffixes)
+        found += (path for path in paths if path.is_file())
+        for name in sorted(below):
+            place = os.path.realpath(os.path.join(root, name))
+            if place in walked:  # a loop of links, or a second way to the same folder
+                below.remove(name)
+            walked.add(place)
+    return sort_files(iter(found), sort)
 
 
 def sort_files(paths: Iterator[Path], sort: Sort) -> list[Path]:
@@ -64,8 +69,15 @@ def sort_files(paths: Iterator[Path], sort: Sort) -> list[Path]:
     if sort == "none":
         return list(paths)
     if sort == "mtime":
-        return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, natural_key(str(path))))
+        return sorted(paths, key=lambda path: (_mtime_ns(path), natural_key(str(path))))
     return sorted(paths, key=lambda path: natural_key(str(path)))
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # gone since it was listed: it will be reported as a frame that cannot be read
+        return 0
 
 
 def load_image(path: Path) -> Image.Image:

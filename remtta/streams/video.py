@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,10 +34,11 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
     """
     cv2 = _load_opencv()
     name = f"camera {source}" if isinstance(source, int) else source
+    started = time.monotonic()
     capture = _open(cv2, source)
     try:
         if not capture.isOpened():
-            raise StreamError(_cannot_open(source))
+            raise StreamError(_cannot_open(source, time.monotonic() - started))
         number = 0
         while capture.grab():
             if number % stride == 0:
@@ -47,7 +49,7 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
                 yield _frame(cv2, name, pixels, number, time_s)
             number += 1
         if number == 0:
-            raise StreamError(f"{name}: no frame could be decoded; check that it is a video")
+            raise StreamError(f"{name}: no frame could be decoded; {_no_frame_advice(name)}")
         promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         if promised > number + 1:  # containers often promise one frame more than there is
             _log.warning("%s ended after %d of %d frames; the file may be truncated", name, number, promised)
@@ -79,12 +81,20 @@ def _require_utf8(source: str) -> None:
         raise StreamError(f"{source} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
 
 
-def _cannot_open(source: str | int) -> str:
+def _cannot_open(source: str | int, seconds: float) -> str:
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
     if "://" in source:
-        return f"{source} cannot be opened within {OPEN_TIMEOUT_MS // 1000} s; check the address and the network"
+        silent = seconds > 0.9 * OPEN_TIMEOUT_MS / 1000
+        how = f"did not answer within {OPEN_TIMEOUT_MS // 1000} s" if silent else "cannot be opened as a video"
+        return f"{source} {how}; check the address, the network, and that a video is served there"
     return f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read"
+
+
+def _no_frame_advice(name: str) -> str:
+    if "://" in name:  # an MP4 whose index is at its end needs a server that seeks
+        return "check that it is a video, or download it first"
+    return "check that it is a video"
 
 
 def _load_opencv() -> Any:

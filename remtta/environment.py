@@ -1,0 +1,28 @@
+"""What a run was made with, for `run.json`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+import timm
+import torch
+
+from remtta._version import __version__
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, machine and command line."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "remtta": __version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "command": sys.argv,
+    }
