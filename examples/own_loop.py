@@ -27,10 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="image, folder, glob or video")
     parser.add_argument("--model", default="vit_base_patch16_224")
+    parser.add_argument("--checkpoint", help="weights; timm's pretrained ones by default")
     parser.add_argument("--batch-size", type=int, default=20)
     args = parser.parse_args(argv)
     try:
-        model = load_model(args.model)
+        model = load_model(args.model, checkpoint=args.checkpoint)
         rem = REM(model, REMConfig(mask_ratios=(0.0, 0.1, 0.2)))
         for images in batches(args.source, model, args.batch_size):
             logits = rem(images)  # predicts, then adapts
