@@ -30,7 +30,7 @@ from remtta.streams import Stream, open_stream
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
-RECORD_BYTES = 262_144  # more than a run.json and a delta's header take
+RECORD_BYTES = 65_536  # more than a run.json and a delta's header take
 
 _log = logging.getLogger("remtta")
 
