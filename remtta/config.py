@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
 
+SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-constrained")
+"""Orders in which an evaluation visits its domains."""
+
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 
@@ -200,6 +203,59 @@ class RunOptions:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.reset_every is not None and self.reset_every < 1:
             raise ValueError(f"reset_every must be >= 1, got {self.reset_every}")
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How an evaluation is run; every method has its own settings.
+
+    Attributes:
+        scenario: "continual" (reset only at the start), "episodic" (reset at
+            each domain), "gradual" (severities 1 to 5 and back in each
+            corruption), "mixed" (all domains shuffled together),
+            "label-shift", or "time-constrained".
+        batch_size: Images per update; batches do not reach across domains.
+        seeds: One run per method and seed; a seed decides the order of images.
+        order: "shuffled" by the seed within each domain, or "stored".
+        unseen: Domains that are tested after the others, without learning.
+        revisit: Test all domains again at the end, without learning.
+        imbalance: Label shift: how much likelier the class of the moment is.
+        dirichlet: Label shift: a Dirichlet concentration instead.
+        cost_ratio: Time-constrained: time of an adapting batch over that of a
+            plain forward pass; measured if None.
+        on_error: "stop" or "skip" at an image that cannot be read.
+        save_every_s: Seconds between two saves of the progress.
+        overwrite: Replace an earlier evaluation in the folder.
+        resume: Go on with the one in the folder.
+        model: What the model was built from, for the records.
+        protocol: Name of the protocol the settings come from, for the records.
+    """
+
+    scenario: str = "continual"
+    batch_size: int = DEFAULT_BATCH_SIZE
+    seeds: tuple[int, ...] = (0,)
+    order: Literal["shuffled", "stored"] = "shuffled"
+    unseen: tuple[str, ...] = ()
+    revisit: bool = False
+    imbalance: float = math.inf
+    dirichlet: float | None = None
+    cost_ratio: float | None = None
+    on_error: Literal["skip", "stop"] = "stop"
+    save_every_s: float = 30.0
+    overwrite: bool = False
+    resume: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+    protocol: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
+        _check(self.batch_size >= 1, "batch size", self.batch_size, ">= 1")
+        _check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
+        _check(min(self.seeds) >= 0, "seed", min(self.seeds), ">= 0")
+        _check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")
+        _check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
+        _check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")
+        _check(self.cost_ratio is None or self.cost_ratio >= 1, "cost ratio", self.cost_ratio, ">= 1")
 
 
 def _check(holds: bool, name: str, value: object, rule: str) -> None:

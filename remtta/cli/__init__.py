@@ -11,6 +11,7 @@ import typer
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.demo import demo
+from remtta.cli.eval import evaluate
 from remtta.cli.inspect import inspect
 from remtta.cli.reporting import open_standard_descriptors, print_version
 
@@ -20,8 +21,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (adapt, apply, inspect, demo):
-    app.command()(command)
+for name, command in (
+    ("adapt", adapt),
+    ("eval", evaluate),
+    ("apply", apply),
+    ("inspect", inspect),
+    ("demo", demo),
+):
+    app.command(name)(command)
 
 
 @app.callback()

@@ -47,6 +47,12 @@ class REM(NormMethod):
         """Forward passes per image: one per view and step."""
         return len(self.config.mask_ratios) * self.config.steps
 
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """Height and width of a patch, in pixels."""
+        height, width = self._vit.patch_embed.patch_size
+        return int(height), int(width)
+
     def views(self, images: Tensor) -> Tensor:
         """Logits of the plain and the masked views.
 
