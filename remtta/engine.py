@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from timm.layers import Attention
+from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import (
     Block,
     ParallelScalingBlock,
@@ -40,9 +41,13 @@ def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
 
 
 def classify(vit: VisionTransformer, tokens: Tensor) -> Tensor:
-    """Logits (B, C) from tokens (B, P + K, D); every block keeps timm's fused attention."""
-    logits: Tensor = vit.forward_head(vit.norm(vit.blocks(tokens)))
-    return logits
+    """Logits (B, C) from tokens (B, P + K, D); every block keeps timm's fused attention.
+
+    Of the last block only the tokens are computed that the classifier reads.
+    """
+    for block in vit.blocks[:-1]:
+        tokens = block(tokens)
+    return _classify_last(vit, tokens)
 
 
 def classify_with_attention(vit: VisionTransformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,13 +61,49 @@ def classify_with_attention(vit: VisionTransformer, tokens: Tensor) -> tuple[Ten
         Logits of shape (B, C), and the attention of shape (B, N), which
         carries no gradient.
     """
-    *first, last = vit.blocks
-    for block in first:
+    for block in vit.blocks[:-1]:
         tokens = block(tokens)
     with torch.no_grad():
-        cls_attn = class_attention(last, tokens)[:, vit.num_prefix_tokens :]
-    logits: Tensor = vit.forward_head(vit.norm(last(tokens)))
-    return logits, cls_attn
+        cls_attn = class_attention(vit.blocks[-1], tokens)[:, vit.num_prefix_tokens :]
+    return _classify_last(vit, tokens), cls_attn
+
+
+def _classify_last(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+    """Logits from the tokens that enter the last block."""
+    last = vit.blocks[-1]
+    num_read = num_tokens_read(vit)
+    if num_read is not None and type(last) is Block and type(last.attn) is Attention:
+        tokens = _first_tokens(last, tokens, num_read)
+    else:
+        tokens = last(tokens)
+    logits: Tensor = vit.forward_head(vit.norm(tokens))
+    return logits
+
+
+def num_tokens_read(vit: VisionTransformer) -> int | None:
+    """How many leading tokens the classifier reads; None if it reads others too, or cannot be told."""
+    if type(vit).forward_head is VisionTransformerDistilled.forward_head:
+        return 2  # the class token and the distillation token
+    plain = type(vit).forward_head is VisionTransformer.forward_head and type(vit).pool is VisionTransformer.pool
+    return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
+
+
+def _first_tokens(block: Block, tokens: Tensor, count: int) -> Tensor:
+    """A block's first `count` output tokens (B, count, D): all keys and values, but only their queries and MLP."""
+    attn: Any = block.attn
+    x = block.norm1(tokens)
+    read, width = x[:, :count], attn.attn_dim
+    weight, bias = attn.qkv.weight, attn.qkv.bias
+    q = F.linear(read, weight[:width], None if bias is None else bias[:width])
+    k, v = F.linear(x, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
+    q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+    mixed = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+    mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
+    if attn.gate is not None:
+        mixed = mixed * attn.gate(read).sigmoid()
+    out = tokens[:, :count] + block.ls1(attn.proj(mixed))
+    first: Tensor = out + block.ls2(block.mlp(block.norm2(out)))
+    return first
 
 
 def compile_blocks(model: nn.Module) -> None:

@@ -4,14 +4,15 @@ import math
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.layers import LayerNorm
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from torch import Tensor, nn
 
-from remtta.engine import class_attention, classify, classify_with_attention, embed
+from remtta.engine import class_attention, classify, classify_with_attention, embed, num_tokens_read
 from remtta.errors import ModelError
-from tests.conftest import random_images, tiny_vit
+from tests.conftest import TINY, random_images, tiny_vit
 
 WIDTH, HEADS, TOKENS = 12, 3, 9
 
@@ -118,6 +119,7 @@ def test_a_block_without_a_softmax_row_is_refused_by_name(make: Any, kind: str) 
         {},
         {"reg_tokens": 3},
         {"global_pool": "avg", "qk_norm": True},
+        {"qk_norm": True, "init_values": 0.3, "scale_attn_norm": True, "qkv_bias": False},
         {"pre_norm": True, "no_embed_class": True},
         {"block_fn": ResPostBlock},
         {"block_fn": ParallelScalingBlock},
@@ -132,12 +134,35 @@ def test_the_two_passes_give_the_models_own_logits(changes: dict[str, Any]) -> N
         expected = vit(images)
         tokens = embed(vit, images)
         assert tokens.shape == (3, vit.num_prefix_tokens + 64, 48)
-        assert torch.equal(classify(vit, tokens), expected)
+        torch.testing.assert_close(classify(vit, tokens), expected)
         logits, cls_attn = classify_with_attention(vit, tokens)
-        assert torch.equal(logits, expected)
+        torch.testing.assert_close(logits, expected)
         last_input = vit.blocks[0](tokens)
     whole_row = class_attention(vit.blocks[1], last_input)
     assert torch.equal(cls_attn, whole_row[:, vit.num_prefix_tokens :])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("vit_tiny_patch16_224", {}, 1),
+        ("vit_tiny_patch16_224", {"reg_tokens": 4}, 1),
+        ("deit_tiny_distilled_patch16_224", {}, 2),
+        ("vit_tiny_patch16_224", {"global_pool": "avg"}, None),
+        ("vit_tiny_patch16_224", {"global_pool": "map"}, None),
+    ],
+)
+def test_only_tokens_the_classifier_reads_are_computed_in_the_last_block(
+    name: str, changes: dict[str, Any], expected: int | None
+) -> None:
+    vit: Any = timm.create_model(name, **{**TINY, **changes}).eval()
+    assert num_tokens_read(vit) == expected
+    seen = []
+    vit.blocks[-1].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
+    with torch.no_grad():
+        torch.testing.assert_close(classify(vit, embed(vit, random_images(2))), vit(random_images(2)))
+    everything = vit.num_prefix_tokens + 64
+    assert seen == [expected or everything, everything]
 
 
 def test_logits_carry_gradients_and_the_attention_none() -> None:
@@ -151,5 +176,5 @@ def test_embedding_moves_with_the_image_size_where_the_model_allows_it() -> None
     vit: Any = tiny_vit(depth=1, dynamic_img_size=True)
     images = random_images(2, size=48)
     with torch.no_grad():
-        assert torch.equal(classify(vit, embed(vit, images)), vit(images))
+        torch.testing.assert_close(classify(vit, embed(vit, images)), vit(images))
         assert embed(vit, images).shape == (2, 1 + 144, 48)

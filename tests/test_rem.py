@@ -227,3 +227,33 @@ def test_bf16_agrees_with_fp32_on_the_class() -> None:
     fast = REM(tiny_vit(), REMConfig(precision="bf16"))(images)
     assert fast.dtype == torch.float32
     assert (fast.argmax(1) == exact.argmax(1)).float().mean() >= 0.9
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.05])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_the_deferred_graph_of_the_plain_view_changes_no_update(margin: float, micro_batch: int | None) -> None:
+    config = REMConfig(lr=0.01, margin=margin, micro_batch=micro_batch)
+    always, deferred = REM(tiny_vit(), config), REM(tiny_vit(), config)
+    for seed in range(6):
+        always.violating_share, deferred.violating_share = 1.0, 0.0
+        torch.testing.assert_close(always(random_images(8, seed)), deferred(random_images(8, seed)))
+        assert deferred.violating_share > 0  # some images have a gradient through the plain view
+    for name, change in always.delta().items():
+        torch.testing.assert_close(deferred.delta()[name], change, rtol=1e-3, atol=1e-6)
+
+
+def test_the_graph_is_deferred_when_few_images_violate_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rem = REM(tiny_vit())
+    calls = []
+
+    def deferred(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        return rem.views(images)
+
+    monkeypatch.setattr(rem, "_views_with_deferred_graph", deferred)
+    monkeypatch.setattr(rem, "_violating", lambda views: torch.zeros(views.shape[1], dtype=torch.bool))
+    for seed in range(8):
+        rem(random_images(4, seed))
+    assert 0 < len(calls) < 8
+    rem.reset()
+    assert rem.violating_share == 1.0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.config import MethodConfig
+from remtta.engine import classify, embed
 from remtta.errors import ModelError
 from remtta.layers import adapted_norms, unwrap
 from remtta.weights import AdaptedWeights, Committed
@@ -205,7 +206,7 @@ class NormMethod(ABC):
 
     def _logits(self, images: Tensor) -> Tensor:
         with self._precision(images.device):
-            logits: Tensor = self.model(images)
+            logits = classify(self._vit, embed(self._vit, images))
         return logits.float()
 
     def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:

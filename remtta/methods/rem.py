@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from remtta.config import REMConfig
 from remtta.engine import class_attention, classify, classify_with_attention, embed
-from remtta.losses import rem_loss
+from remtta.losses import entropy, rem_loss
 from remtta.masking import gather_patches, keep_indices, num_kept
 from remtta.methods.norms import NormMethod
+
+_VIOLATING = "violating_share"
+_DEFER_BELOW = (
+    0.4  # a deferred graph costs a forward pass more for each violating image, and saves a backward for each other
+)
+_SHARE_STEP = 0.2
 
 
 class REM(NormMethod):
@@ -35,6 +42,7 @@ class REM(NormMethod):
 
     def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
         self.config = config or REMConfig()
+        self.violating_share = 1.0  # recent share of images with a gradient through the plain view
         super().__init__(model, self.config)
         self.margin_nats = self.config.margin * math.log(self._vit.num_classes)
         for ratio in self.config.mask_ratios:
@@ -73,15 +81,66 @@ class REM(NormMethod):
         _, kept = self._views(images)
         return kept
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything the next update depends on, on the CPU."""
+        return {**super().state(), _VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned.
+
+        Raises:
+            DeltaError: If it does not fit the model.
+        """
+        super().load_state({name: tensor for name, tensor in state.items() if name != _VIOLATING})
+        self.violating_share = float(state[_VIOLATING])
+
+    def reset(self) -> None:
+        """Go back to the source weights, exactly, and forget the optimizer's state."""
+        super().reset()
+        self.violating_share = 1.0
+
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        views = self.views(images)
+        # Counting the violating images would make a GPU wait for the host.
+        deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW
+        views = self._views_with_deferred_graph(images) if deferred else self.views(images)
+        self._note_violations(views)
         return views, rem_loss(views, self.config.ranking_weight, self.margin_nats), len(images)
 
     def _views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         with self._precision(images.device):
             tokens = embed(self._vit, images)
             logits, cls_attn = classify_with_attention(self._vit, tokens)
-            kept = [keep_indices(cls_attn, ratio) for ratio in self.config.mask_ratios[1:]]
-            prefix = self._vit.num_prefix_tokens
-            masked = [classify(self._vit, gather_patches(tokens, indices, prefix)) for indices in kept]
+            kept, masked = self._masked_views(tokens, cls_attn)
         return torch.stack([logits, *masked]).float(), kept
+
+    def _masked_views(self, tokens: Tensor, cls_attn: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        kept = [keep_indices(cls_attn, ratio) for ratio in self.config.mask_ratios[1:]]
+        prefix = self._vit.num_prefix_tokens
+        return kept, [classify(self._vit, gather_patches(tokens, indices, prefix)) for indices in kept]
+
+    def _views_with_deferred_graph(self, images: Tensor) -> Tensor:
+        """The views, with a graph of the plain one only for images that get a gradient through it.
+
+        The plain view is nobody's student (Eq. 3), so its only gradient is that of the images that violate the
+        order (Eq. 4). They are run once more with a graph; the others' part of it would be multiplied by zero.
+        """
+        with self._precision(images.device):
+            tokens = embed(self._vit, images)
+            with torch.no_grad():
+                logits, cls_attn = classify_with_attention(self._vit, tokens)
+            _, masked = self._masked_views(tokens, cls_attn)
+            violating = self._violating(torch.stack([logits, *masked])).nonzero().squeeze(1)
+            if len(violating):
+                logits = logits.index_copy(0, violating, classify(self._vit, tokens[violating]))
+        return torch.stack([logits, *masked]).float()
+
+    def _note_violations(self, views: Tensor) -> None:
+        if views.device.type == "cpu":
+            share = float(self._violating(views).float().mean())
+            self.violating_share += _SHARE_STEP * (share - self.violating_share)
+
+    @torch.no_grad()
+    def _violating(self, views: Tensor) -> Tensor:
+        """Which images (B,) of the plain view are less certain than in some masked view, by the margin."""
+        entropies = entropy(views.float())
+        return (entropies[0] + self.margin_nats > entropies[1:]).any(0)
