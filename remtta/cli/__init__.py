@@ -10,6 +10,7 @@ import typer
 
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
+from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.inspect import inspect
 from remtta.cli.reporting import open_standard_descriptors, print_version
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (adapt, apply, inspect, demo):
+for command in (adapt, apply, inspect, corrupt, demo):
     app.command()(command)
 
 
