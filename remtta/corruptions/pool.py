@@ -19,7 +19,7 @@ from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.sources import SourceImage
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.errors import RemttaError
-from remtta.interrupts import Interrupts
+from remtta.interrupts import Interrupts, Stopped
 from remtta.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at the least; so that none works long after the others are done
@@ -59,7 +59,8 @@ def _in_parallel(
 ) -> Generator[Outcome]:
     # Fresh processes: forks of one with threads (the progress bar's, OpenCV's) may hang.
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
+    with _signals_blocked():  # the event brings a process of multiprocessing's own
+        stop = context.Event()
     chunks = _chunks(images, jobs)
     waiting: set[Future[list[Outcome]]] = set()
     pool = ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(stop,))
@@ -74,10 +75,24 @@ def _in_parallel(
                 done, waiting = wait(waiting, timeout=_SECONDS_BETWEEN_CHECKS, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield from future.result()
+    except Stopped:
+        with interrupts.finishing():
+            stop.set()
+            yield from _last(waiting)
+        raise
     finally:
         with interrupts.finishing():
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def _last(waiting: set[Future[list[Outcome]]]) -> Iterator[Outcome]:
+    """What was still done when the processes were told to end."""
+    begun = [future for future in waiting if not future.cancel()]
+    wait(begun)
+    for future in begun:
+        if future.exception() is None:  # else the signal is the first reason to end
+            yield from future.result()
 
 
 def _chunks(images: Sequence[SourceImage], jobs: int) -> Iterator[Sequence[SourceImage]]:

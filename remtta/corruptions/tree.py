@@ -52,8 +52,8 @@ class TreeSummary:
         return self.written / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more image."""
-        self.finished += 1
+        """Count one more image, or what was made of it before a stop."""
+        self.finished += outcome.complete
         self.written += outcome.written
         self.kept += outcome.kept
         if outcome.error is not None:

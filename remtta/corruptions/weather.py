@@ -16,6 +16,7 @@ _MUD = np.array([63, 42, 20], dtype=np.float32) / 255
 _MUD_THRESHOLD = 0.8
 _EDGES = (50, 150)  # of the water: Canny's two thresholds, in 8-bit values
 _FAR_FROM_EDGES = 20  # pixels; the distance stops to count there
+_LONGEST_CLOUD = 4  # short sides; in a longer panorama the cloud repeats
 _EMBOSS = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], dtype=np.float32)
 
 
@@ -47,18 +48,23 @@ def frost(image: Array, rng: np.random.Generator, scale: float, *, keep: float, 
     """Look through ice on the pane: a random piece of one of the generated textures."""
     height, width = filters.canvas_shape(image, scale)
     texture = ice_texture(int(rng.integers(NUM_TEXTURES)), min(height, width))
-    period = len(texture)
-    top, left = rng.integers(period, size=2)
-    # The textures repeat without a seam, so that a crop may be of any size.
-    rows, columns = (top + np.arange(height)) % period, (left + np.arange(width)) % period
-    crop = filters.fit(texture[rows[:, None], columns], image)
+    top, left = rng.integers(len(texture), size=2)
+    crop = filters.fit(_tiled(texture, height, width, int(top), int(left)), image)
     return np.float32(keep) * image + np.float32(ice) * crop
+
+
+def _tiled(texture: Array, height: int, width: int, top: int = 0, left: int = 0) -> Array:
+    """A piece of any size out of a square texture that repeats without a seam."""
+    rows, columns = (top + np.arange(height)) % len(texture), (left + np.arange(width)) % len(texture)
+    piece: Array = texture[rows[:, None], columns]
+    return piece
 
 
 def fog(image: Array, rng: np.random.Generator, scale: float, *, amount: float, decay: float) -> Array:
     """Add a plasma cloud, and darken the whole so that the brightest value stays what it was."""
     height, width = filters.canvas_shape(image, scale)
-    cloud = filters.fit(plasma(max(height, width), decay, rng)[:height, :width], image)
+    cloud = plasma(min(max(height, width), _LONGEST_CLOUD * min(height, width)), decay, rng)
+    cloud = filters.fit(_tiled(cloud, height, width), image)
     brightest = float(image.max())
     return (image + np.float32(amount) * cloud[..., None]) * np.float32(brightest / (brightest + amount))
 

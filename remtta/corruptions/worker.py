@@ -33,12 +33,14 @@ class Outcome:
         written: Files made now.
         kept: Files that were there.
         error: Why it could not be read, if so.
+        complete: Whether nothing is missing of it now, or will ever be made of it.
     """
 
     name: str
     written: int = 0
     kept: int = 0
     error: str | None = None
+    complete: bool = True
 
 
 def corrupt_file(
@@ -68,7 +70,7 @@ def corrupt_file(
     kind = file_format(pixels, options)
     for done, (name, severity) in enumerate(missing):
         if stopped():
-            return Outcome(image.name, done, kept)
+            return Outcome(image.name, done, kept, complete=False)
         corrupted = _corrupted(image, pixels, name, severity, options)
         _write(corrupted, kind, destination / name / str(severity) / image.targets[kind])
     return Outcome(image.name, len(missing), kept)
