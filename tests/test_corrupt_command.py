@@ -125,6 +125,7 @@ def test_prepare_resizes_and_crops_as_imagenet_c_does() -> None:
     assert np.array_equal(np.asarray(prepare(image, 224)), np.asarray(expected))
     assert prepare(image, None) is image
     assert prepare(draw_image(0, 3, 1000), 7).size == (7, 7)
+    assert prepare(draw_image(0, 32_000, 1), 224).size == (224, 224)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "I;16", "P"])
@@ -195,14 +196,17 @@ def test_what_cannot_be_read_is_skipped_and_listed(
     (photos / "cat" / "broken.jpg").write_bytes(b"no image")
     whole = photos / "dog" / "more" / "last.jpg"
     (photos / "dog" / "cut.jpg").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    draw_image(0, 32_767, 2).save(photos / "dog" / "long.png")
     out = tmp_path / "out"
     for jobs in ("1", "2"):
         assert remtta_here("corrupt", photos, out, *FAST[:2], "--jobs", jobs) == 0
         err = capfd.readouterr().err
         assert "Warning: skipping cat/broken.jpg: not an image that Pillow can read" in err
-        assert "8 images, " in err
-        assert ", 2 skipped, " in err
-        assert {entry["source"] for entry in record_of(out)["skipped"]} == {"cat/broken.jpg", "dog/cut.jpg"}
+        assert "9 images, " in err
+        assert ", 3 skipped, " in err
+        skipped = {entry["source"]: entry["error"] for entry in record_of(out)["skipped"]}
+        assert skipped.keys() == {"cat/broken.jpg", "dog/cut.jpg", "dog/long.png"}
+        assert skipped["dog/long.png"] == "32767x2: sides may have up to 32766 pixels"
     assert len(tree_of(out)) == 12
 
 

@@ -141,6 +141,8 @@ def test_a_wrong_call_says_what_there_is() -> None:
         corrupt(image, "fog", 6, rng())
     with pytest.raises(ValueError, match="image must be RGB, got L"):
         corrupt(image.convert("L"), "fog", 1, rng())
+    with pytest.raises(ValueError, match="image must have sides of up to 32766 pixels, got 32767x1"):
+        corrupt(draw_image(0, 32_767, 1), "fog", 1, rng())
 
 
 def test_what_is_written_back_is_clipped_and_rounded() -> None:
@@ -218,6 +220,13 @@ def test_lengths_grow_with_the_image(scale: float) -> None:
     line[:, 100] = 1
     profile = FUNCTIONS["gaussian_blur"](line, rng(), scale, sigma=4)[4, :, 0]
     assert math.sqrt(float((profile * (np.arange(201) - 100) ** 2).sum())) == pytest.approx(4 * scale, rel=0.02)
+
+
+def test_a_wide_gaussian_is_the_same_by_fourier_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = rng().random((300, 320, 3), dtype=np.float32)
+    wide = gaussian(noise, 12)
+    monkeypatch.setattr("remtta.corruptions.filters._WIDE_REACH", 1000)
+    assert np.allclose(wide, gaussian(noise, 12), atol=1e-5)
 
 
 def test_gaussian_of_no_reach_changes_nothing() -> None:

@@ -47,7 +47,7 @@ def corrupt(
         A new RGB image of the same size.
 
     Raises:
-        ValueError: If there is no such corruption or severity, or the image is not RGB.
+        ValueError: If there is no such corruption or severity, or the image is not RGB or too long.
         RemttaError: If OpenCV cannot be loaded.
 
     Source: Hendrycks and Dietterich, 2019.
@@ -59,8 +59,11 @@ def corrupt(
     if image.mode != "RGB":
         raise ValueError(f"image must be RGB, got {image.mode}; see PIL.Image.Image.convert")
     from remtta.corruptions.digital import to_float, to_image
+    from remtta.corruptions.filters import MAX_SIDE
     from remtta.corruptions.functions import FUNCTIONS
 
+    if max(image.size) > MAX_SIDE:
+        raise ValueError(f"image must have sides of up to {MAX_SIDE} pixels, got {image.width}x{image.height}")
     short_side = min(image.size)
     chosen = parameter_set or parameter_set_of(short_side)
     values = PARAMETERS[name].values(severity, chosen)

@@ -20,6 +20,11 @@ cv2 = load_opencv("corrupting images")
 Array = np.ndarray
 """float32 throughout."""
 
+MAX_SIDE = 32_766
+"""OpenCV moves pixels (elastic_transform) in images up to this height and width only."""
+
+_WIDE_REACH = 40  # pixels
+
 
 def canvas_shape(image: Array, scale: float) -> tuple[int, int]:
     """Height and width of the canvas for an image that is `scale` times the parameters' size."""
@@ -50,7 +55,13 @@ def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool
     if reach == 0:
         return layer
     border = cv2.BORDER_REFLECT if reflect else cv2.BORDER_REPLICATE
-    blurred: Array = cv2.GaussianBlur(layer, (2 * reach + 1, 2 * reach + 1), sigma, borderType=border)
+    side = 2 * reach + 1
+    blurred: Array
+    if reach <= _WIDE_REACH or side > min(layer.shape[:2]):
+        blurred = cv2.GaussianBlur(layer, (side, side), sigma, borderType=border)
+    else:  # a large kernel is applied by Fourier transform: less work for photographs of many megapixels
+        line = cv2.getGaussianKernel(side, sigma, cv2.CV_32F)
+        blurred = cv2.filter2D(layer, -1, line @ line.T, borderType=border)
     return blurred
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from remtta.corruptions import corrupt
+from remtta.corruptions.filters import MAX_SIDE
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import parameter_set_of
 from remtta.corruptions.sources import SourceImage
@@ -22,6 +23,8 @@ from remtta.streams.frames import FrameError
 from remtta.streams.images import load_image
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
+
+_LONGEST_RESIZED = 8  # short sides; a line of one pixel would else be resized to millions of them
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ def corrupt_file(
         return Outcome(image.name, kept=kept)
     try:
         pixels = prepare(load_image(image.path), options.size)
+        if max(pixels.size) > MAX_SIDE:
+            raise FrameError(f"{pixels.width}x{pixels.height}: sides may have up to {MAX_SIDE} pixels")
     except FrameError as error:
         return Outcome(image.name, kept=kept, error=str(error))
     kind = file_format(pixels, options)
@@ -80,11 +85,17 @@ def prepare(image: Image.Image, size: int | None) -> Image.Image:
     """Resize and cut out the centre as ImageNet-C does, if a size is asked for."""
     if size is None:
         return image
-    factor = size * _SHORT_SIDE_TO_CROP / min(image.size)
-    width, height = (max(size, round(side * factor)) for side in image.size)
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    return resized.crop((left, top, left + size, top + size))
+    short_side = min(image.size)
+    image = _centre(image, _LONGEST_RESIZED * short_side)
+    sides = [max(size, round(side * size * _SHORT_SIDE_TO_CROP / short_side)) for side in image.size]
+    return _centre(image.resize((sides[0], sides[1]), Image.Resampling.BILINEAR), size)
+
+
+def _centre(image: Image.Image, largest: int) -> Image.Image:
+    """Cut off what makes an image wider or higher than so many pixels, the same on both sides."""
+    width, height = (min(side, largest) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 def file_format(image: Image.Image, options: CorruptOptions) -> str:
