@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from remtta.config import REMConfig, RunOptions
+from remtta.config import METHOD_CONFIGS, MethodConfig, RunOptions, method_config
 from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
-from remtta.errors import DeltaError, OutputError, RemttaError, StreamError
+from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
 from remtta.files import Reserve, write_json
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
@@ -84,7 +84,7 @@ def adapt_stream(
     output: str | Path | None = None,
     *,
     method: str = "rem",
-    config: REMConfig | None = None,
+    config: MethodConfig | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,
     echo: BinaryIO | None = None,
@@ -119,13 +119,16 @@ def adapt_stream(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    options, config = options or RunOptions(), config or REMConfig()
+    options = options or RunOptions()
     torch.manual_seed(options.seed)
+    config = config or _default_config(method, options)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
     check_folder(folder, overwrite=options.overwrite)
     base_sha256 = state_sha256(model)
     adapter = build_method(method, model, config)
+    if adapter.needs_labels:
+        raise UsageError(f"{method} learns from labels, which a stream has none of; use it in remtta eval")
     if delta is not None:
         check_base(delta, base_sha256)
         adapter.load_delta(delta.tensors, delta.updates)
@@ -142,6 +145,12 @@ def adapt_stream(
     return run.execute(echo, on_batch, interrupts or Interrupts())
 
 
+def _default_config(method: str, options: RunOptions) -> MethodConfig:
+    if method not in METHOD_CONFIGS:
+        raise UsageError(f'unknown method "{method}"; choose {", ".join(METHOD_CONFIGS)}')
+    return method_config(method, {}, batch_size=options.batch_size)
+
+
 class _Run:
     """One pass over a stream and the files it leaves."""
 
@@ -152,7 +161,7 @@ class _Run:
         stream: Stream,
         folder: Path,
         method: str,
-        config: REMConfig,
+        config: MethodConfig,
         options: RunOptions,
         start: Delta | None,
         base_sha256: str,

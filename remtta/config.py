@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
+
+SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-constrained")
+"""Orders in which an evaluation visits its domains."""
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 
 
-@dataclass(frozen=True)
-class REMConfig:
-    """Settings of Ranked Entropy Minimization; the defaults are the paper's for ImageNet-C.
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Settings that all methods of gradient descent on the norms share.
 
     Attributes:
-        mask_ratios: Fractions of patch tokens to leave out, one per view: 0
-            first, ascending, each in [0, 1). The paper's M_N.
-        ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
-        margin: Entropy gap asked of neighbouring views (Eq. 4), as a fraction
-            of log C so that one value suits any number of classes C.
         lr: Learning rate.
         optimizer: "adam" or "sgd", both without weight decay.
         momentum: SGD's momentum or Adam's first beta (the second is 0.999).
+        nesterov: Nesterov's momentum, for SGD.
         steps: Optimizer steps per batch.
         episodic: Go back to the source weights before every batch.
         micro_batch: Images per forward and backward pass; None for the whole
@@ -39,6 +40,47 @@ class REMConfig:
 
     Raises:
         ValueError: If a value is out of range; the text names it.
+    """
+
+    lr: float = 1e-3
+    optimizer: Optimizer = "adam"
+    momentum: float = 0.9
+    nesterov: bool = False
+    steps: int = 1
+    episodic: bool = False
+    micro_batch: int | None = None
+    adapt_layers: str | None = None
+    precision: Precision = "auto"
+
+    lr_batch: ClassVar[int | None] = None
+    """Batch size that the default learning rate is meant for, where it grows with the batch."""
+
+    def __post_init__(self) -> None:
+        _check(math.isfinite(self.lr) and self.lr > 0, "learning rate", self.lr, "> 0")
+        _check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
+        _check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        sgd = self.optimizer == "sgd" and self.momentum > 0
+        _check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
+        _check(self.steps >= 1, "steps", self.steps, ">= 1")
+        _check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
+        _check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
+
+
+@dataclass(frozen=True)
+class REMConfig(MethodConfig):
+    """Settings of Ranked Entropy Minimization; the defaults are the paper's for ImageNet-C.
+
+    Attributes:
+        mask_ratios: Fractions of patch tokens to leave out, one per view: 0
+            first, ascending, each in [0, 1). The paper's M_N.
+        ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
+        margin: Entropy gap asked of neighbouring views (Eq. 4), as a fraction
+            of log C so that one value suits any number of classes C.
+
+    The others are those of `MethodConfig`.
+
+    Raises:
+        ValueError: If a value is out of range; the text names it.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
@@ -46,26 +88,85 @@ class REMConfig:
     mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
     ranking_weight: float = 1.0
     margin: float = 0.0
-    lr: float = 1e-3
-    optimizer: Optimizer = "adam"
-    momentum: float = 0.9
-    steps: int = 1
-    episodic: bool = False
-    micro_batch: int | None = None
-    adapt_layers: str | None = None
-    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
         _check_mask_ratios(self.mask_ratios)
         _check(math.isfinite(self.ranking_weight) and self.ranking_weight >= 0, "lambda", self.ranking_weight, ">= 0")
         _check(math.isfinite(self.margin) and self.margin >= 0, "margin", self.margin, ">= 0")
-        _check(math.isfinite(self.lr) and self.lr > 0, "learning rate", self.lr, "> 0")
-        _check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
-        _check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
-        _check(self.steps >= 1, "steps", self.steps, ">= 1")
-        _check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
-        _check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class REMN1Config(REMConfig):
+    """REM with a single masked view: the paper's N = 1, for two thirds of the time."""
+
+    mask_ratios: tuple[float, ...] = (0.0, 0.1)
+
+
+@dataclass(frozen=True)
+class TentConfig(MethodConfig):
+    """Settings of Tent; the defaults are the official code's for ViTs, at a batch of 64."""
+
+    lr: float = 1e-3
+    optimizer: Optimizer = "sgd"
+    adapt_layers: str | None = "all"
+    lr_batch: ClassVar[int | None] = 64
+
+
+@dataclass(frozen=True)
+class PseudoLabelConfig(MethodConfig):
+    """Settings of Pseudo-label.
+
+    Attributes:
+        threshold: Predictions with a higher probability count as labels.
+    """
+
+    threshold: float = 0.9
+    lr: float = 1e-2
+    optimizer: Optimizer = "sgd"
+    adapt_layers: str | None = "all"
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class SupervisedConfig(MethodConfig):
+    """Settings of supervised adaptation: REM's, so that only the loss differs."""
+
+
+METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
+    "source": MethodConfig,
+    "pseudo-label": PseudoLabelConfig,
+    "tent": TentConfig,
+    "rem": REMConfig,
+    "rem-n1": REMN1Config,
+    "supervised": SupervisedConfig,
+}
+"""The settings of every method, by its name on the command line."""
+
+
+def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
+    """A method's config: its published defaults with these settings in place of some.
+
+    Args:
+        name: A method's name on the command line.
+        settings: Values by field name.
+        batch_size: Images per update; some methods' learning rates grow with it.
+
+    Raises:
+        KeyError: If there is no such method.
+        ValueError: If it has no such setting, or a value is out of range.
+    """
+    kind = METHOD_CONFIGS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for setting in settings:
+        _check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
+    if kind.lr_batch and "lr" not in settings:
+        settings = {**settings, "lr": kind.lr * batch_size / kind.lr_batch}
+    return kind(**settings)
 
 
 @dataclass(frozen=True)
@@ -102,6 +203,59 @@ class RunOptions:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.reset_every is not None and self.reset_every < 1:
             raise ValueError(f"reset_every must be >= 1, got {self.reset_every}")
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How an evaluation is run; every method has its own settings.
+
+    Attributes:
+        scenario: "continual" (reset only at the start), "episodic" (reset at
+            each domain), "gradual" (severities 1 to 5 and back in each
+            corruption), "mixed" (all domains shuffled together),
+            "label-shift", or "time-constrained".
+        batch_size: Images per update; batches do not reach across domains.
+        seeds: One run per method and seed; a seed decides the order of images.
+        order: "shuffled" by the seed within each domain, or "stored".
+        unseen: Domains that are tested after the others, without learning.
+        revisit: Test all domains again at the end, without learning.
+        imbalance: Label shift: how much likelier the class of the moment is.
+        dirichlet: Label shift: a Dirichlet concentration instead.
+        cost_ratio: Time-constrained: time of an adapting batch over that of a
+            plain forward pass; measured if None.
+        on_error: "stop" or "skip" at an image that cannot be read.
+        save_every_s: Seconds between two saves of the progress.
+        overwrite: Replace an earlier evaluation in the folder.
+        resume: Go on with the one in the folder.
+        model: What the model was built from, for the records.
+        protocol: Name of the protocol the settings come from, for the records.
+    """
+
+    scenario: str = "continual"
+    batch_size: int = DEFAULT_BATCH_SIZE
+    seeds: tuple[int, ...] = (0,)
+    order: Literal["shuffled", "stored"] = "shuffled"
+    unseen: tuple[str, ...] = ()
+    revisit: bool = False
+    imbalance: float = math.inf
+    dirichlet: float | None = None
+    cost_ratio: float | None = None
+    on_error: Literal["skip", "stop"] = "stop"
+    save_every_s: float = 30.0
+    overwrite: bool = False
+    resume: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+    protocol: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
+        _check(self.batch_size >= 1, "batch size", self.batch_size, ">= 1")
+        _check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
+        _check(min(self.seeds) >= 0, "seed", min(self.seeds), ">= 0")
+        _check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")
+        _check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
+        _check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")
+        _check(self.cost_ratio is None or self.cost_ratio >= 1, "cost ratio", self.cost_ratio, ">= 1")
 
 
 def _check(holds: bool, name: str, value: object, rule: str) -> None:

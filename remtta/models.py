@@ -173,6 +173,15 @@ def labels_of(model: nn.Module) -> list[str] | None:
     return _known_labels(model, config)
 
 
+def set_labels(model: Any, labels: Sequence[str]) -> None:
+    """Name the classes of a timm model.
+
+    Raises:
+        UsageError: If there are more or fewer names than classes.
+    """
+    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": _checked_labels(labels, model)}
+
+
 def state_sha256(model: nn.Module) -> str:
     """SHA-256 over the sorted name, dtype, shape and bytes of a model's whole state."""
     digest = hashlib.sha256()
@@ -182,6 +191,38 @@ def state_sha256(model: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
+    """Cut a classifier's heads down to some of its classes, in place.
+
+    Losses and thresholds of every method then see only these classes, as the
+    protocols of ImageNet-R and ImageNet-A ask for.
+
+    Args:
+        model: A timm VisionTransformer.
+        numbers: The classes to keep, in their new order.
+
+    Raises:
+        ModelError: If a head is not a linear layer.
+    """
+    rows = torch.tensor(list(numbers))
+    labels = labels_of(model)
+    for name in ("head", "head_dist"):
+        head = getattr(model, name, None)
+        if head is None:
+            continue
+        if not isinstance(head, nn.Linear):
+            raise ModelError(f"the model's {name} is no linear layer, so its classes cannot be restricted")
+        kept = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device=head.weight.device)
+        with torch.no_grad():
+            kept.weight.copy_(head.weight[rows])
+            if head.bias is not None:
+                kept.bias.copy_(head.bias[rows])
+        setattr(model, name, kept)
+    model.num_classes = len(rows)
+    names = None if labels is None else [labels[number] for number in numbers]
+    model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(rows), "label_names": names}
 
 
 def select_device(device: str | torch.device) -> torch.device:

@@ -77,19 +77,22 @@ class PredictionWriter:
     """Append rows to a file, batch by batch, and optionally to a pipe as well.
 
     Args:
-        path: The JSON Lines file; an existing one is replaced.
+        path: The JSON Lines file; of an existing one only `keep_bytes` stay.
         pipe: A binary stream that gets the same lines, after the file has them.
+        keep_bytes: How much of an existing file to keep and go on from.
 
     Raises:
         OutputError: If the file cannot be written.
     """
 
-    def __init__(self, path: Path, pipe: BinaryIO | None = None) -> None:
+    def __init__(self, path: Path, pipe: BinaryIO | None = None, *, keep_bytes: int = 0) -> None:
         self._path, self._pipe = path, pipe
         self._lines = b""
-        self._size = 0
+        self._size = keep_bytes
         with writing(path):
-            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
+            self._file = open(path, "r+b" if keep_bytes else "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
+            self._file.truncate(keep_bytes)
+            self._file.seek(keep_bytes)
 
     def __enter__(self) -> PredictionWriter:
         return self
@@ -108,6 +111,12 @@ class PredictionWriter:
                 self._file.truncate(self._size)
             raise
         self._size += len(self._lines)
+
+    def sync(self) -> int:
+        """Have the disk take everything written so far; returns the file's size in bytes."""
+        with writing(self._path):
+            os.fsync(self._file.fileno())
+        return self._size
 
     def echo(self) -> None:
         """Send what was written last down the pipe.

@@ -12,6 +12,7 @@ from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
+from remtta.cli.eval import evaluate
 from remtta.cli.inspect import inspect
 from remtta.cli.reporting import open_standard_descriptors, print_version
 
@@ -21,8 +22,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (adapt, apply, inspect, corrupt, demo):
-    app.command()(command)
+for name, command in (
+    ("adapt", adapt),
+    ("eval", evaluate),
+    ("apply", apply),
+    ("inspect", inspect),
+    ("corrupt", corrupt),
+    ("demo", demo),
+):
+    app.command(name)(command)
 
 
 @app.callback()

@@ -14,7 +14,7 @@ from remtta.cli import options as opt
 from remtta.cli.loading import model_arguments
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
-from remtta.config import REMConfig, RunOptions
+from remtta.config import METHOD_CONFIGS, RunOptions, method_config
 from remtta.errors import UsageError
 from remtta.runs import check_folder, default_folder
 
@@ -22,10 +22,8 @@ _log = logging.getLogger("remtta")
 
 _METHOD = "Method"
 _STREAM = "Stream and output"
-_REM = REMConfig()
 _OPTIONS = RunOptions()
-_OPTIMIZER = opt.Optimizers(_REM.optimizer)
-_MASK_RATIOS = ",".join(f"{ratio:g}" for ratio in _REM.mask_ratios)
+_METHODS = [name for name in METHOD_CONFIGS if name != "supervised"]  # which needs labels
 
 
 def adapt(
@@ -47,38 +45,17 @@ def adapt(
     interpolation: opt.Interpolation = None,
     crop_pct: opt.CropPct = None,
     delta: opt.StartDelta = None,
-    method: Annotated[
-        opt.Methods, typer.Option(help="REM, or the source model as it is.", rich_help_panel=_METHOD)
-    ] = opt.Methods.REM,
-    mask_ratios: Annotated[
-        str, typer.Option(help="Fractions of patch tokens to mask, 0 first.", rich_help_panel=_METHOD)
-    ] = _MASK_RATIOS,
-    ranking_weight: Annotated[
-        float, typer.Option("--lambda", help="Weight of the entropy ranking loss.", rich_help_panel=_METHOD)
-    ] = _REM.ranking_weight,
-    margin: Annotated[
-        float, typer.Option(help="Entropy gap between views, as a fraction of log C.", rich_help_panel=_METHOD)
-    ] = _REM.margin,
-    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_METHOD)] = _REM.lr,
-    optimizer: Annotated[opt.Optimizers, typer.Option(rich_help_panel=_METHOD)] = _OPTIMIZER,
-    momentum: Annotated[
-        float, typer.Option(help="SGD's momentum or Adam's first beta.", rich_help_panel=_METHOD)
-    ] = _REM.momentum,
-    steps: Annotated[int, typer.Option(help="Optimizer steps per batch.", rich_help_panel=_METHOD)] = _REM.steps,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", "-b", help="Frames per update.", rich_help_panel=_METHOD)
-    ] = _OPTIONS.batch_size,
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(help="Frames per forward pass: same result, less memory.", rich_help_panel=_METHOD),
-    ] = None,
-    adapt_layers: Annotated[
-        str | None,
-        typer.Option(
-            help='Blocks whose norms adapt, such as 0-8, or "all". Default: the first three quarters.',
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    method: Annotated[str, typer.Option(help=f"{', '.join(_METHODS)}.", rich_help_panel=_METHOD)] = "rem",
+    mask_ratios: opt.MaskRatios = None,
+    ranking_weight: opt.RankingWeight = None,
+    margin: opt.Margin = None,
+    lr: opt.LearningRate = None,
+    optimizer: opt.Optimizer = None,
+    momentum: opt.Momentum = None,
+    steps: opt.Steps = None,
+    batch_size: opt.BatchSize = _OPTIONS.batch_size,
+    micro_batch: opt.MicroBatch = None,
+    adapt_layers: opt.AdaptLayers = None,
     episodic: Annotated[
         bool, typer.Option("--episodic", help="Back to the source weights before every batch.", rich_help_panel=_METHOD)
     ] = False,
@@ -139,21 +116,27 @@ def adapt(
     with command(verbose=verbose, quiet=quiet, debug=debug) as interrupts:
         if predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        if method not in _METHODS:
+            raise UsageError(f'unknown method "{method}"; choose {", ".join(_METHODS)}')
         kwargs = opt.parse_model_kwargs(model_kwargs)
         label_names = opt.read_labels(labels)
         with refused_values():
-            config = REMConfig(
-                mask_ratios=opt.parse_mask_ratios(mask_ratios),
-                ranking_weight=ranking_weight,
-                margin=margin,
-                lr=lr,
-                optimizer=optimizer.value,
-                momentum=momentum,
-                steps=steps,
-                episodic=episodic,
-                micro_batch=micro_batch,
-                adapt_layers=adapt_layers,
-                precision=precision.value,
+            config = method_config(
+                method,
+                opt.method_settings(
+                    mask_ratios=mask_ratios,
+                    ranking_weight=ranking_weight,
+                    margin=margin,
+                    lr=lr,
+                    optimizer=optimizer,
+                    momentum=momentum,
+                    steps=steps,
+                    micro_batch=micro_batch,
+                    adapt_layers=adapt_layers,
+                    precision=precision,
+                )
+                | {"episodic": episodic},
+                batch_size=batch_size,
             )
             options = RunOptions(
                 batch_size=batch_size,
@@ -207,7 +190,7 @@ def adapt(
                 classifier,
                 stream,
                 folder,
-                method=method.value,
+                method=method,
                 config=config,
                 options=options,
                 delta=start,

@@ -54,11 +54,17 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
         f"source       {printable(run['source']['name'])} ({run['source']['kind']})",
         f"model        {model.get('name', 'unknown')}, {model['num_classes']} classes, "
         f"base {model['base_sha256'][:12]}",
-        f"method       {method['name']}, batch {method['batch_size']}, lr {method['lr']:g} ({method['optimizer']}), "
-        f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}, "
-        f"lambda {method['ranking_weight']:g}",
+        f"method       {method['name']}, batch {method['batch_size']}, {_settings(method)}",
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates",
     ]
+
+
+def _settings(method: dict[str, Any]) -> str:
+    settings = [f"lr {method['lr']:g} ({method['optimizer']})"]
+    if "mask_ratios" in method:
+        settings.append(f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}")
+        settings.append(f"lambda {method['ranking_weight']:g}")
+    return ", ".join(settings)
 
 
 def _prediction_lines(predictions: dict[str, Any]) -> list[str]:

@@ -9,12 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from remtta.config import REMConfig
 from remtta.errors import UsageError
 
 DEFAULT_MODEL = "vit_base_patch16_224"
 
 _MODEL = "Model"
+_METHOD = "Method"
 _RUN = "Running"
+
+_REM = REMConfig()
+_MASK_RATIOS = ",".join(f"{ratio:g}" for ratio in _REM.mask_ratios)
 
 
 class Optimizers(StrEnum):
@@ -30,13 +35,6 @@ class Precisions(StrEnum):
     AUTO = "auto"
     FP32 = "fp32"
     BF16 = "bf16"
-
-
-class Methods(StrEnum):
-    """Values of --method."""
-
-    REM = "rem"
-    SOURCE = "source"
 
 
 class Sorts(StrEnum):
@@ -99,6 +97,48 @@ CropPct = Annotated[
 StartDelta = Annotated[
     Path | None, typer.Option("--delta", help="Start from the delta of an earlier run.", rich_help_panel=_MODEL)
 ]
+MaskRatios = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Fractions of patch tokens to mask, 0 first. rem: {_MASK_RATIOS}.",
+        rich_help_panel=_METHOD,
+        show_default=False,
+    ),
+]
+RankingWeight = Annotated[
+    float | None,
+    typer.Option(
+        "--lambda", help=f"Weight of the entropy ranking loss. rem: {_REM.ranking_weight:g}.", rich_help_panel=_METHOD
+    ),
+]
+Margin = Annotated[
+    float | None,
+    typer.Option(
+        help=f"Entropy gap between views, as a fraction of log C. rem: {_REM.margin:g}.", rich_help_panel=_METHOD
+    ),
+]
+LearningRate = Annotated[float | None, typer.Option(help=f"rem: {_REM.lr:g}.", rich_help_panel=_METHOD)]
+Optimizer = Annotated[Optimizers | None, typer.Option(help=f"rem: {_REM.optimizer}.", rich_help_panel=_METHOD)]
+Momentum = Annotated[
+    float | None,
+    typer.Option(help=f"SGD's momentum or Adam's first beta. rem: {_REM.momentum:g}.", rich_help_panel=_METHOD),
+]
+Steps = Annotated[
+    int | None, typer.Option(help=f"Optimizer steps per batch. rem: {_REM.steps}.", rich_help_panel=_METHOD)
+]
+BatchSize = Annotated[
+    int,
+    typer.Option("--batch-size", "-b", help="Frames per update.", rich_help_panel=_METHOD),
+]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="Frames per forward pass: same result, less memory.", rich_help_panel=_METHOD)
+]
+AdaptLayers = Annotated[
+    str | None,
+    typer.Option(
+        help='Blocks whose norms adapt, such as 0-8, or "all". rem: the first three quarters.', rich_help_panel=_METHOD
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_RUN)]
 Precision = Annotated[
     Precisions,
@@ -136,6 +176,35 @@ def parse_mask_ratios(text: str) -> tuple[float, ...]:
         return tuple(float(ratio) for ratio in text.split(","))
     except ValueError:
         raise UsageError(f"--mask-ratios takes numbers such as 0,0.1,0.2, got {text}") from None
+
+
+def method_settings(
+    *,
+    mask_ratios: str | None,
+    ranking_weight: float | None,
+    margin: float | None,
+    lr: float | None,
+    optimizer: Optimizers | None,
+    momentum: float | None,
+    steps: int | None,
+    micro_batch: int | None,
+    adapt_layers: str | None,
+    precision: Precisions,
+) -> dict[str, Any]:
+    """The settings given on the command line, by the config's field names."""
+    settings = {
+        "mask_ratios": None if mask_ratios is None else parse_mask_ratios(mask_ratios),
+        "ranking_weight": ranking_weight,
+        "margin": margin,
+        "lr": lr,
+        "optimizer": None if optimizer is None else optimizer.value,
+        "momentum": momentum,
+        "steps": steps,
+        "micro_batch": micro_batch,
+        "adapt_layers": adapt_layers,
+        "precision": precision.value,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def read_labels(path: Path | None) -> list[str] | None:

@@ -1,25 +1,49 @@
-"""Adaptation methods. Each one predicts a batch, then learns from it."""
+"""Adaptation methods. Each one predicts a batch, then learns from it.
+
+A new method is one file with a class that keeps the `Method` protocol (most
+subclass `NormMethod` and write a loss), a config in `remtta.config`, and a
+line in METHODS.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from remtta.config import REMConfig
+from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
+from remtta.methods.supervised import Supervised
+from remtta.methods.tent import Tent
 from remtta.weights import Committed
 
 
 class Method(Protocol):
-    """What `adapt_stream` asks of a method."""
+    """What `adapt_stream` and `evaluate` ask of a method."""
 
     @property
     def adapts(self) -> bool:
         """Whether a batch changes the weights."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it learns from true labels."""
+
+    @property
+    def num_models(self) -> int:
+        """Copies of the model it holds."""
+
+    @property
+    def num_forwards(self) -> float:
+        """Forward passes per image."""
+
+    @property
+    def num_backwards(self) -> float:
+        """Backward passes per image."""
 
     @property
     def adapted_names(self) -> tuple[str, ...]:
@@ -33,8 +57,15 @@ class Method(Protocol):
     def committed(self) -> Committed:
         """Delta and number of updates of the last complete update; later updates do not change them."""
 
-    def __call__(self, images: Tensor) -> Tensor:
+    @property
+    def last_views(self) -> Tensor | None:
+        """Logits (L, B, C) behind the last batch's prediction, the plain view first."""
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Predict logits (B, C) for preprocessed images (B, 3, H, W), then adapt."""
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Predict without adapting."""
 
     def reset(self) -> None:
         """Back to the source weights, exactly."""
@@ -45,13 +76,31 @@ class Method(Protocol):
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Start from source plus delta."""
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything the next update depends on."""
 
-METHODS: dict[str, Callable[[nn.Module, REMConfig], Method]] = {"rem": REM, "source": Source}
-"""Every method by its name on the command line."""
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
 
 
-def build_method(name: str, model: nn.Module, config: REMConfig) -> Method:
+METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
+    "source": Source,
+    "pseudo-label": PseudoLabel,
+    "tent": Tent,
+    "rem": REM,
+    "rem-n1": REM,
+    "supervised": Supervised,
+}
+"""Every method by its name on the command line; its config is in METHOD_CONFIGS."""
+
+
+def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
     """Set up a method on a model.
+
+    Args:
+        name: One of METHODS.
+        model: The model, adapted in place.
+        config: The method's own kind of config; its defaults if None.
 
     Raises:
         UsageError: If there is no such method, or its settings do not suit the model.
@@ -60,6 +109,6 @@ def build_method(name: str, model: nn.Module, config: REMConfig) -> Method:
     if name not in METHODS:
         raise UsageError(f'unknown method "{name}"; choose {", ".join(METHODS)}')
     try:
-        return METHODS[name](model, config)
+        return METHODS[name](model, config or METHOD_CONFIGS[name]())
     except ValueError as error:  # such as a mask ratio that leaves no patch of this model
         raise UsageError(str(error)) from error

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import REMConfig
+from remtta.config import MethodConfig
 from remtta.weights import AdaptedWeights, Committed
 
 
@@ -21,12 +21,17 @@ class Source:
     """
 
     adapts = False
+    needs_labels = False
+    num_forwards = 1.0
+    num_backwards = 0.0
+    num_models = 1
     adapted_names: tuple[str, ...] = ()
 
-    def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
+    def __init__(self, model: nn.Module, config: MethodConfig | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
-        self._precision = (config or REMConfig()).precision
+        self._precision = (config or MethodConfig()).precision
         self._weights = AdaptedWeights({}, dict(model.named_parameters()))
+        self._last_views: Tensor | None = None
 
     @property
     def num_updates(self) -> int:
@@ -38,9 +43,20 @@ class Source:
         """Delta and number of updates of the last complete update; later updates do not change them."""
         return self._weights.committed
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
+    @property
+    def last_views(self) -> Tensor | None:
+        """The last batch's logits, as the only view (1, B, C)."""
+        return self._last_views
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) of preprocessed images (B, 3, H, W)."""
+        logits = self.predict(images)
+        self._last_views = logits.unsqueeze(0)
+        return logits
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """The same."""
         bf16 = self._precision == "bf16"
         with torch.autocast(images.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             logits: Tensor = self.model(images)
@@ -61,3 +77,12 @@ class Source:
             DeltaError: If the delta does not fit the model.
         """
         self._weights.load(delta, num_updates)
+
+    def state(self) -> dict[str, Tensor]:
+        """The delta it was started from and its updates."""
+        return {**self.delta(), "updates": torch.tensor(self.num_updates)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+        delta = {name: tensor for name, tensor in state.items() if name != "updates"}
+        self.load_delta(delta, int(state["updates"]))

@@ -1,0 +1,137 @@
+"""From the class folders of a data set to the class numbers of a model, never by position in a partial listing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from timm.data import ImageNetInfo
+
+from remtta.errors import UsageError
+
+_SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
+_RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
+_SHOWN = 4
+ALPHABETICAL = "alphabetical order"
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """Class numbers by folder name.
+
+    Attributes:
+        numbers: Folder name to class number of the model.
+        how: What the mapping goes by, for people.
+    """
+
+    numbers: Mapping[str, int]
+    how: str
+
+
+def map_classes(
+    folders: Sequence[str],
+    *,
+    num_classes: int,
+    labels: Sequence[str] | None = None,
+    class_map: Mapping[str, int] | None = None,
+) -> ClassMap:
+    """Find the class number of every class folder.
+
+    Tried in this order: the given map; ImageNet's wnids; folders that are
+    numbers; the model's own class names; and, if there are exactly as many
+    folders as classes, alphabetical order.
+
+    Args:
+        folders: Names of all class folders, over all domains.
+        num_classes: Classes of the model.
+        labels: The model's class names.
+        class_map: Folder name to class number.
+
+    Raises:
+        UsageError: If a folder has no class; it names some.
+    """
+    names = sorted(set(folders))
+    if class_map is not None:
+        return ClassMap(_look_up(names, class_map, num_classes, "the class map"), "the class map")
+    if all(re.fullmatch(r"n\d{8}", name) for name in names):
+        own = _numbered(labels or ())
+        if set(names) <= own.keys():
+            return ClassMap(_look_up(names, own, num_classes, "the model's labels"), "wnid, in the model's labels")
+        wnids = _wnids(num_classes)
+        return ClassMap(_look_up(names, wnids, num_classes, "ImageNet's wnids"), "wnid")
+    if all(re.fullmatch(r"\d+", name) for name in names):
+        return ClassMap(
+            _look_up(names, {name: int(name) for name in names}, num_classes, "the model's classes"), "number"
+        )
+    own = _numbered([_plain(label) for label in labels or ()])
+    if own and all(_plain(name) in own for name in names):
+        return ClassMap({name: own[_plain(name)] for name in names}, "class name")
+    if len(names) == num_classes:
+        return ClassMap(_numbered(names), ALPHABETICAL)
+    raise UsageError(
+        f"the class folders ({_some(names)}) are neither wnids, numbers nor the model's class names, and their number "
+        f"({len(names)}) is not the model's ({num_classes}); give --class-map FILE"
+    )
+
+
+def restricted_set(folders: Sequence[str]) -> str | None:
+    """The name of the ImageNet variant whose tables restrict the logits to its classes, if this is one."""
+    names = set(folders)
+    for title, file in _RESTRICTED_SETS.items():
+        if names == set((resources.files("timm.data") / "_info" / file).read_text().split()):
+            return title
+    return None
+
+
+def read_class_map(path: Path) -> dict[str, int]:
+    """Folder name to class number from a JSON object, or from lines of `folder number` or `folder,number`.
+
+    Raises:
+        UsageError: If the file cannot be read that way.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return {str(name): int(number) for name, number in json.loads(text).items()}
+        pairs = [re.split(r"[,\t ]+(?=-?\d+$)", line.strip()) for line in text.splitlines() if line.strip()]
+        return {name: int(number) for name, number in pairs}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f'{path} is no class map ({error}); write a line "folder number" per class, or a JSON object'
+        ) from error
+
+
+def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, where: str) -> dict[str, int]:
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise UsageError(f"{len(missing)} class folder(s) are not in {where}: {_some(missing)}; see --class-map")
+    beyond = [name for name in names if not 0 <= known[name] < num_classes]
+    if beyond:
+        raise UsageError(f"class folder {_some(beyond)} is beyond the model's {num_classes} classes; see --class-map")
+    return {name: known[name] for name in names}
+
+
+def _wnids(num_classes: int) -> dict[str, int]:
+    subset = _SUBSET_BY_SIZE.get(num_classes)
+    if subset is None:
+        raise UsageError(
+            f"the class folders are ImageNet wnids, but the model has {num_classes} classes; give --class-map FILE"
+        )
+    return _numbered(ImageNetInfo(subset).label_names())
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", " ", name).strip().casefold()
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,262 @@
+"""Pictures of an evaluation, with matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from remtta.deltas import load_delta
+from remtta.errors import ModelError
+from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.metrics import Tally, calibration_bins
+from remtta.evaluation.results import Tallies, read_rows, tally_rows
+from remtta.files import write_atomically
+from remtta.losses import entropy
+from remtta.methods.rem import REM
+from remtta.models import Preprocessing, labels_of
+from remtta.runs import PREDICTIONS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PLOTS = "plots"
+WINDOW = 200  # images in the running error
+OVERLAYS = 4  # domains shown with their masks
+_RIGHT, _WRONG = "#14783c", "#be2828"
+_HIDDEN = 225  # grey of a masked patch
+_COLOURS = {
+    "source": "#969696",
+    "tent": "#d98c1f",
+    "pseudo-label": "#8c6bb1",
+    "rem": "#195fbe",
+    "rem-n1": "#41a6d9",
+    "supervised": "#14783c",
+}
+
+_log = logging.getLogger("remtta")
+
+
+def draw_plots(
+    folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
+) -> list[Path]:
+    """Draw every picture an evaluation has the numbers for.
+
+    Args:
+        folder: The evaluation's folder; the pictures go to `plots` in it.
+        results: What its `results.json` holds.
+        model: The model at its source weights.
+        dataset: The images, for the overlays.
+        preprocessing: How they became inputs.
+
+    Returns:
+        The files; none if matplotlib is not installed.
+
+    Raises:
+        OutputError: If a picture cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        _log.info('no plots: matplotlib is not installed (pip install "remtta[plot]")')
+        return []
+    tallies = tally_rows(folder / PREDICTIONS)
+    seed = next(iter(next(iter(results["methods"].values()))["seeds"]))
+    pictures: dict[str, Callable[[], Figure | None]] = {
+        "error_per_domain": lambda: _error_per_domain(Figure(figsize=(10, 4.5)), results),
+        "running_error": lambda: _running_error(Figure(figsize=(10, 4.5)), folder, int(seed)),
+        "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(figsize=(6, 4.5)), results),
+        "reliability": lambda: _reliability(Figure(figsize=(4 * len(results["methods"]), 4)), tallies),
+        "masks": lambda: _masks(Figure(), folder, results, model, dataset, preprocessing),
+    }
+    drawn = []
+    for name, draw in pictures.items():
+        figure = draw()
+        if figure is not None:
+            path = folder / PLOTS / f"{name}.png"
+            path.parent.mkdir(exist_ok=True)
+            figure.set_layout_engine("tight")
+            write_atomically(path, _saver(figure))
+            drawn.append(path)
+    return drawn
+
+
+def _saver(figure: Figure) -> Callable[[Path], None]:
+    return lambda temporary: figure.savefig(temporary, format="png", dpi=110)
+
+
+def _colour(method: str) -> str | None:
+    return _COLOURS.get(method)
+
+
+def _plain(axes: Axes) -> Axes:
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _error_per_domain(figure: Figure, results: Mapping[str, Any]) -> Figure:
+    axes = _plain(figure.subplots())
+    methods: Mapping[str, Any] = results["methods"]
+    domains = list(next(iter(methods.values()))["error"])
+    width = 0.8 / len(methods)
+    for place, (name, content) in enumerate(methods.items()):
+        at = np.arange(len(domains)) + (place - (len(methods) - 1) / 2) * width
+        spread = [value or 0.0 for value in content["error_std"].values()]
+        axes.bar(
+            at,
+            list(content["error"].values()),
+            width,
+            yerr=spread if any(spread) else None,
+            color=_colour(name),
+            label=f"{name} (mean {content['mean']:.1f})",
+        )
+    axes.set_xticks(range(len(domains)), domains, rotation=40, ha="right")
+    axes.set_ylabel("error in %")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _running_error(figure: Figure, folder: Path, seed: int) -> Figure:
+    axes = _plain(figure.subplots())
+    wrong: dict[str, list[bool]] = {}
+    domains: list[str] = []
+    for row in read_rows(folder / PREDICTIONS):
+        if row["seed"] == seed and row["phase"] == "adapt" and "error" not in row:
+            curve = wrong.setdefault(row["method"], [])
+            curve.append(row["class"] != row["label_true"])
+            if len(wrong) == 1:
+                domains.append(row["domain"])
+    for name, missed in wrong.items():
+        total = np.array([0, *accumulate(missed)])
+        stops = np.arange(1, len(total))
+        starts = np.maximum(0, stops - WINDOW)
+        axes.plot(100 * (total[stops] - total[starts]) / (stops - starts), color=_colour(name), label=name, lw=1.2)
+    changes = [place for place in range(1, len(domains)) if domains[place] != domains[place - 1]]
+    if len(changes) < 50:  # mixed streams change at every image
+        for start, stop in zip([0, *changes], [*changes, len(domains)], strict=True):
+            axes.axvline(start, color="#dddddd", lw=0.8, zorder=0)
+            axes.text(
+                (start + stop) / 2, 1.01, domains[start], rotation=40, fontsize=7, transform=axes.get_xaxis_transform()
+            )
+    axes.set_xlabel("images")
+    axes.set_ylabel(f"error in %, mean over {WINDOW} images")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _entropy_by_ratio(figure: Figure, results: Mapping[str, Any]) -> Figure | None:
+    shown = {name: content for name, content in results["methods"].items() if "mask_ratios" in content["config"]}
+    if not shown:
+        return None
+    axes = _plain(figure.subplots())
+    for name, content in shown.items():
+        ratios = [100 * ratio for ratio in content["config"]["mask_ratios"]]
+        first = next(iter(content["seeds"].values()))
+        for domain, summary in first["domains"].items():
+            axes.plot(ratios, summary["entropies"], color="#cccccc", lw=0.8, zorder=0)
+            axes.text(ratios[-1], summary["entropies"][-1], f" {domain}", fontsize=6, color="#888888", va="center")
+        axes.plot(ratios, first["entropies"], "o-", color=_colour(name), label=f"{name}, all domains")
+    axes.set_xlabel("mask ratio in %")
+    axes.set_ylabel("mean entropy in nats")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _reliability(figure: Figure, tallies: Tallies) -> Figure:
+    methods = list(dict.fromkeys(method for method, _ in tallies))
+    panels = figure.subplots(1, len(methods), squeeze=False, sharey=True)[0]
+    for axes, name in zip(panels, methods, strict=True):
+        parts = [
+            tally for (method, _), phases in tallies.items() if method == name for tally in phases["adapt"].values()
+        ]
+        together = Tally().merged(parts)
+        bins = calibration_bins(together.probs, together.correct)
+        _plain(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+        axes.bar(
+            [part["confidence"] for part in bins],
+            [part["accuracy"] for part in bins],
+            0.05,
+            color=_colour(name),
+            alpha=0.85,
+        )
+        axes.set_title(f"{name}, ECE {100 * together.summary()['ece']:.1f} %", fontsize=10)
+        axes.set_xlabel("confidence")
+        axes.set_xlim(0, 1)
+    panels[0].set_ylabel("accuracy")
+    return figure
+
+
+@torch.no_grad()
+def _masks(
+    figure: Figure,
+    folder: Path,
+    results: Mapping[str, Any],
+    model: nn.Module,
+    dataset: Dataset,
+    preprocessing: Preprocessing,
+) -> Figure | None:
+    """Sample images under each mask, with every method's prediction and entropy, as in the paper's figure."""
+    try:
+        rem = REM(model)
+    except ModelError:  # evaluated with methods that need no masks
+        return None
+    domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
+    transform = preprocessing.transform()
+    pixels = torch.stack([transform(domain.load(0)) for domain in domains])
+    images = preprocessing.normalise(pixels.to(next(model.parameters()).device))
+    truth = [int(domain.labels[0]) for domain in domains]
+    numbers = dataset.class_numbers if dataset.restricted_to else None
+    names = labels_of(model)
+    ratios = rem.config.mask_ratios
+    methods = list(results["methods"])
+    panels = figure.subplots(len(domains), len(methods) * len(ratios), squeeze=False)
+    figure.set_size_inches(1.55 * len(methods) * len(ratios), 2.0 * len(domains))
+    for column, name in enumerate(methods):
+        seed = next(iter(results["methods"][name]["seeds"]))
+        saved = folder / "deltas" / f"{name}_seed{seed}.safetensors"
+        rem.load_delta(load_delta(saved).tensors if saved.is_file() else {})
+        views, kept = rem.views(images), [None, *rem.kept_patches(images)]
+        for place, ratio in enumerate(ratios):
+            for line in range(len(domains)):
+                axes = panels[line][column * len(ratios) + place]
+                positions = kept[place]
+                shown = _masked(
+                    pixels[line].permute(1, 2, 0).numpy(), None if positions is None else positions[line], rem
+                )
+                axes.imshow(shown)
+                logits = views[place, line]
+                guess, nats = int(logits.argmax()), float(entropy(logits))
+                number = guess if numbers is None else numbers[guess]
+                colour = _RIGHT if number == truth[line] else _WRONG
+                label = names[guess].split(",")[0] if names else f"class {number}"
+                axes.set_xlabel(f"{label[:16]}\n{abs(nats):.2f}", fontsize=7, color=colour)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                if line == 0:
+                    axes.set_title(f"{name}, {ratio:.0%}", fontsize=8)
+    for line, domain in enumerate(domains):
+        panels[line][0].set_ylabel(domain.title, fontsize=8)
+    rem.reset()
+    return figure
+
+
+def _masked(pixels: np.ndarray, kept: torch.Tensor | None, rem: REM) -> Image.Image:
+    if kept is None:
+        return Image.fromarray(pixels)
+    masked = pixels.copy()
+    height, width = rem.patch_size
+    columns = pixels.shape[1] // width
+    rows = pixels.shape[0] // height
+    for position in set(range(rows * columns)) - set(kept.tolist()):
+        row, column = divmod(position, columns)
+        masked[row * height : (row + 1) * height, column * width : (column + 1) * width] = _HIDDEN
+    return Image.fromarray(masked)

@@ -1,0 +1,156 @@
+"""From prediction rows and run records to `results.json` and its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remtta.errors import RemttaError
+from remtta.evaluation.metrics import Tally, harmonic_mean, mean_and_std
+
+Tallies = dict[tuple[str, int], dict[str, dict[str, Tally]]]
+"""By method and seed, then phase, then domain."""
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a `predictions.jsonl`.
+
+    Raises:
+        RemttaError: If a line is damaged.
+    """
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+
+
+def tally_rows(path: Path) -> Tallies:
+    """Outcomes by method, seed, phase and domain."""
+    tallies: Tallies = {}
+    for row in read_rows(path):
+        if "error" not in row:
+            phases = tallies.setdefault((row["method"], row["seed"]), {})
+            phases.setdefault(row["phase"], {}).setdefault(row["domain"], Tally()).add(row)
+    return tallies
+
+
+def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `methods` part of `results.json`.
+
+    Args:
+        tallies: Outcomes of all runs.
+        runs: A record per run, with its method and seed.
+
+    Returns:
+        For each method the means over seeds, their standard deviations, and the
+        numbers of each seed.
+    """
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        phases = tallies.get((run["method"], run["seed"]), {})
+        by_method.setdefault(run["method"], []).append({**run, **_one_seed(phases)})
+    methods = {name: _over_seeds(seeds) for name, seeds in by_method.items()}
+    source = methods.get("source")
+    for content in methods.values():
+        content["gain"] = None if source is None else source["mean"] - content["mean"]
+    return methods
+
+
+def _one_seed(phases: Mapping[str, Mapping[str, Tally]]) -> dict[str, Any]:
+    adapted = phases.get("adapt", {})
+    errors = {domain: tally.error for domain, tally in adapted.items()}
+    together = Tally().merged(adapted.values()).summary()
+    content: dict[str, Any] = {
+        "error": errors,
+        "mean": mean_and_std(list(errors.values()))[0],
+        "domains": {domain: tally.summary() for domain, tally in adapted.items()},
+        **{name: value for name, value in together.items() if name not in ("error", "images")},
+    }
+    for phase in ("unseen", "revisit"):
+        if phase in phases:
+            again = {domain: tally.error for domain, tally in phases[phase].items()}
+            content[phase] = {"error": again, "mean": mean_and_std(list(again.values()))[0]}
+    if "unseen" in content:
+        content["unseen"]["harmonic_mean"] = harmonic_mean(content["mean"], content["unseen"]["mean"])
+    return content
+
+
+_AVERAGED = ("mean", "ece", "diversity", "tvd")
+
+
+def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    first = seeds[0]
+    errors = {domain: mean_and_std([seed["error"][domain] for seed in seeds]) for domain in first["error"]}
+    content: dict[str, Any] = {
+        "error": {domain: mean for domain, (mean, _) in errors.items()},
+        "error_std": {domain: std for domain, (_, std) in errors.items()},
+    }
+    for name in _AVERAGED:
+        if all(name in seed for seed in seeds):
+            content[name], content[f"{name}_std"] = mean_and_std([seed[name] for seed in seeds])
+    for phase in ("unseen", "revisit"):
+        if phase in first:
+            content[phase] = {
+                key: mean_and_std([seed[phase][key] for seed in seeds])[0] for key in first[phase] if key != "error"
+            }
+            content[phase]["error"] = {
+                domain: mean_and_std([seed[phase]["error"][domain] for seed in seeds])[0]
+                for domain in first[phase]["error"]
+            }
+    seconds = sum(seed["timing"]["seconds"] for seed in seeds)
+    images = sum(seed["images"] for seed in seeds)
+    content |= {name: first[name] for name in ("config", "forwards_per_image", "backwards_per_image", "models_held")}
+    content |= {name: first[name] for name in ("trainable_parameters", "adapted")}
+    content["timing"] = {
+        "seconds": seconds,
+        "images_per_s": images / seconds if seconds else None,
+        "peak_memory_bytes": max(seed["timing"]["peak_memory_bytes"] for seed in seeds),
+    }
+    content["seeds"] = {str(seed["seed"]): seed for seed in seeds}
+    return content
+
+
+def table_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the final table: error in percent per domain, mean, gain, ECE, speed."""
+    methods: Mapping[str, Any] = results["methods"]
+    domains = list(next(iter(methods.values()))["error"])
+    extra = [phase for phase in ("unseen", "revisit") if phase in next(iter(methods.values()))]
+    header = ["error in %", *domains, "mean", "gain", "ECE %", *extra, "images/s"]
+    return header, [_table_row(name, content, domains, extra) for name, content in methods.items()]
+
+
+def _table_row(name: str, content: Mapping[str, Any], domains: Sequence[str], extra: Sequence[str]) -> list[str]:
+    spread = content["mean_std"]
+    rate = content["timing"]["images_per_s"]
+    return [
+        name,
+        *(f"{content['error'][domain]:.1f}" for domain in domains),
+        f"{content['mean']:.1f}" + ("" if spread is None else f" ± {spread:.1f}"),
+        "" if content["gain"] is None else f"{content['gain']:+.1f}",
+        f"{100 * content['ece']:.1f}",
+        *(f"{content[phase]['mean']:.1f}" for phase in extra),
+        "" if rate is None else f"{rate:.1f}",
+    ]
+
+
+def markdown_table(results: Mapping[str, Any]) -> str:
+    """The final table in Markdown, ready to paste."""
+    header, rows = table_rows(results)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def plain_table(results: Mapping[str, Any]) -> str:
+    """The final table in columns, one line per domain so that it fits a terminal."""
+    header, rows = table_rows(results)
+    columns = [header, *rows]
+    widths = [max(len(cell) for cell in column) for column in columns]
+    lines = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
+        for cells in (list(zip(line, widths, strict=True)) for line in lines)
+    )

@@ -1,0 +1,152 @@
+"""In which order the domains are visited, and what happens between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from remtta.config import EvalOptions
+from remtta.errors import UsageError
+from remtta.evaluation.datasets import SEVERITIES, Dataset, Domain
+
+Phase = Literal["adapt", "unseen", "revisit"]
+GRADUAL_SEVERITIES = (*SEVERITIES, *reversed(SEVERITIES[:-1]))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A stretch of images between two possible resets.
+
+    Attributes:
+        title: For people: a domain's title, or "mixed".
+        items: Shape (n, 2): domain number and position in the domain.
+        reset: Go back to the source weights first.
+        adapt: Whether the method learns here.
+        phase: "adapt"; "unseen" or "revisit" for tests without learning.
+    """
+
+    title: str
+    items: np.ndarray
+    reset: bool = False
+    adapt: bool = True
+    phase: Phase = "adapt"
+
+
+def plan_visits(
+    dataset: Dataset,
+    options: EvalOptions,
+    seed: int,
+) -> list[Visit]:
+    """The visits of one run.
+
+    Args:
+        dataset: The domains.
+        options: Scenario and order.
+        seed: Of every shuffle.
+
+    Raises:
+        UsageError: If an unseen domain is none of the data set's, or all are.
+    """
+    scenario, unseen = options.scenario, options.unseen
+    titles = [domain.name for domain in dataset.domains]
+    strangers = [name for name in unseen if name not in titles]
+    if strangers:
+        raise UsageError(f"--unseen {', '.join(strangers)}: no such domain; there are {', '.join(titles)}")
+    seen = [number for number, name in enumerate(titles) if name not in unseen]
+    if not seen:
+        raise UsageError("--unseen leaves no domain to adapt to")
+
+    def order(number: int) -> np.ndarray:
+        domain = dataset.domains[number]
+        rng = np.random.default_rng([seed, _NAMES_SEED, *domain.title.encode()])
+        if scenario == "label-shift":
+            if options.dirichlet is not None:
+                return dirichlet_order(domain.labels, options.dirichlet, rng)
+            return imbalanced_order(domain.labels, options.imbalance, rng)
+        return rng.permutation(len(domain.labels)) if options.order == "shuffled" else np.arange(len(domain.labels))
+
+    def visit(number: int, **more: object) -> Visit:
+        positions = order(number)
+        items = np.stack([np.full_like(positions, number), positions], axis=1)
+        return Visit(dataset.domains[number].title, items, **more)  # type: ignore[arg-type]
+
+    visits = [visit(number, reset=scenario == "episodic") for number in seen]
+    if scenario == "gradual":
+        visits = [visit(number) for number in _gradually(dataset.domains, seen)]
+    elif scenario == "mixed":
+        items = np.concatenate([each.items for each in visits])
+        visits = [Visit("mixed", np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
+    visits += [visit(number, adapt=False, phase="unseen") for number in range(len(titles)) if number not in seen]
+    if options.revisit:
+        visits += [visit(number, adapt=False, phase="revisit") for number in seen]
+    return visits
+
+
+_NAMES_SEED, _MIXED_SEED = 1, 2
+
+
+def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
+    """Each corruption's severities up to the worst and down again."""
+    names = list(dict.fromkeys(domains[number].name for number in numbers))
+    by_level = {(domains[number].name, domains[number].severity): number for number in numbers}
+    return [by_level[name, severity] for name in names for severity in GRADUAL_SEVERITIES]
+
+
+def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
+    """An order in which one class after the other is likelier than the rest.
+
+    There are as many stretches as classes, in random order. In a stretch its
+    own class is `ratio` times as likely as each other one; 1 is a plain
+    shuffle, infinity sorts by class. Every image occurs once.
+
+    Args:
+        labels: Shape (n,).
+        ratio: At least 1; may be infinite.
+        rng: Source of randomness.
+
+    Returns:
+        Positions, shape (n,).
+
+    Source: the online imbalanced label shift of SAR (Niu et al., ICLR 2023), drawn without repetition.
+    """
+    classes = rng.permutation(np.unique(labels))
+    own = np.argsort(classes)[np.searchsorted(np.sort(classes), labels)]
+    if len(classes) > 1:
+        share = 1.0 if np.isinf(ratio) else ratio / (ratio + len(classes) - 1)
+        elsewhere = rng.random(len(labels)) >= share
+        other = rng.integers(len(classes) - 1, size=len(labels))
+        own = np.where(elsewhere, other + (other >= own), own)
+    shuffled = rng.permutation(len(labels))
+    positions: np.ndarray = shuffled[np.argsort(own[shuffled], kind="stable")]
+    return positions
+
+
+def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Generator) -> np.ndarray:
+    """An order in which each class comes in bursts, drawn from a Dirichlet distribution over time.
+
+    Time has as many slots as there are classes. Each class's images fall into
+    the slots by its own draw; within a slot the classes follow one another.
+
+    Args:
+        labels: Shape (n,).
+        concentration: Small values (0.01) make one burst per class, large ones a plain shuffle.
+        rng: Source of randomness.
+
+    Returns:
+        Positions, shape (n,).
+
+    Source: the temporally correlated streams of NOTE (Gong et al., NeurIPS 2022).
+    """
+    classes = np.unique(labels)
+    slots: list[list[np.ndarray]] = [[] for _ in classes]
+    for number in classes:
+        own = rng.permutation(np.flatnonzero(labels == number))
+        shares = rng.dirichlet(np.full(len(classes), concentration))
+        cuts = np.round(np.cumsum(shares)[:-1] * len(own)).astype(int)
+        for slot, part in zip(slots, np.split(own, cuts), strict=True):
+            slot.append(part)
+    ordered = [slot[number] for slot in slots for number in rng.permutation(len(slot))]
+    return np.concatenate(ordered)

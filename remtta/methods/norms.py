@@ -1,0 +1,220 @@
+"""What the methods share that train the norms of a ViT by gradient descent on a loss per batch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from remtta.config import MethodConfig
+from remtta.errors import ModelError
+from remtta.layers import adapted_norms, unwrap
+from remtta.weights import AdaptedWeights, Committed
+
+_log = logging.getLogger("remtta")
+
+_OPTIMIZER_STATE = "optimizer."
+_DELTA = "delta."
+_UPDATES = "updates"
+
+
+class NormMethod(ABC):
+    """Predict a batch, then take a step on the norms; a method says by which loss.
+
+    The model is adapted in place: everything but the chosen norms is frozen,
+    and it is put in eval mode. A batch whose gradients are not finite numbers
+    is predicted and not adapted to.
+
+    Args:
+        model: A timm VisionTransformer with a class token, float32, possibly
+            inside DataParallel or torch.compile.
+        config: Settings of the update.
+
+    Raises:
+        ModelError: If the model cannot be adapted, with the reason.
+    """
+
+    adapts = True
+    needs_labels = False
+    num_models = 1
+
+    def __init__(self, model: nn.Module, config: MethodConfig) -> None:
+        self.model = model
+        self._config = config
+        self._vit = unwrap(model)
+        if not self._vit.num_classes or self._vit.num_classes < 2:
+            raise ModelError("the model has no classifier head with at least two classes")
+        model.eval().requires_grad_(False)
+        named = adapted_norms(self._vit, config.adapt_layers)
+        for parameter in named.values():
+            parameter.requires_grad_(True)
+        frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
+        self._weights = AdaptedWeights(named, frozen)
+        self._optimizer = self._new_optimizer()
+        self._last_views: Tensor | None = None
+
+    @abstractmethod
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        """Views, loss, and the number of images the loss is a mean over.
+
+        Args:
+            images: Shape (B, 3, H, W), preprocessed.
+            labels: Shape (B,), where the method needs them.
+
+        Returns:
+            Logits of the views (L, B, C), the plain one first; the scalar
+            loss; and how many of the images it is a mean over, 0 for none.
+        """
+
+    @property
+    def num_forwards(self) -> float:
+        """Forward passes per image."""
+        return self._config.steps
+
+    @property
+    def num_backwards(self) -> float:
+        """Backward passes per image."""
+        return self.num_forwards
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps that the current weights have seen."""
+        return self.committed[1]
+
+    @property
+    def committed(self) -> Committed:
+        """Delta and number of updates of the last complete update; later updates do not change them."""
+        return self._weights.committed
+
+    @property
+    def adapted_names(self) -> tuple[str, ...]:
+        """Names of the adapted parameters, as in the timm model's `named_parameters()`."""
+        return tuple(self._weights.parameters)
+
+    @property
+    def last_views(self) -> Tensor | None:
+        """Logits (L, B, C) behind the last batch's prediction: the plain view, then the method's others."""
+        return self._last_views
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Predict a batch with the weights as they are, then adapt to it.
+
+        Args:
+            images: Shape (B, 3, H, W), preprocessed, B >= 1.
+            labels: Shape (B,), only for methods that need them.
+
+        Returns:
+            Logits of shape (B, C) from before the update, without gradient.
+
+        Raises:
+            ValueError: If images is not a batch of at least one image, or labels are missing.
+        """
+        if images.ndim != 4 or len(images) == 0:
+            raise ValueError(f"images must have shape (B, 3, H, W) with B >= 1, got {tuple(images.shape)}")
+        if self.needs_labels and labels is None:
+            raise ValueError("this method learns from labels, and none were given")
+        if self._config.episodic:
+            self.reset()
+        self._last_views = self._step(images, labels)
+        for _ in range(self._config.steps - 1):
+            self._step(images, labels)
+        return self._last_views[0]
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits (B, C) of preprocessed images (B, 3, H, W), without adapting."""
+        return self._logits(images)
+
+    def reset(self) -> None:
+        """Go back to the source weights, exactly, and forget the optimizer's state."""
+        self._weights.reset()
+        self._optimizer = self._new_optimizer()
+
+    def delta(self) -> dict[str, Tensor]:
+        """Adapted minus source weights, by parameter name; adding them restores the bits."""
+        return self._weights.delta()
+
+    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Start from source plus delta, with a fresh optimizer; `reset` still means the source.
+
+        Raises:
+            DeltaError: If the delta does not fit the model.
+        """
+        self._weights.load(delta, num_updates)
+        self._optimizer = self._new_optimizer()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the next update depends on, on the CPU: the delta and the optimizer's state."""
+        state = {_DELTA + name: tensor for name, tensor in self.delta().items()}
+        state[_UPDATES] = torch.tensor(self.num_updates)
+        for name, parameter in self._weights.parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    state[f"{_OPTIMIZER_STATE}{name}:{key}"] = torch.as_tensor(value).detach().cpu().clone()
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned.
+
+        Raises:
+            DeltaError: If it does not fit the model.
+        """
+        delta = {name.removeprefix(_DELTA): tensor for name, tensor in state.items() if name.startswith(_DELTA)}
+        self.load_delta(delta, int(state[_UPDATES]))
+        for name, tensor in state.items():
+            if name.startswith(_OPTIMIZER_STATE):
+                parameter_name, _, key = name.removeprefix(_OPTIMIZER_STATE).rpartition(":")
+                parameter = self._weights.parameters[parameter_name]
+                place = "cpu" if key == "step" else parameter.device
+                self._optimizer.state[parameter][key] = tensor.to(place, copy=True)
+
+    @torch.inference_mode(False)  # the caller may predict under no_grad or inference_mode
+    @torch.enable_grad()
+    def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """One update; returns the views it was made from."""
+        self._optimizer.zero_grad(set_to_none=True)
+        size = self._config.micro_batch or len(images)
+        whole = size >= len(images)
+        views, num_counted = [], 0
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            logits, loss, count = self._loss(images[part], None if labels is None else labels[part])
+            if count:
+                # The loss is a mean over images, so the parts' sums add up to the batch's.
+                (loss if whole else loss * count).backward()
+            num_counted += count
+            views.append(logits.detach())
+        self._apply_gradients(1 if whole else num_counted)
+        return torch.cat(views, dim=1)
+
+    def _apply_gradients(self, divisor: int) -> None:
+        gradients = [parameter.grad for parameter in self._weights.parameters.values() if parameter.grad is not None]
+        if not gradients:
+            return
+        if divisor != 1:
+            torch._foreach_div_(gradients, float(divisor))
+        if torch.isfinite(nn.utils.get_total_norm(gradients)):
+            self._optimizer.step()
+            self._weights.commit()
+        else:
+            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+
+    def _logits(self, images: Tensor) -> Tensor:
+        with self._precision(images.device):
+            logits: Tensor = self.model(images)
+        return logits.float()
+
+    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        if self._config.precision == "bf16":
+            return torch.autocast(device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        config, parameters = self._config, self._weights.parameters.values()
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.Adam(parameters, lr=config.lr, betas=(config.momentum, 0.999))

@@ -1,0 +1,25 @@
+"""Tent: entropy minimisation (Wang et al., ICLR 2021, arXiv:2006.10726)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from remtta.config import TentConfig
+from remtta.losses import entropy
+from remtta.methods.norms import NormMethod
+
+
+class Tent(NormMethod):
+    """Predict a batch, then lower the mean entropy of its predictions.
+
+    Args:
+        model: A timm VisionTransformer.
+        config: Settings; by default those of the official code for ViTs.
+    """
+
+    def __init__(self, model: nn.Module, config: TentConfig | None = None) -> None:
+        super().__init__(model, config or TentConfig())
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        logits = self._logits(images)
+        return logits.unsqueeze(0), entropy(logits).mean(), len(images)

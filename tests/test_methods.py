@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta.config import METHOD_CONFIGS, REMConfig, TentConfig, method_config
+from remtta.errors import UsageError
+from remtta.methods import METHODS, Method, build_method
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+
+GRADIENT_METHODS = [name for name in METHODS if name != "source"]
+LABELS = torch.tensor([0, 3, 6, 2, 2])
+
+
+def run(method: Method, seed: int, count: int = 5) -> Tensor:
+    return method(random_images(count, seed), LABELS[:count] if method.needs_labels else None)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    probs = logits.softmax(-1)
+    return -(probs * probs.log()).sum(-1).mean()
+
+
+def _confident(logits: Tensor) -> Tensor:
+    probs = logits.detach().softmax(-1)
+    chosen = [row for row in range(len(logits)) if probs[row].max() > 0.42]
+    assert 0 < len(chosen) < len(logits)  # so that the filter matters
+    terms = [-logits[row].log_softmax(-1)[probs[row].argmax()] for row in chosen]
+    return torch.stack(terms).sum() / len(chosen)
+
+
+def _labelled(logits: Tensor) -> Tensor:
+    return -logits.log_softmax(-1)[torch.arange(5), LABELS].mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "loss"),
+    [
+        ("tent", {"lr": 0.05}, _entropy),
+        ("pseudo-label", {"threshold": 0.42, "lr": 0.02}, _confident),
+        ("supervised", {"lr": 0.05, "optimizer": "sgd", "adapt_layers": "all"}, _labelled),
+    ],
+)
+def test_three_updates_equal_a_plain_loop(
+    name: str, settings: dict[str, Any], loss: Callable[[Tensor], Tensor]
+) -> None:
+    method = build_method(name, tiny_vit(), method_config(name, settings, batch_size=5))
+    plain = tiny_vit()
+    norms = [p for module in plain.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
+    optimizer = torch.optim.SGD(norms, lr=settings["lr"], momentum=0.9)
+    for seed in range(3):
+        logits = plain(random_images(5, seed))
+        torch.testing.assert_close(run(method, seed), logits.detach())
+        optimizer.zero_grad()
+        loss(logits).backward()
+        optimizer.step()
+    assert len(method.adapted_names) == len(norms)
+
+
+@pytest.mark.parametrize("name", GRADIENT_METHODS)
+def test_micro_batches_give_the_same_update(name: str) -> None:
+    settings = {"threshold": 0.35} if name == "pseudo-label" else {}
+    whole = build_method(name, tiny_vit(), method_config(name, {**settings, "lr": 0.01}, batch_size=5))
+    parts = build_method(
+        name, tiny_vit(), method_config(name, {**settings, "lr": 0.01, "micro_batch": 2}, batch_size=5)
+    )
+    for seed in range(2):
+        torch.testing.assert_close(run(whole, seed), run(parts, seed))
+    torch.testing.assert_close(parts.delta(), whole.delta())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
+    def make() -> Method:
+        return build_method(name, tiny_vit(), method_config(name, {"lr": 0.01}, batch_size=5))
+
+    through = make()
+    for seed in range(2):
+        run(through, seed)
+    state = copy.deepcopy(through.state())
+    resumed = make()
+    resumed.load_state(state)
+    assert resumed.num_updates == through.num_updates
+    for seed in range(2, 5):
+        assert torch.equal(run(resumed, seed), run(through, seed))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) -> None:
+    method = build_method(name, tiny_vit())
+    run(method, 0)
+    before = method.delta()
+    predicted = method.predict(random_images(5, 1))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in method.delta().items())
+    torch.testing.assert_close(run(method, 1), predicted)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_of_one_and_a_reset(name: str) -> None:
+    method = build_method(name, tiny_vit())
+    first = run(method, 0, count=1)
+    run(method, 1)
+    method.reset()
+    assert method.num_updates == 0
+    assert torch.equal(run(method, 0, count=1), first)
+
+
+def test_no_confident_prediction_is_no_update() -> None:
+    method = build_method(
+        "pseudo-label", tiny_vit(), method_config("pseudo-label", {"threshold": 0.9999}, batch_size=5)
+    )
+    assert torch.isfinite(run(method, 0)).all()
+    assert method.num_updates == 0
+
+
+def test_the_views_of_the_last_batch_are_kept() -> None:
+    rem = build_method("rem", tiny_vit(), REMConfig(lr=0.01, micro_batch=2))
+    logits = run(rem, 0)
+    assert rem.last_views is not None
+    assert rem.last_views.shape == (3, 5, NUM_CLASSES)
+    assert torch.equal(rem.last_views[0], logits)
+    assert (rem.num_forwards, build_method("rem-n1", tiny_vit()).num_forwards) == (3, 2)
+
+
+def test_learning_from_labels_needs_labels() -> None:
+    with pytest.raises(ValueError, match="learns from labels"):
+        build_method("supervised", tiny_vit())(random_images(2))
+
+
+def test_tents_learning_rate_grows_with_the_batch_unless_given() -> None:
+    assert method_config("tent", {}, batch_size=16).lr == pytest.approx(1e-3 / 4)
+    assert method_config("tent", {"lr": 0.1}, batch_size=16).lr == 0.1
+    assert method_config("rem", {}, batch_size=16).lr == 1e-3
+    assert TentConfig().adapt_layers == "all"
+
+
+def test_a_setting_the_method_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a setting of tent must be one of lr, .*, got mask_ratios"):
+        method_config("tent", {"mask_ratios": (0, 0.1)}, batch_size=16)
+
+
+def test_every_method_has_its_settings() -> None:
+    assert list(METHODS) == list(METHOD_CONFIGS)
+    with pytest.raises(UsageError, match="unknown method"):
+        build_method("tenth", tiny_vit())
