@@ -25,8 +25,14 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
     """Have `write` fill a temporary file beside `path`, then put it in place.
+
+    Args:
+        path: The file.
+        write: Gets the temporary file's name.
+        durable: Wait until the file would outlast a power failure, too. Without it, such a failure may leave an
+            empty file; for thousands of small files that can be made again, the wait is most of the work.
 
     Raises:
         OutputError: If the disk refuses; a file that stood there is untouched.
@@ -35,10 +41,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         with writing(path):
             write(temporary)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
+            if durable:
+                with open(temporary, "rb") as file:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
-            _sync_folder(path.parent)
+            if durable:
+                _sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed either
             temporary.unlink()

@@ -64,6 +64,11 @@ class Interrupts:
         if self._signum is not None and self._depth == 0:
             raise Stopped(self._signum)
 
+    @property
+    def pending(self) -> bool:
+        """Whether a signal has come in, for work that can end early within `held`."""
+        return self._signum is not None
+
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
         """Like `held`, for the last clean-up: does not raise at its end."""

@@ -42,15 +42,16 @@ def rows_of(text: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_help_is_quick_and_imports_no_torch() -> None:
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from remtta.cli import app; app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
+        "import sys; from remtta.cli import app; app(['--help'], standalone_mode=False); "
+        "print(sys.modules.keys() & {'torch', 'numpy', 'cv2', 'PIL'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("False")
+    assert done.stdout.endswith("set()\n")
 
 
-@pytest.mark.parametrize("command", ["adapt", "apply", "inspect", "demo"])
+@pytest.mark.parametrize("command", ["adapt", "apply", "inspect", "corrupt", "demo"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = remtta(command, "--help")
     assert done.returncode == 0

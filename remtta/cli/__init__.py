@@ -10,6 +10,7 @@ import typer
 
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
+from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.eval import evaluate
 from remtta.cli.inspect import inspect
@@ -26,6 +27,7 @@ for name, command in (
     ("eval", evaluate),
     ("apply", apply),
     ("inspect", inspect),
+    ("corrupt", corrupt),
     ("demo", demo),
 ):
     app.command(name)(command)

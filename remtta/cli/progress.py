@@ -7,14 +7,19 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from remtta.adapt import RunSummary
+    from remtta.corruptions.tree import TreeSummary
 
 SECONDS_BETWEEN_LINES = 30.0
 
 _log = logging.getLogger("remtta")
+
+
+class _Show(Protocol):
+    def __call__(self, done: int, total: int | None, detail: str, images_per_s: float) -> None: ...
 
 
 @contextlib.contextmanager
@@ -25,46 +30,53 @@ def progress(num_frames: int | None, *, hidden: bool) -> Iterator[Callable[[RunS
         num_frames: How many frames there will be, if known.
         hidden: Show nothing.
     """
+    with _shown("adapting", "frames", hidden) as show:
+        yield lambda run: show(run.num_frames, num_frames, f"{run.num_updates} updates", run.images_per_s)
+
+
+@contextlib.contextmanager
+def tree_progress(*, hidden: bool) -> Iterator[Callable[[TreeSummary], None]]:
+    """Yield a function that shows how much of a tree has been made; `hidden` shows nothing."""
+    with _shown("corrupting", "images", hidden) as show:
+        yield lambda tree: show(tree.finished, tree.num_images, f"{tree.written} written", tree.images_per_s)
+
+
+@contextlib.contextmanager
+def _shown(doing: str, unit: str, hidden: bool) -> Iterator[_Show]:
     if hidden:
-        yield lambda summary: None
+        yield lambda done, total, detail, images_per_s: None
         return
     if not sys.stderr.isatty():
-        yield _Lines(num_frames)
+        yield _Lines(unit)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("adapting"),
+        TextColumn(doing),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, transient=True) as bar:
-        task = bar.add_task("adapting", total=num_frames, rate="")
+        task = bar.add_task(doing, total=None, rate="")
 
-        def advance(summary: RunSummary) -> None:
-            rate = f"{summary.images_per_s:.1f} images/s, {summary.num_updates} updates"
-            bar.update(task, completed=summary.num_frames, rate=rate)
+        def show(done: int, total: int | None, detail: str, images_per_s: float) -> None:
+            bar.update(task, completed=done, total=total, rate=f"{images_per_s:.1f} images/s, {detail}")
 
-        yield advance
+        yield show
 
 
 class _Lines:
     """A line of counts every half minute, for logs."""
 
-    def __init__(self, num_frames: int | None) -> None:
-        self._total = "" if num_frames is None else f" of {num_frames}"
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
         self._due = time.monotonic() + SECONDS_BETWEEN_LINES
 
-    def __call__(self, summary: RunSummary) -> None:
+    def __call__(self, done: int, total: int | None, detail: str, images_per_s: float) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + SECONDS_BETWEEN_LINES
-            _log.info(
-                "%d%s frames, %d updates, %.1f images/s",
-                summary.num_frames,
-                self._total,
-                summary.num_updates,
-                summary.images_per_s,
-            )
+            of_all = "" if total is None else f" of {total}"
+            _log.info("%d%s %s, %s, %.1f images/s", done, of_all, self._unit, detail, images_per_s)

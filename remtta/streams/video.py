@@ -1,9 +1,8 @@
-"""Video files, cameras and network streams, through OpenCV, which is imported only here."""
+"""Video files, cameras and network streams, through OpenCV."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from remtta.errors import StreamError
+from remtta.opencv import load_opencv
 from remtta.streams.frames import Frame
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
@@ -32,7 +32,7 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
         StreamError: If OpenCV cannot be loaded, the source cannot be opened,
             or it yields no frame.
     """
-    cv2 = _load_opencv()
+    cv2 = load_opencv("video", StreamError)
     name = f"camera {source}" if isinstance(source, int) else source
     started = time.monotonic()
     capture = _open(cv2, source)
@@ -95,18 +95,3 @@ def _no_frame_advice(name: str) -> str:
     if "://" in name:  # an MP4 whose index is at its end needs a server that seeks
         return "check that it is a video, or download it first"
     return "check that it is a video"
-
-
-def _load_opencv() -> Any:
-    # FFmpeg's and OpenCV's own chatter would interleave with the messages of the run.
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    try:
-        import cv2
-    except ImportError as error:
-        raise StreamError(
-            f"OpenCV, needed for video, cannot be loaded ({error}); install its system libraries "
-            "(Debian: libgl1 libglib2.0-0) or replace it: "
-            "pip uninstall -y opencv-python; pip install opencv-python-headless"
-        ) from error
-    return cv2

@@ -1,0 +1,71 @@
+"""The 15 standard and 4 hold-out corruptions of ImageNet-C and CIFAR-10-C, written from their description.
+
+Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
+ICLR 2019. Importing this package loads no numpy; `corrupt` does, when it is first called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remtta.corruptions.parameters import (
+    CORRUPTIONS,
+    HOLD_OUTS,
+    PARAMETERS,
+    REFERENCE_SIZE,
+    SEVERITIES,
+    STANDARD,
+    ParameterSet,
+    parameter_set_of,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+__all__ = ["CORRUPTIONS", "HOLD_OUTS", "SEVERITIES", "STANDARD", "corrupt"]
+
+
+def corrupt(
+    image: Image.Image,
+    name: str,
+    severity: int,
+    rng: np.random.Generator,
+    parameter_set: ParameterSet | None = None,
+) -> Image.Image:
+    """Corrupt an image.
+
+    Args:
+        image: RGB, of any size. Lengths in pixels grow with its short side: they hold as published at 224 px
+            (ImageNet-C's) or 32 px (CIFAR-10-C's).
+        name: One of CORRUPTIONS.
+        severity: 1 to 5.
+        rng: Source of every random choice; the same state makes the same image.
+        parameter_set: "imagenet" or "cifar"; by default CIFAR-10-C's for a short side of up to 64 px.
+
+    Returns:
+        A new RGB image of the same size.
+
+    Raises:
+        ValueError: If there is no such corruption or severity, or the image is not RGB or too long.
+        RemttaError: If OpenCV cannot be loaded.
+
+    Source: Hendrycks and Dietterich, 2019.
+    """
+    if name not in PARAMETERS:
+        raise ValueError(f"no corruption {name!r}; there are {', '.join(CORRUPTIONS)}")
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity must be 1 to 5, got {severity}")
+    if image.mode != "RGB":
+        raise ValueError(f"image must be RGB, got {image.mode}; see PIL.Image.Image.convert")
+    from remtta.corruptions.digital import to_float, to_image
+    from remtta.corruptions.filters import MAX_SIDE
+    from remtta.corruptions.functions import FUNCTIONS
+
+    if max(image.size) > MAX_SIDE:
+        raise ValueError(f"image must have sides of up to {MAX_SIDE} pixels, got {image.width}x{image.height}")
+    short_side = min(image.size)
+    chosen = parameter_set or parameter_set_of(short_side)
+    values = PARAMETERS[name].values(severity, chosen)
+    scale = short_side / REFERENCE_SIZE[chosen]
+    return to_image(FUNCTIONS[name](to_float(image), rng, scale, **values))

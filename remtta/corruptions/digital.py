@@ -1,0 +1,102 @@
+"""Digital: brightness, contrast, saturation, elastic distortion, pixels and JPEG.
+
+See `noise` for what a corruption takes and returns.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from remtta.corruptions import filters
+from remtta.corruptions.filters import Array, cv2
+
+
+def to_float(image: Image.Image) -> Array:
+    """An RGB image as shape (H, W, 3), in [0, 1]."""
+    return np.asarray(image, dtype=np.float32) / np.float32(255)
+
+
+def to_image(pixels: Array) -> Image.Image:
+    """Shape (H, W, 3), clipped to [0, 1], as an RGB image of 8 bits, rounded to the nearest value."""
+    return Image.fromarray(np.rint(pixels.clip(0, 1) * 255).astype(np.uint8))
+
+
+def brightness(image: Array, rng: np.random.Generator, scale: float, *, added: float) -> Array:
+    """Add to the value of HSV; hue and saturation stay."""
+    value: Array = image.max(axis=2, keepdims=True)
+    brighter = (value + np.float32(added)).clip(0, 1)
+    ratio = np.divide(brighter, value, out=np.zeros_like(value), where=value > 0)
+    return np.where(value > 0, image * ratio, brighter)  # black has no hue: it becomes grey
+
+
+def saturate(image: Array, rng: np.random.Generator, scale: float, *, factor: float, added: float) -> Array:
+    """Multiply and add to the saturation of HSV; hue and value stay. Greys have hue 0 there: they turn red."""
+    value: Array = image.max(axis=2, keepdims=True)
+    chroma = value - image  # how far each channel is from the strongest
+    spread = chroma.max(axis=2, keepdims=True)
+    coloured = spread > 0
+    hue = np.divide(chroma, spread, out=np.empty_like(chroma), where=coloured)
+    hue = np.where(coloured, hue, np.array([0, 1, 1], dtype=np.float32))
+    saturation = np.divide(spread, value, out=np.zeros_like(value), where=value > 0)
+    saturated: Array = value * (1 - hue * (saturation * np.float32(factor) + np.float32(added)).clip(0, 1))
+    return saturated
+
+
+def contrast(image: Array, rng: np.random.Generator, scale: float, *, factor: float) -> Array:
+    """Draw every channel towards its mean over the image."""
+    mean = image.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+    flatter: Array = (image - mean) * np.float32(factor) + mean
+    return flatter
+
+
+def elastic_transform(
+    image: Array, rng: np.random.Generator, scale: float, *, strength: float, sigma: float, shift: float
+) -> Array:
+    """Shear and stretch the whole image a little, then move each pixel along a smooth random field."""
+    sheared = _random_affine(image, rng, shift * scale)
+    if strength == 0:
+        return sheared
+    height, width = image.shape[:2]
+    fields = [_displacement(image, rng, scale, strength, sigma) for _ in range(2)]
+    columns = fields[0] + np.arange(width, dtype=np.float32)
+    rows = fields[1] + np.arange(height, dtype=np.float32)[:, None]
+    moved: Array = cv2.remap(sheared, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
+    return moved
+
+
+def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Array:
+    """Move three corners of a square around the centre by up to `shift` pixels each way, and the image with them."""
+    height, width = image.shape[:2]
+    half = min(height, width) / 3
+    corners = np.array([[1, 1], [1, -1], [-1, -1]]) * half + [width / 2, height / 2]
+    moved = corners + rng.uniform(-shift, shift, corners.shape)
+    matrix = cv2.getAffineTransform(corners.astype(np.float32), moved.astype(np.float32))
+    sheared: Array = cv2.warpAffine(
+        image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101
+    )
+    return sheared
+
+
+def _displacement(image: Array, rng: np.random.Generator, scale: float, strength: float, sigma: float) -> Array:
+    """Smoothed noise, in pixels of the image: shape (H, W)."""
+    noise = rng.uniform(-1, 1, filters.canvas_shape(image, scale)).astype(np.float32)
+    smooth = filters.gaussian(noise, sigma, truncate=3.0, reflect=True)
+    return filters.fit(smooth, image) * np.float32(strength * scale)
+
+
+def pixelate(image: Array, rng: np.random.Generator, scale: float, *, fraction: float) -> Array:
+    """Reduce to a fraction of the width and height, and enlarge again, by boxes."""
+    picture = to_image(image)
+    small = (max(1, int(picture.width * fraction)), max(1, int(picture.height * fraction)))
+    return to_float(picture.resize(small, Image.Resampling.BOX).resize(picture.size, Image.Resampling.BOX))
+
+
+def jpeg_compression(image: Array, rng: np.random.Generator, scale: float, *, quality: float) -> Array:
+    """Compress as JPEG and decompress, colours at half the resolution as usual (4:2:0)."""
+    packed = io.BytesIO()
+    to_image(image).save(packed, "JPEG", quality=int(quality))
+    with Image.open(packed) as unpacked:
+        return to_float(unpacked.convert("RGB"))

@@ -1,0 +1,106 @@
+"""What several corruptions share: blurs, zooms, and random layers of any size.
+
+Images are float32 of shape (H, W, 3) and layers float32 of shape (H, W), in [0, 1] unless told otherwise.
+
+Random layers (flakes, drops, fog, ice, displacements) are drawn on a canvas whose short side is the parameters'
+own size, 224 or 32 px, and then enlarged or reduced to the image. So they look alike at every size; where the image
+has the parameters' size, nothing is resized.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from remtta.opencv import load_opencv
+
+cv2 = load_opencv("corrupting images")
+
+Array = np.ndarray
+"""float32 throughout."""
+
+MAX_SIDE = 32_766
+"""OpenCV moves pixels (elastic_transform) in images up to this height and width only."""
+
+_WIDE_REACH = 40  # pixels
+
+
+def canvas_shape(image: Array, scale: float) -> tuple[int, int]:
+    """Height and width of the canvas for an image that is `scale` times the parameters' size."""
+    height, width = image.shape[:2]
+    return max(1, round(height / scale)), max(1, round(width / scale))
+
+
+def fit(layer: Array, image: Array) -> Array:
+    """Enlarge (linearly) or reduce (by area) a layer to the height and width of an image."""
+    height, width = image.shape[:2]
+    if layer.shape[:2] == (height, width):
+        return layer
+    smaller = height * width < layer.shape[0] * layer.shape[1]
+    resized: Array = cv2.resize(layer, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_LINEAR)
+    return resized
+
+
+def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool = False) -> Array:
+    """Blur by a Gaussian.
+
+    Args:
+        layer: Shape (H, W) or (H, W, C).
+        sigma: Standard deviation in pixels.
+        truncate: Where the kernel ends, in standard deviations.
+        reflect: Mirror what lies outside, edge pixels included, instead of repeating the edge.
+    """
+    reach = int(truncate * sigma + 0.5)
+    if reach == 0:
+        return layer
+    border = cv2.BORDER_REFLECT if reflect else cv2.BORDER_REPLICATE
+    side = 2 * reach + 1
+    blurred: Array
+    if reach <= _WIDE_REACH or side > min(layer.shape[:2]):
+        blurred = cv2.GaussianBlur(layer, (side, side), sigma, borderType=border)
+    else:  # a large kernel is applied by Fourier transform: less work for photographs of many megapixels
+        line = cv2.getGaussianKernel(side, sigma, cv2.CV_32F)
+        blurred = cv2.filter2D(layer, -1, line @ line.T, borderType=border)
+    return blurred
+
+
+def motion(layer: Array, radius: float, sigma: float, angle: float) -> Array:
+    """Blur by motion along a line, as ImageMagick's motion blur does.
+
+    Args:
+        layer: Shape (H, W) or (H, W, C).
+        radius: In pixels; the one-sided kernel has 2 radius + 1 taps.
+        sigma: Standard deviation in pixels of the Gaussian whose one side the taps are.
+        angle: Of the line, in degrees.
+    """
+    blurred: Array = cv2.filter2D(layer, -1, motion_kernel(radius, sigma, angle), borderType=cv2.BORDER_REPLICATE)
+    return blurred
+
+
+def motion_kernel(radius: float, sigma: float, angle: float) -> Array:
+    """The kernel of `motion`: shape (N, N) with odd N, sum 1, the line going out from the centre."""
+    steps = np.arange(2 * round(radius) + 1)
+    weights = np.exp(-(steps**2) / (2 * sigma**2))
+    rows = np.rint(steps * math.sin(math.radians(angle))).astype(int)
+    columns = np.rint(steps * math.cos(math.radians(angle))).astype(int)
+    reach = int(max(np.abs(rows).max(), np.abs(columns).max()))
+    kernel = np.zeros((2 * reach + 1, 2 * reach + 1))
+    np.add.at(kernel, (reach + rows, reach + columns), weights / weights.sum())
+    return kernel.astype(np.float32)
+
+
+def zoomed(layer: Array, zoom: float) -> Array:
+    """The centre of a layer, enlarged `zoom` times by linear interpolation to the layer's own size."""
+    height, width = layer.shape[:2]
+    shift_x, shift_y = ((side - 1) / 2 * (1 - 1 / zoom) for side in (width, height))
+    to_source = np.array([[1 / zoom, 0, shift_x], [0, 1 / zoom, shift_y]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    enlarged: Array = cv2.warpAffine(layer, to_source, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    return enlarged
+
+
+def grey(image: Array) -> Array:
+    """Brightness as the eye weighs the colours (ITU-R BT.601); shape (H, W)."""
+    weighed: Array = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    return weighed

@@ -1,0 +1,162 @@
+"""corrupt.json: what a tree was made from and how, so that it can be resumed and nothing unlike is mixed in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from remtta._version import __version__
+from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
+from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
+from remtta.errors import OutputError, UsageError
+from remtta.files import write_json, writing
+
+RECORD = "corrupt.json"
+
+GENERATOR = 1
+"""Raised whenever the same seed and settings come to make other images."""
+
+
+def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
+    """What all files of one tree have in common."""
+    return {
+        "source": os.path.realpath(source),
+        "seed": options.seed,
+        "size": options.size,
+        "parameters": options.parameters,
+        "format": options.format,
+        "jpeg_quality": JPEG_QUALITY,
+        "generator": GENERATOR,
+    }
+
+
+def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
+    """Make a folder ready, and say so in its record.
+
+    Args:
+        destination: Root of the tree.
+        source: What it is made from.
+        options: How.
+
+    Returns:
+        Corruption to severities: those of the tree so far and those asked for now.
+
+    Raises:
+        UsageError: If the folder holds a tree with other settings, or corruptions made by something else.
+        OutputError: If it cannot be written to.
+    """
+    _check_place(destination)
+    earlier = _read(destination)
+    if earlier is not None and options.overwrite:
+        _remove(destination, earlier)
+        earlier = None
+    if earlier is None:
+        _refuse_strangers(destination, options)
+    else:
+        _refuse_other_settings(destination, earlier, settings_of(source, options))
+    contents = {} if earlier is None else _contents(earlier)
+    for name in options.corruptions:
+        contents[name] = sorted({*contents.get(name, []), *options.severities})
+    contents = {name: contents[name] for name in CORRUPTIONS if name in contents}
+    with writing(destination):
+        destination.mkdir(parents=True, exist_ok=True)
+    write_record(destination, source, options, contents, {"exit_reason": "unfinished"})
+    return contents
+
+
+def write_record(
+    destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
+) -> None:
+    """Write corrupt.json.
+
+    Args:
+        destination: Root of the tree.
+        source: What it is made from.
+        options: How.
+        contents: Corruption to severities in the tree.
+        outcome: Of the latest run: exit reason, counts, what could not be read.
+
+    Raises:
+        OutputError: If the disk refuses.
+    """
+    corruptions = {name: {"severities": contents[name], **_parameters(name)} for name in contents}
+    record = {
+        "remtta": __version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": settings_of(source, options),
+        "corruptions": corruptions,
+        "limit": options.limit,
+        **outcome,
+    }
+    write_json(destination / RECORD, record)
+
+
+def _parameters(name: str) -> dict[str, Any]:
+    entry = PARAMETERS[name]
+    return {kind: [entry.values(severity, kind) for severity in SEVERITIES] for kind in ("imagenet", "cifar")}
+
+
+def _check_place(destination: Path) -> None:
+    nearest = next(path for path in (destination, *destination.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file, so {destination} cannot be a folder; choose another DST")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{nearest} is not writable; choose another DST")
+
+
+def _read(destination: Path) -> dict[str, Any] | None:
+    path = destination / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _contents(record)
+        if not isinstance(record["settings"], dict):
+            raise TypeError("settings are no object")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} cannot be read as a record of remtta corrupt; choose another DST") from error
+    return dict(record)
+
+
+def _contents(record: dict[str, Any]) -> dict[str, list[int]]:
+    """Corruption to severities; whatever else a file may claim is not believed, as folders are removed by it."""
+    return {
+        name: [severity for severity in SEVERITIES if severity in entry["severities"]]
+        for name, entry in record["corruptions"].items()
+        if name in CORRUPTIONS
+    }
+
+
+def _refuse_other_settings(destination: Path, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        before = earlier["settings"].get(name)
+        if before != value:
+            raise UsageError(
+                f"{destination} was made with {name} {_shown(before)}, not {_shown(value)}; choose another DST, "
+                "or replace it with --overwrite"
+            )
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _refuse_strangers(destination: Path, options: CorruptOptions) -> None:
+    for name in options.corruptions:
+        if os.path.lexists(destination / name):
+            raise UsageError(f"{destination / name} is there, but no {RECORD} says how it was made; choose another DST")
+
+
+def _remove(destination: Path, earlier: dict[str, Any]) -> None:
+    with writing(destination):
+        for name, severities in _contents(earlier).items():
+            for severity in severities:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(destination / name / str(severity))
+            with contextlib.suppress(OSError):  # something else lies there: it stays
+                (destination / name).rmdir()

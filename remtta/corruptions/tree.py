@@ -1,0 +1,134 @@
+"""Make an ImageNet-C-like tree from a folder of images."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remtta.corruptions.options import CorruptOptions
+from remtta.corruptions.pool import outcomes
+from remtta.corruptions.record import claim, write_record
+from remtta.corruptions.sources import find_images
+from remtta.corruptions.worker import Outcome
+from remtta.errors import StreamError
+from remtta.interrupts import Interrupts, Stopped
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass
+class TreeSummary:
+    """What a run has done so far.
+
+    Attributes:
+        destination: Root of the tree.
+        num_images: Images found.
+        finished: Images done with, whether made now, there already or skipped.
+        written: Files made now.
+        kept: Files that were there.
+        skipped: Images that could not be read: path below the source, and why.
+        seconds: How long it took.
+        signum: The signal that ended it early, if one did.
+    """
+
+    destination: Path
+    num_images: int
+    finished: int = 0
+    written: int = 0
+    kept: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+    signum: int | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        """Corrupted images written per second."""
+        return self.written / self.seconds if self.seconds > 0 else 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more image, or what was made of it before a stop."""
+        self.finished += outcome.complete
+        self.written += outcome.written
+        self.kept += outcome.kept
+        if outcome.error is not None:
+            self.skipped.append((outcome.name, outcome.error))
+
+    def report(self) -> str:
+        """The counts on one line."""
+        parts = [f"{self.finished} images", f"{self.written} corrupted images written"]
+        parts += [f"{self.kept} there already"] if self.kept else []
+        parts += [f"{len(self.skipped)} skipped"] if self.skipped else []
+        return f"{', '.join(parts)}, {self.images_per_s:.1f} images/s; {self.destination}"
+
+
+def corrupt_tree(
+    source: Path,
+    destination: Path,
+    options: CorruptOptions | None = None,
+    *,
+    on_image: Callable[[TreeSummary], object] = lambda summary: None,
+    interrupts: Interrupts | None = None,
+) -> TreeSummary:
+    """Write `destination/<corruption>/<severity>/<path below source>` for every image of a folder.
+
+    Files that are there already are kept, so that a run that was stopped goes on where it was. What could not be
+    read is skipped, and listed in corrupt.json with the settings.
+
+    Args:
+        source: Folder of images, with or without a folder per class, or one image.
+        destination: Root of the tree; may lie in `source`, whose images then do not include it.
+        options: What to make; by default the 15 standard corruptions at severity 5.
+        on_image: Called with the counts after every image.
+        interrupts: Where a signal to stop is noticed. The files begun are finished, and no process is left behind.
+
+    Returns:
+        The counts; also after a signal.
+
+    Raises:
+        UsageError: If there is no such source, or the destination holds something else.
+        StreamError: If the source holds no image that can be read.
+        OutputError: If a file cannot be written.
+        RemttaError: If OpenCV cannot be loaded, or an image cannot be corrupted for lack of memory.
+    """
+    options = options or CorruptOptions()
+    interrupts = interrupts or Interrupts()
+    images = find_images(source, destination, options.limit)
+    from remtta.corruptions import functions  # noqa: F401 - without OpenCV, nothing is to be touched
+
+    contents = claim(destination, source, options)
+    summary = TreeSummary(destination, len(images))
+    started = time.monotonic()
+    try:
+        with contextlib.closing(outcomes(images, destination, options, interrupts)) as finished:
+            for outcome in finished:
+                if outcome.error is not None:
+                    _log.warning("skipping %s: %s", outcome.name, outcome.error)
+                summary.add(outcome)
+                summary.seconds = time.monotonic() - started
+                on_image(summary)
+    except Stopped as stop:
+        summary.signum = stop.signum
+    with interrupts.finishing():
+        write_record(destination, source, options, contents, _outcome(summary))
+    if len(summary.skipped) == summary.num_images:
+        name, error = summary.skipped[0]
+        raise StreamError(f"none of {summary.num_images} image(s) could be read; the first, {name}: {error}")
+    return summary
+
+
+def _outcome(summary: TreeSummary) -> dict[str, Any]:
+    return {
+        "exit_reason": "done" if summary.signum is None else signal.Signals(summary.signum).name,
+        "images": summary.num_images,
+        "finished": summary.finished,
+        "written": summary.written,
+        "kept": summary.kept,
+        "skipped": [{"source": name, "error": error} for name, error in summary.skipped],
+        "seconds": round(summary.seconds, 3),
+    }

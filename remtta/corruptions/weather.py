@@ -1,0 +1,143 @@
+"""Weather: snow, frost, fog, and spatter on the lens.
+
+See `noise` for what a corruption takes and returns. The layers are drawn at the parameters' own size (`filters`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remtta.corruptions import filters
+from remtta.corruptions.filters import Array, cv2
+from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
+
+_WATER = np.array([175, 238, 238], dtype=np.float32) / 255  # pale turquoise
+_MUD = np.array([63, 42, 20], dtype=np.float32) / 255
+_MUD_THRESHOLD = 0.8
+_EDGES = (50, 150)  # of the water: Canny's two thresholds, in 8-bit values
+_FAR_FROM_EDGES = 20  # pixels; the distance stops to count there
+_LONGEST_CLOUD = 4  # short sides; in a longer panorama the cloud repeats
+_EMBOSS = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], dtype=np.float32)
+
+
+def snow(
+    image: Array,
+    rng: np.random.Generator,
+    scale: float,
+    *,
+    mean: float,
+    std: float,
+    zoom: float,
+    threshold: float,
+    radius: float,
+    sigma: float,
+    keep: float,
+) -> Array:
+    """Whiten the scene and let flakes fall, streaked by their motion."""
+    flakes = rng.normal(mean, std, filters.canvas_shape(image, scale)).astype(np.float32)
+    flakes = filters.zoomed(flakes, zoom)
+    flakes = np.where(flakes < threshold, np.float32(0), flakes.clip(0, 1))
+    flakes = filters.fit(filters.motion(flakes, radius, sigma, rng.uniform(-135, -45)), image)
+    white = np.maximum(image, 1.5 * filters.grey(image)[..., None] + np.float32(0.5))
+    scene = np.float32(keep) * image + np.float32(1 - keep) * white
+    snowy: Array = scene + (flakes + flakes[::-1, ::-1])[..., None]
+    return snowy
+
+
+def frost(image: Array, rng: np.random.Generator, scale: float, *, keep: float, ice: float) -> Array:
+    """Look through ice on the pane: a random piece of one of the generated textures."""
+    height, width = filters.canvas_shape(image, scale)
+    texture = ice_texture(int(rng.integers(NUM_TEXTURES)), min(height, width))
+    top, left = rng.integers(len(texture), size=2)
+    crop = filters.fit(_tiled(texture, height, width, int(top), int(left)), image)
+    return np.float32(keep) * image + np.float32(ice) * crop
+
+
+def _tiled(texture: Array, height: int, width: int, top: int = 0, left: int = 0) -> Array:
+    """A piece of any size out of a square texture that repeats without a seam."""
+    rows, columns = (top + np.arange(height)) % len(texture), (left + np.arange(width)) % len(texture)
+    piece: Array = texture[rows[:, None], columns]
+    return piece
+
+
+def fog(image: Array, rng: np.random.Generator, scale: float, *, amount: float, decay: float) -> Array:
+    """Add a plasma cloud, and darken the whole so that the brightest value stays what it was."""
+    height, width = filters.canvas_shape(image, scale)
+    cloud = plasma(min(max(height, width), _LONGEST_CLOUD * min(height, width)), decay, rng)
+    cloud = filters.fit(_tiled(cloud, height, width), image)
+    brightest = float(image.max())
+    return (image + np.float32(amount) * cloud[..., None]) * np.float32(brightest / (brightest + amount))
+
+
+def plasma(size: int, decay: float, rng: np.random.Generator) -> Array:
+    """A diamond-square fractal that repeats without a seam.
+
+    Args:
+        size: Least height and width.
+        decay: The finer detail falls by decay squared each time the grid is halved, so that a high decay makes
+            smooth clouds.
+        rng: Source of the displacements.
+
+    Returns:
+        Shape (N, N) with N the next power of two, stretched to [0, 1].
+    """
+    grid, reach = np.zeros((1, 1), dtype=np.float32), 1.0
+    while grid.shape[0] < max(size, 2):
+        grid = _refined(grid, np.float32(reach), rng)
+        reach /= decay**2
+    grid -= grid.min()
+    stretched: Array = grid / max(grid.max(), np.finfo(np.float32).tiny)
+    return stretched
+
+
+def _refined(grid: Array, reach: np.float32, rng: np.random.Generator) -> Array:
+    """Twice the rows and columns: first the squares' centres, then the middles of the sides."""
+
+    def displaced(*neighbours: Array) -> Array:
+        draw = rng.random(grid.shape, dtype=np.float32) * 2 - 1
+        return sum(neighbours[1:], neighbours[0]) / 4 + reach * draw
+
+    right, below = np.roll(grid, -1, axis=1), np.roll(grid, -1, axis=0)
+    centres = displaced(grid, right, below, np.roll(right, -1, axis=0))
+    finer = np.empty((2 * grid.shape[0], 2 * grid.shape[1]), dtype=np.float32)
+    finer[::2, ::2] = grid
+    finer[1::2, 1::2] = centres
+    finer[::2, 1::2] = displaced(grid, right, centres, np.roll(centres, 1, axis=0))
+    finer[1::2, ::2] = displaced(grid, below, centres, np.roll(centres, 1, axis=1))
+    return finer
+
+
+def spatter(
+    image: Array,
+    rng: np.random.Generator,
+    scale: float,
+    *,
+    mean: float,
+    std: float,
+    sigma: float,
+    threshold: float,
+    strength: float,
+    mud: float,
+) -> Array:
+    """Spatter the lens with water or mud."""
+    liquid = rng.normal(mean, std, filters.canvas_shape(image, scale)).astype(np.float32)
+    liquid = filters.gaussian(liquid, sigma)
+    liquid[liquid < threshold] = 0
+    if not mud:
+        return image + filters.fit(_water(liquid, strength), image)[..., None] * _WATER
+    drops = filters.gaussian((liquid > 0).astype(np.float32), strength)
+    drops[drops < _MUD_THRESHOLD] = 0
+    cover = filters.fit(drops, image)[..., None]
+    spattered: Array = image * (1 - cover) + cover * _MUD
+    return spattered
+
+
+def _water(liquid: Array, strength: float) -> Array:
+    """Light and shade of drops: embossed by the distance to their edges; `strength` at the brightest."""
+    edges = cv2.Canny(np.rint(liquid.clip(0, 1) * 255).astype(np.uint8), *_EDGES)
+    distance = cv2.distanceTransform(255 - edges, cv2.DIST_L2, 5).clip(0, _FAR_FROM_EDGES)
+    relief = cv2.equalizeHist(cv2.blur(distance, (3, 3)).astype(np.uint8))
+    shaded = cv2.blur(cv2.filter2D(relief, cv2.CV_8U, _EMBOSS), (3, 3))
+    light = liquid * shaded
+    glints: Array = (light * np.float32(strength) / max(light.max(), np.finfo(np.float32).tiny)).astype(np.float32)
+    return glints

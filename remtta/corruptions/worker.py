@@ -1,0 +1,147 @@
+"""What is done with one image: read it, corrupt it in every way asked for, write the files that are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from remtta.corruptions import corrupt
+from remtta.corruptions.filters import MAX_SIDE
+from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
+from remtta.corruptions.parameters import parameter_set_of
+from remtta.corruptions.sources import SourceImage
+from remtta.errors import RemttaError
+from remtta.files import write_atomically, writing
+from remtta.streams.frames import FrameError
+from remtta.streams.images import load_image
+
+_SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
+
+_LONGEST_RESIZED = 8  # short sides; a line of one pixel would else be resized to millions of them
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one image.
+
+    Attributes:
+        name: Its path below the source.
+        written: Files made now.
+        kept: Files that were there.
+        error: Why it could not be read, if so.
+        complete: Whether nothing is missing of it now, or will ever be made of it.
+    """
+
+    name: str
+    written: int = 0
+    kept: int = 0
+    error: str | None = None
+    complete: bool = True
+
+
+def corrupt_file(
+    image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], bool]
+) -> Outcome:
+    """Write what is missing of one image.
+
+    Args:
+        image: The source.
+        destination: Root of the tree.
+        options: What to make of it.
+        stopped: Asked before every file; when true, the rest is left out.
+
+    Raises:
+        OutputError: If a file cannot be written.
+        RemttaError: If the image cannot be corrupted, say for lack of memory.
+    """
+    ways = [(name, severity) for name in options.corruptions for severity in options.severities]
+    missing = [(name, severity) for name, severity in ways if not _is_there(image, destination, name, severity)]
+    kept = len(ways) - len(missing)
+    if not missing:
+        return Outcome(image.name, kept=kept)
+    try:
+        pixels = prepare(load_image(image.path), options.size)
+        if max(pixels.size) > MAX_SIDE:
+            raise FrameError(f"{pixels.width}x{pixels.height}: sides may have up to {MAX_SIDE} pixels")
+    except FrameError as error:
+        return Outcome(image.name, kept=kept, error=str(error))
+    kind = file_format(pixels, options)
+    for done, (name, severity) in enumerate(missing):
+        if stopped():
+            return Outcome(image.name, done, kept, complete=False)
+        corrupted = _corrupted(image, pixels, name, severity, options)
+        _write(corrupted, kind, destination / name / str(severity) / image.targets[kind])
+    return Outcome(image.name, len(missing), kept)
+
+
+def prepare(image: Image.Image, size: int | None) -> Image.Image:
+    """Resize and cut out the centre as ImageNet-C does, if a size is asked for."""
+    if size is None:
+        return image
+    short_side = min(image.size)
+    image = _centre(image, _LONGEST_RESIZED * short_side)
+    sides = [max(size, round(side * size * _SHORT_SIDE_TO_CROP / short_side)) for side in image.size]
+    return _centre(image.resize((sides[0], sides[1]), Image.Resampling.BILINEAR), size)
+
+
+def _centre(image: Image.Image, largest: int) -> Image.Image:
+    """Cut off what makes an image wider or higher than so many pixels, the same on both sides."""
+    width, height = (min(side, largest) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def file_format(image: Image.Image, options: CorruptOptions) -> str:
+    """ "jpeg" or "png"."""
+    if options.format != "auto":
+        return options.format
+    parameter_set = options.parameter_set or parameter_set_of(min(image.size))
+    return "png" if parameter_set == "cifar" else "jpeg"
+
+
+def generator_of(seed: int, corruption: str, severity: int, name: str) -> np.random.Generator:
+    """The source of the random choices for one file: the same in every run, order and process."""
+    key = f"{seed}/{corruption}/{severity}/{name}".encode("utf-8", "surrogateescape")
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()))
+
+
+def _is_there(image: SourceImage, destination: Path, name: str, severity: int) -> bool:
+    """Whether a file was made earlier; one emptied by a power failure does not count."""
+    folder = destination / name / str(severity)
+    return any(_num_bytes(folder / target) for target in image.targets.values())
+
+
+def _num_bytes(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # absent, or as good as
+        return 0
+
+
+def _corrupted(
+    image: SourceImage, pixels: Image.Image, name: str, severity: int, options: CorruptOptions
+) -> Image.Image:
+    rng = generator_of(options.seed, name, severity, image.name)
+    try:
+        return corrupt(pixels, name, severity, rng, options.parameter_set)
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise RemttaError(f"{image.path}: {name} at severity {severity} failed: {detail}") from error
+
+
+def _write(image: Image.Image, kind: str, path: Path) -> None:
+    packed = io.BytesIO()
+    if kind == "jpeg":
+        image.save(packed, "JPEG", quality=JPEG_QUALITY)
+    else:
+        image.save(packed, "PNG")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()), durable=False)
