@@ -6,11 +6,14 @@ python examples/own_loop.py ./frames --model vit_base_patch16_224
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import timm
 import torch
+from PIL import Image
 
 from remtta import REM, REMConfig, RemttaError, load_model, open_stream
 
@@ -20,7 +23,18 @@ def batches(source: str, model: torch.nn.Module, size: int) -> Iterator[torch.Te
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     frames = open_stream(source).frames
     while chunk := list(islice(frames, size)):
-        yield torch.stack([transform(frame.load()) for frame in chunk])
+        images = [image for frame in chunk if (image := read(frame)) is not None]
+        if images:
+            yield torch.stack([transform(image) for image in images])
+
+
+def read(frame: Any) -> Image.Image | None:
+    try:
+        image: Image.Image = frame.load()
+    except RemttaError as error:  # one broken frame must not end a long stream
+        print(f"left out {frame.source}: {error}", file=sys.stderr)
+        return None
+    return image
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import argparse
 
-from remtta import RemttaError, apply_delta, load_delta, load_model
+from remtta import RemttaError, apply_delta, load_base, load_delta
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("delta")
-    parser.add_argument("--checkpoint", help="the base weights; timm's pretrained ones by default")
+    parser.add_argument("--checkpoint", help="the base weights, if they are no longer where they were")
     args = parser.parse_args(argv)
     try:
         delta = load_delta(args.delta)
-        model = load_model(
-            delta.model,
-            checkpoint=args.checkpoint,
-            num_classes=delta.model_options.get("num_classes"),
-            model_kwargs=delta.model_options.get("model_kwargs"),
-        )
+        model = load_base(delta, checkpoint=args.checkpoint)
         apply_delta(model, delta)  # refuses another base, and changes nothing then
     except RemttaError as error:
         raise SystemExit(f"Error: {error}") from None

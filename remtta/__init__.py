@@ -11,7 +11,7 @@ from remtta.errors import RemttaError
 
 if TYPE_CHECKING:
     from remtta.adapt import adapt_stream
-    from remtta.deltas import Delta, apply_delta, load_delta, save_delta
+    from remtta.deltas import Delta, apply_delta, load_base, load_delta, save_delta
     from remtta.methods.rem import REM
     from remtta.models import load_model
     from remtta.streams import open_stream
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "adapt_stream",
     "apply_delta",
+    "load_base",
     "load_delta",
     "load_model",
     "open_stream",
@@ -37,6 +38,7 @@ _HOMES = {
     "Delta": "remtta.deltas",
     "adapt_stream": "remtta.adapt",
     "apply_delta": "remtta.deltas",
+    "load_base": "remtta.deltas",
     "load_delta": "remtta.deltas",
     "load_model": "remtta.models",
     "open_stream": "remtta.streams",

@@ -330,6 +330,7 @@ class _Run:
             frames=self.frames_in_delta,
             updates=updates,
             model_options={key: value for key, value in self.options.model.items() if key != "name"},
+            preprocessing=self.preprocessing.as_dict(),
         )
         try:
             save_delta(self.folder / DELTA, delta)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
+from remtta.errors import UsageError
+
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
 
@@ -39,7 +41,7 @@ class MethodConfig:
             autocast. "auto" is "fp32", the exact one.
 
     Raises:
-        ValueError: If a value is out of range; the text names it.
+        UsageError: If a value is out of range; the text names it.
     """
 
     lr: float = 1e-3
@@ -80,7 +82,7 @@ class REMConfig(MethodConfig):
     The others are those of `MethodConfig`.
 
     Raises:
-        ValueError: If a value is out of range; the text names it.
+        UsageError: If a value is out of range; the text names it.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
@@ -158,7 +160,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
 
     Raises:
         KeyError: If there is no such method.
-        ValueError: If it has no such setting, or a value is out of range.
+        UsageError: If it has no such setting, or a value is out of range.
     """
     kind = METHOD_CONFIGS[name]
     known = [field.name for field in dataclasses.fields(kind)]
@@ -179,7 +181,7 @@ class RunOptions:
         logits: Write all logits as well.
         save_every: Updates between two saves of the delta.
         reset_every: Go back to the source weights before the first batch
-            after this many frames; None for never.
+            after this many frames, so after whole batches; None for never.
         on_error: "skip" or "stop" at a frame that cannot be read.
         overwrite: Replace an earlier run in the same folder.
         seed: Seeds torch before the first frame.
@@ -200,9 +202,10 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name in ("batch_size", "topk", "save_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+                raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
+        _check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         if self.reset_every is not None and self.reset_every < 1:
-            raise ValueError(f"reset_every must be >= 1, got {self.reset_every}")
+            raise UsageError(f"reset_every must be >= 1, got {self.reset_every}")
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ class EvalOptions:
         _check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
         _check(self.batch_size >= 1, "batch size", self.batch_size, ">= 1")
         _check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
-        _check(min(self.seeds) >= 0, "seed", min(self.seeds), ">= 0")
+        _check(0 <= min(self.seeds) <= max(self.seeds) < 2**63, "seed", self.seeds, "from 0 to 2^63 - 1")
         _check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")
         _check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
         _check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")
@@ -260,12 +263,12 @@ class EvalOptions:
 
 def _check(holds: bool, name: str, value: object, rule: str) -> None:
     if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value}")
+        raise UsageError(f"{name} must be {rule}, got {value}")
 
 
 def _check_mask_ratios(ratios: tuple[float, ...]) -> None:
     shown = ",".join(f"{ratio:g}" for ratio in ratios)
     if len(ratios) < 2 or ratios[0] != 0.0:
-        raise ValueError(f"mask ratios must start with 0 and name at least one masked view, got {shown or 'none'}")
+        raise UsageError(f"mask ratios must start with 0 and name at least one masked view, got {shown or 'none'}")
     if not all(less < more for less, more in pairwise(ratios)) or not ratios[-1] < 1:
-        raise ValueError(f"mask ratios must ascend within [0, 1), got {shown}")
+        raise UsageError(f"mask ratios must ascend within [0, 1), got {shown}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.errors import DeltaError, UsageError
 from remtta.files import write_atomically
-from remtta.models import state_sha256
+from remtta.models import load_model, state_sha256
 from remtta.runs import DELTA
 from remtta.weights import check_delta
 
@@ -40,6 +40,7 @@ class Delta:
         frames: Frames that entered an update.
         updates: Optimizer steps taken.
         model_options: What else it takes to build the base model.
+        preprocessing: How its images became inputs (`Preprocessing.as_dict`).
         created: UTC time, ISO 8601.
         remtta_version: Version that wrote it.
         path: File it was read from, if it was.
@@ -54,6 +55,7 @@ class Delta:
     frames: int = 0
     updates: int = 0
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     remtta_version: str = __version__
     path: str | None = None
@@ -81,6 +83,7 @@ def save_delta(path: str | Path, delta: Delta) -> None:
         "remtta_version": delta.remtta_version,
         "model": delta.model,
         "model_options": json.dumps(delta.model_options, sort_keys=True),
+        "preprocessing": json.dumps(delta.preprocessing, sort_keys=True),
         "base_sha256": delta.base_sha256,
         "method": delta.method,
         "hyperparameters": json.dumps(delta.hyperparameters, sort_keys=True),
@@ -129,6 +132,7 @@ def load_delta(path: str | Path) -> Delta:
             frames=int(header["frames"]),
             updates=int(header["updates"]),
             model_options=_mapping(header.get("model_options", "{}")),
+            preprocessing=_mapping(header.get("preprocessing", "{}")),
             created=header["created"],
             remtta_version=header["remtta_version"],
             path=str(path),
@@ -154,8 +158,51 @@ def check_base(delta: Delta, base_sha256: str) -> None:
     if delta.base_sha256 != base_sha256:
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
-            f"{base_sha256[:12]}...); load the {delta.model} checkpoint it was adapted from"
+            f"{base_sha256[:12]}...); load the {delta.model} checkpoint it was adapted from, with the same input size "
+            "and model arguments"
         )
+
+
+def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Arguments of `load_model` that build the base a delta was made on, each replaced by what is given.
+
+    Args:
+        delta: The delta.
+        given: Arguments of `load_model`; None or empty for the delta's own.
+
+    Raises:
+        DeltaError: If a model of another name is given.
+        UsageError: If the delta was made on a checkpoint that is no longer where it was, and none is given.
+    """
+    chosen = {name: value for name, value in (given or {}).items() if value}
+    if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
+        raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
+    preprocessing = {name: delta.preprocessing.get(name) for name in ("mean", "std", "interpolation", "crop_pct")}
+    arguments = {**preprocessing, **delta.model_options, "name": delta.model, **chosen}
+    checkpoint = arguments.get("checkpoint")
+    if checkpoint and not chosen.get("checkpoint") and not Path(checkpoint).is_file():
+        raise UsageError(f"the delta was made on {checkpoint}, which is not there; name that file with --checkpoint")
+    return {name: value for name, value in arguments.items() if value}
+
+
+def load_base(delta: Delta, **given: Any) -> nn.Module:
+    """Load the model a delta was made on, its preprocessing included, ready for `apply_delta`.
+
+    Args:
+        delta: The delta.
+        given: Arguments of `load_model` in place of the delta's, such as
+            `checkpoint` if the file has moved.
+
+    Raises:
+        DeltaError: If a model of another name is given.
+        UsageError: If its checkpoint is no longer where it was, and none is given.
+    """
+    return load_model(**base_arguments(delta, given))
+
+
+def _may_be_same(first: str, second: str) -> bool:
+    """Whether two names may stand for one architecture: folders and hubs cannot be told by name."""
+    return ":" in first + second or first.partition(".")[0] == second.partition(".")[0]
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import timm
 import torch
 
 from remtta._version import __version__
+from remtta.streams.video import without_password
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -24,5 +25,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": name,
         "threads": torch.get_num_threads(),
-        "command": sys.argv,
+        "command": [without_password(part) for part in sys.argv],
     }

@@ -6,9 +6,10 @@ RemttaError
 ├── CheckpointError   a checkpoint cannot be read or does not fit the model
 ├── DeltaError        a delta cannot be read or does not fit the model
 ├── StreamError       the source yields no frames
+├── FrameError        one frame cannot be read
 └── OutputError       results cannot be written
 
-A wrong call from Python raises ValueError instead.
+UsageError is a ValueError too, so that a wrong setting in Python can be caught as either.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class RemttaError(Exception):
     """Base of every error that a user's input can cause; its text is one line."""
 
 
-class UsageError(RemttaError):
+class UsageError(RemttaError, ValueError):
     """The request cannot be met as stated."""
 
 
@@ -36,6 +37,10 @@ class DeltaError(RemttaError):
 
 class StreamError(RemttaError):
     """A source cannot be opened or yields no frames."""
+
+
+class FrameError(RemttaError):
+    """One frame cannot be read; its text says why. The stream goes on."""
 
 
 class OutputError(RemttaError):

@@ -116,6 +116,8 @@ def load_model(
         UsageError: If the name is unknown or a value cannot be used.
     """
     if name == EMBEDDED:
+        if use_ema or num_classes or model_kwargs or input_size:
+            raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size or arguments")
         from remtta.demo.model import load_demo_model
 
         own: dict[str, Any] = {

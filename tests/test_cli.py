@@ -125,10 +125,29 @@ def test_a_delta_brings_its_model_along(
     assert model["checkpoint"] == str(checkpoint)
     assert model["model_kwargs"] == TINY
     assert remtta_here("apply", second, "-o", tmp_path / "whole.safetensors") == 0
+    for needed in (checkpoint, second / "delta.safetensors"):
+        before = needed.read_bytes()
+        assert remtta_here("apply", second, "-o", needed, "--overwrite") == 2
+        assert needed.read_bytes() == before
+    assert remtta_here("apply", second, "--model", "vit_small_patch16_224", "-o", tmp_path / "x.safetensors") == 4
+    assert "the delta was made on vit_tiny_patch16_224, not on vit_small" in capfd.readouterr().err
 
     checkpoint.rename(tmp_path / "moved.safetensors")
     assert remtta_here("apply", second, "-o", tmp_path / "again.safetensors") == 2
     assert "which is not there; name that file with --checkpoint" in capfd.readouterr().err
+
+
+def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "--mean", "0.1", "0.2", "0.3"]
+    assert remtta_here("adapt", "frames", *options, "-o", "first") == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert remtta_here("adapt", "../frames", "--delta", "../first", "-o", "second") == 0
+    preprocessing = json.loads((tmp_path / "elsewhere" / "second" / "run.json").read_text())["preprocessing"]
+    assert preprocessing["mean"] == [0.1, 0.2, 0.3]
 
 
 def test_the_embedded_model_is_a_model_like_any_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +256,7 @@ def _errors() -> list[Any]:
     return [
         (["adapt", "nowhere"], 2, "nowhere: no such file or folder"),
         (["adapt", "empty"], 1, "empty: no images or videos in this folder or below it"),
-        (["adapt", "*.gif"], 1, "*.gif: no file matches"),
+        (["adapt", "*.gif"], 2, "*.gif: no file matches"),
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
         (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame(s) could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
@@ -266,6 +285,8 @@ def _errors() -> list[Any]:
         (["inspect", "nowhere"], 2, "nowhere: no such file or folder"),
         (["inspect", "empty"], 2, "empty holds no run"),
         (["inspect", "."], 2, "there are runs in below"),
+        (["adapt", "frames", *tiny, "--seed", "-1"], 2, "seed must be from 0 to 2^63 - 1, got -1"),
+        (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is one fixed model"),
         (["adapt", "frames", *tiny, "--mean", "124", "116", "104"], 2, "mean is for pixels in [0, 1]"),
         (["apply", "empty", "-o", "out.safetensors"], 2, "empty/delta.safetensors: no such delta file"),
         (["adapt", "http://127.0.0.1:9/x", *tiny], 1, "http://127.0.0.1:9/x cannot be opened as a video; check"),

@@ -105,6 +105,7 @@ def test_the_header_holds_every_promised_field_as_text(tmp_path: Path) -> None:
     assert created.utcoffset() == timedelta(0)
     assert json.loads(header.pop("hyperparameters")) == {"lr": 0.001}
     assert json.loads(header.pop("model_options")) == options
+    assert json.loads(header.pop("preprocessing")) == {}
     assert header == {
         "format_version": "1",
         "remtta_version": __version__,
@@ -165,7 +166,7 @@ def test_a_delta_made_on_other_weights_is_refused_and_the_model_untouched(vit: n
         apply_delta(vit, delta)
     assert str(caught.value) == (
         f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is {before[:12]}...); "
-        f"load the {NAME} checkpoint it was adapted from"
+        f"load the {NAME} checkpoint it was adapted from, with the same input size and model arguments"
     )
     assert state_sha256(vit) == before
 

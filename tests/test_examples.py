@@ -22,12 +22,13 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    def load_tiny(_: str, **__: Any) -> Any:
+    def load_tiny(_: object, **__: Any) -> Any:
         return remtta.load_model(
             "vit_tiny_patch16_224", checkpoint=checkpoint, num_classes=NUM_CLASSES, model_kwargs=TINY
         )
 
-    monkeypatch.setattr(module, "load_model", load_tiny)
+    name = "load_base" if hasattr(module, "load_base") else "load_model"
+    monkeypatch.setattr(module, name, load_tiny)
     return module
 
 
@@ -38,6 +39,16 @@ def test_own_loop(
     lines = capsys.readouterr().out.splitlines()
     assert [line.count(",") + 1 for line in lines[:3]] == [5, 5, 2]
     assert lines[3].startswith("3 updates, ")
+
+
+def test_own_loop_leaves_out_what_cannot_be_read(
+    frames: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (frames / "frame_3.png").write_text("no image")
+    example("own_loop", monkeypatch, checkpoint).main([str(frames), "--batch-size", "6"])
+    captured = capsys.readouterr()
+    assert [line.count(",") + 1 for line in captured.out.splitlines()[:2]] == [5, 6]
+    assert "left out" in captured.err
 
 
 def test_adapt_video_and_restore_delta(

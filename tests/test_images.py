@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from remtta.errors import FrameError
 from remtta.streams import images
-from remtta.streams.frames import FrameError
 from remtta.streams.images import Sort, image_suffixes, list_files, load_image, natural_key, to_rgb
 from tests.conftest import draw_image
 

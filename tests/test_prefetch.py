@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from remtta.errors import StreamError
-from remtta.streams.frames import Frame, FrameError
+from remtta.errors import FrameError, StreamError
+from remtta.streams.frames import Frame
 from remtta.streams.prefetch import prefetch
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -257,3 +258,20 @@ def test_the_graph_is_deferred_when_few_images_violate_the_order(monkeypatch: py
     assert 0 < len(calls) < 8
     rem.reset()
     assert rem.violating_share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("images", "got"),
+    [
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "torch.uint8 of shape (2, 3, 32, 32)"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.float64), "torch.float64 of shape (2, 3, 32, 32)"),
+        (torch.zeros(2, 1, 32, 32), "torch.float32 of shape (2, 1, 32, 32)"),
+        (torch.zeros(2, 3, 24, 24), "torch.float32 of shape (2, 3, 24, 24)"),
+        (torch.zeros(3, 32, 32), "torch.float32 of shape (3, 32, 32)"),
+        (np.zeros((2, 3, 32, 32), np.float32), "ndarray"),
+    ],
+)
+def test_images_of_another_kind_are_refused(vit: nn.Module, images: Any, got: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        REM(vit)(images)
+    assert str(caught.value).endswith(f"got {got}")

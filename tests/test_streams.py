@@ -11,9 +11,8 @@ from typing import TypeVar
 import pytest
 from PIL import Image
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import FrameError, StreamError, UsageError
 from remtta.streams import Stream, open_stream, read_paths
-from remtta.streams.frames import FrameError
 from tests.conftest import draw_image
 
 T = TypeVar("T")
@@ -181,8 +180,8 @@ def test_a_glob_is_sorted_by_time_where_asked(frames: Path) -> None:
     assert names(open_stream(f"{frames}/frame_?.png", sort="mtime", limit=2)) == ["frame_9.png", "frame_8.png"]
 
 
-def test_a_glob_that_matches_nothing_is_a_stream_error(frames: Path) -> None:
-    with pytest.raises(StreamError, match=r"\*\.jpg: no file matches; quote the pattern and check it$"):
+def test_a_glob_that_matches_nothing_is_a_usage_error(frames: Path) -> None:
+    with pytest.raises(UsageError, match=r"\*\.jpg: no file matches; quote the pattern and check it$"):
         open_stream(f"{frames}/*.jpg")
 
 
@@ -391,3 +390,25 @@ def test_a_transparent_image_is_upright_rgb_when_loaded(tmp_path: Path) -> None:
     Image.new("RGBA", (2, 1), (0, 0, 0, 0)).save(tmp_path / "a.png")
     [frame] = open_stream(tmp_path).frames
     assert frame.load().getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_the_wrong_separator_is_told_at_once(pipe: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="end in NUL, not in newline; add -0"):
+        paths_in(b"a.png\0b.png\0")
+    with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):
+        paths_in(b"a.png\n" * 6_000, null_separated=True)
+    with pytest.raises(UsageError, match="write one per line"):
+        paths_in(b"a" * 40_000)
+
+
+def test_separating_by_nul_is_for_standard_input(frames: Path) -> None:
+    with pytest.raises(UsageError, match="-0 is for paths on standard input"):
+        open_stream(frames, null_separated=True)
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    stream = open_stream("rtsp://user:secret@127.0.0.1:9/live")
+    assert stream.name == "rtsp://***@127.0.0.1:9/live"
+    with pytest.raises(StreamError) as caught:
+        next(stream.frames)
+    assert "secret" not in str(caught.value)

@@ -8,9 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from remtta.errors import StreamError
+from remtta.errors import FrameError, StreamError
 from remtta.streams import open_stream
-from remtta.streams.frames import Frame, FrameError
+from remtta.streams.frames import Frame
 from remtta.streams.video import iter_video
 
 FPS = 10
@@ -141,7 +141,7 @@ def test_a_broken_video_among_paths_is_one_unreadable_frame(tmp_path: Path) -> N
     frames = list(open_stream(paths).frames)
     assert [Path(frame.source).name for frame in frames] == ["a.avi"] * 2 + ["b.mp4"] + ["c.avi"] * 3
     assert steps(frames[:2] + frames[3:]) == [0, 1, 0, 1, 2]
-    with pytest.raises(FrameError, match=r"b\.mp4 cannot be opened as a video"):
+    with pytest.raises(FrameError, match=r"^cannot be opened as a video"):
         frames[2].load()
 
 

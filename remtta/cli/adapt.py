@@ -6,12 +6,12 @@ import dataclasses
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from remtta.cli import options as opt
-from remtta.cli.loading import model_arguments
+from remtta.cli.loading import building, model_arguments
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
 from remtta.config import METHOD_CONFIGS, RunOptions, method_config
@@ -175,16 +175,18 @@ def adapt(
                 "num_classes": num_classes,
                 "model_kwargs": kwargs,
                 "input_size": input_size,
+                "mean": mean,
+                "std": std,
+                "interpolation": interpolation,
+                "crop_pct": crop_pct,
             },
             start,
         )
-        preprocessing: dict[str, Any] = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
-        classifier = load_model(**arguments, **preprocessing, labels=label_names, device=device)
+        classifier = load_model(**arguments, labels=label_names, device=device)
         if compile_model:
             _log.info("compiling the model; the first batches take a minute or more")
             compile_blocks(classifier)
-        paths = {key: str(value) for key, value in arguments.items() if isinstance(value, Path)}
-        options = dataclasses.replace(options, model={**arguments, **paths})
+        options = dataclasses.replace(options, model=building(arguments))
         with progress(stream.num_frames, hidden=quiet) as advance:
             summary = adapt_stream(
                 classifier,

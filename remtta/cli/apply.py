@@ -59,8 +59,11 @@ def apply(
         )
         base = load_model(**arguments)
         apply_delta(base, change)
-        source = arguments["checkpoint"]
-        dtypes = checkpoint_dtypes(base, Path(source), use_ema=arguments["use_ema"]) if source else None
+        source = arguments.get("checkpoint")
+        for needed in (change.path, source):
+            if needed and output.exists() and output.samefile(needed):
+                raise UsageError(f"--output {output} would replace {needed}, which it is made from; choose another")
+        dtypes = checkpoint_dtypes(base, Path(source), use_ema=bool(arguments.get("use_ema"))) if source else None
         widened = save_weights(output, base, dtypes)
         if not quiet:
             note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""

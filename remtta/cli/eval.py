@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.cli import options as opt
-from remtta.cli.loading import model_arguments
+from remtta.cli.loading import building, model_arguments
 from remtta.cli.reporting import command, refused_values
 from remtta.config import DEFAULT_BATCH_SIZE, METHOD_CONFIGS, SCENARIOS, EvalOptions, MethodConfig, method_config
 from remtta.errors import UsageError
@@ -192,12 +192,6 @@ def evaluate(
         fixed = None if protocol is None else PROTOCOLS[protocol]
         size = batch_size or (fixed.batch_size if fixed else DEFAULT_BATCH_SIZE)
         configs = _method_configs(_names(methods), shared, settings or [], batch_size=size)
-        preprocessing: dict[str, Any] = {
-            "mean": mean or (fixed and fixed.mean),
-            "std": std or (fixed and fixed.std),
-            "interpolation": interpolation or (fixed and fixed.interpolation),
-            "crop_pct": crop_pct or (fixed and fixed.crop_pct),
-        }
         if threads:
             torch.set_num_threads(threads)
         arguments = model_arguments(
@@ -208,8 +202,11 @@ def evaluate(
                 "num_classes": num_classes,
                 "model_kwargs": kwargs,
                 "input_size": input_size or (fixed and fixed.input_size),
-            },
-            None,
+                "mean": mean or (fixed and fixed.mean),
+                "std": std or (fixed and fixed.std),
+                "interpolation": interpolation or (fixed and fixed.interpolation),
+                "crop_pct": crop_pct or (fixed and fixed.crop_pct),
+            }
         )
         with refused_values():
             options = EvalOptions(
@@ -225,7 +222,7 @@ def evaluate(
                 on_error=on_error.value,
                 overwrite=overwrite,
                 resume=resume,
-                model={**arguments, "checkpoint": None if checkpoint is None else str(checkpoint)},
+                model=building(arguments),
                 protocol=protocol,
             )
         severities = _numbers("--severity", _ALL_SEVERITIES if chosen_scenario == "gradual" else severity)
@@ -233,7 +230,7 @@ def evaluate(
             raise UsageError(f"--severity takes numbers from 1 to 5, got {severity}")
         image_names = None if image_list is None else read_image_list(image_list)
         mapped = None if class_map is None else read_class_map(class_map)
-        classifier = load_model(**arguments, **preprocessing, labels=label_names, device=device)
+        classifier = load_model(**arguments, labels=label_names, device=device)
         dataset = _open(
             open_dataset(
                 root,

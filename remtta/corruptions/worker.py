@@ -17,9 +17,8 @@ from remtta.corruptions.filters import MAX_SIDE
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import parameter_set_of
 from remtta.corruptions.sources import SourceImage
-from remtta.errors import RemttaError
+from remtta.errors import FrameError, RemttaError
 from remtta.files import write_atomically, writing
-from remtta.streams.frames import FrameError
 from remtta.streams.images import load_image
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared

@@ -340,6 +340,7 @@ class _Evaluation:
                     frames=position.adapted,
                     updates=adapter.num_updates,
                     model_options={key: value for key, value in self.options.model.items() if key != "name"},
+                    preprocessing=self.preprocessing.as_dict(),
                 ),
             )
         return {

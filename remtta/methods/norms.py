@@ -114,8 +114,7 @@ class NormMethod(ABC):
         Raises:
             ValueError: If images is not a batch of at least one image, or labels are missing.
         """
-        if images.ndim != 4 or len(images) == 0:
-            raise ValueError(f"images must have shape (B, 3, H, W) with B >= 1, got {tuple(images.shape)}")
+        self._check_images(images)
         if self.needs_labels and labels is None:
             raise ValueError("this method learns from labels, and none were given")
         if self._config.episodic:
@@ -203,6 +202,17 @@ class NormMethod(ABC):
             self._weights.commit()
         else:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+
+    def _check_images(self, images: Tensor) -> None:
+        embed = self._vit.patch_embed
+        size = tuple(embed.img_size) if embed.img_size and embed.strict_img_size else ("H", "W")
+        wanted = f"float32 of shape (B, 3, {size[0]}, {size[1]}) with B >= 1"
+        if not isinstance(images, Tensor):
+            raise ValueError(f"images must be a tensor, {wanted}, got {type(images).__name__}")
+        fits = images.ndim == 4 and len(images) > 0 and images.shape[1] == 3
+        fits = fits and (size == ("H", "W") or tuple(images.shape[2:]) == size)
+        if not fits or images.dtype != torch.float32:
+            raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}")
 
     def _logits(self, images: Tensor) -> Tensor:
         with self._precision(images.device):

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from PIL import Image
 
-from remtta.errors import StreamError, UsageError
-from remtta.streams.frames import Frame, FrameError
+from remtta.errors import FrameError, StreamError, UsageError
+from remtta.streams.frames import Frame
 from remtta.streams.images import Sort, image_suffixes, list_files, load_image, sort_files
-from remtta.streams.video import VIDEO_SUFFIXES, iter_video
+from remtta.streams.video import VIDEO_SUFFIXES, iter_video, without_password
 
 _PIPE_CHUNK_BYTES = 65_536
+_LONGEST_PATH = 32_768  # well over any system's limit
 
 _log = logging.getLogger("remtta")
 
@@ -64,8 +65,8 @@ def open_stream(
         The stream. Its frames are decoded only when they are loaded.
 
     Raises:
-        UsageError: If there is no such source.
-        StreamError: If a folder or glob holds no images.
+        UsageError: If there is no such source, or a glob matches nothing.
+        StreamError: If a folder holds no images.
     """
     if frame_stride < 1 or (limit is not None and limit < 1):
         raise ValueError(f"frame_stride and limit must be >= 1, got {frame_stride} and {limit}")
@@ -73,6 +74,8 @@ def open_stream(
         paths = [os.fspath(path) for path in source]
         return _of_paths("paths", "paths", paths, frame_stride, limit)
     name = os.fspath(source)
+    if null_separated and name != "-":
+        raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
     exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names too long to exist
@@ -85,13 +88,13 @@ def open_stream(
     if exists:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:
-        return Stream(name, "url", itertools.islice(iter_video(name, stride=frame_stride), limit))
+        return Stream(without_password(name), "url", itertools.islice(iter_video(name, stride=frame_stride), limit))
     if name.isdecimal():
         return Stream(name, "camera", itertools.islice(iter_video(int(name), stride=frame_stride), limit))
     if glob.has_magic(name):
         files = sort_files((Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found)), sort)
         if not files:
-            raise StreamError(f"{name}: no file matches; quote the pattern and check it")
+            raise UsageError(f"{name}: no file matches; quote the pattern and check it")
         return _of_paths(name, "glob", [str(file) for file in files], frame_stride, limit)
     raise UsageError(f"{name}: no such file or folder")
 
@@ -109,14 +112,24 @@ def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
     while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
         *complete, rest = (rest + chunk).split(separator)
         yield from _named(complete, null_separated)
+        _check_separator(rest, null_separated)
     yield from _named([rest], null_separated)
 
 
 def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
     for path in paths:
         path = path if null_separated else path.removesuffix(b"\r")
+        _check_separator(path, null_separated)
         if path:
             yield os.fsdecode(path)
+
+
+def _check_separator(path: bytes, null_separated: bool) -> None:
+    if b"\0" in path:
+        raise UsageError("the paths on standard input end in NUL, not in newline; add -0")
+    if len(path) > _LONGEST_PATH:
+        advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
+        raise UsageError(f"a path on standard input is longer than {_LONGEST_PATH} bytes; {advice}")
 
 
 def _folder_files(folder: Path, sort: Sort) -> list[str]:
@@ -149,7 +162,7 @@ def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
         try:
             yield from iter_video(path)
         except StreamError as error:  # one bad video among many is one unreadable frame
-            yield Frame(path, partial(_refuse, str(error)))
+            yield Frame(path, partial(_refuse, str(error).removeprefix(path).lstrip(": ")))
 
 
 def _refuse(reason: str) -> Image.Image:

@@ -23,7 +23,3 @@ class Frame:
     load: Callable[[], Image.Image]
     number: int | None = None
     time_s: float | None = None
-
-
-class FrameError(Exception):
-    """One frame cannot be read; its text says why. The stream goes on."""

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from remtta.streams.frames import FrameError
+from remtta.errors import FrameError
 
 Sort = Literal["name", "mtime", "none"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from remtta.streams.frames import Frame, FrameError
+from remtta.errors import FrameError
+from remtta.streams.frames import Frame
 
 _POLL_S = 0.1
 

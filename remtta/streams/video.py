@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,7 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
             or it yields no frame.
     """
     cv2 = load_opencv("video", StreamError)
-    name = f"camera {source}" if isinstance(source, int) else source
+    name = f"camera {source}" if isinstance(source, int) else without_password(source)
     started = time.monotonic()
     capture = _open(cv2, source)
     try:
@@ -55,6 +56,11 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
             _log.warning("%s ended after %d of %d frames; the file may be truncated", name, number, promised)
     finally:
         capture.release()
+
+
+def without_password(source: str) -> str:
+    """An address as it may be shown and written down: `user:password@` becomes `***@`."""
+    return re.sub(r"(?<=://)[^/@]*@", "***@", source)
 
 
 def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Frame:
@@ -84,6 +90,7 @@ def _require_utf8(source: str) -> None:
 def _cannot_open(source: str | int, seconds: float) -> str:
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
+    source = without_password(source)
     if "://" in source:
         silent = seconds > 0.9 * OPEN_TIMEOUT_MS / 1000
         how = f"did not answer within {OPEN_TIMEOUT_MS // 1000} s" if silent else "cannot be opened as a video"
