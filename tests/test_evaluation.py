@@ -193,6 +193,13 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
         open_tree(tmp_path / "nothing")
 
 
+def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = write_tree(tmp_path / "c", ["fog", "snow"])
+    (root / "fog" / "5" / "class_a" / "0.png").unlink()
+    open_tree(root)
+    assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
+
+
 def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
     dataset = open_tree(write_tree(tmp_path / "c"), limit=8)
     names = [["/".join(source.split("/")[-2:]) for source in domain.sources] for domain in dataset.domains]
@@ -500,8 +507,9 @@ class _Die(BaseException):
     """Stands for kill -9: nothing is cleaned up in the evaluation's name."""
 
 
-@pytest.mark.parametrize("scenario", ["continual", "mixed", "time-constrained"])
-@pytest.mark.parametrize("killed_at", [1, 4, 7])
+@pytest.mark.parametrize(
+    ("scenario", "killed_at"), [("continual", 1), ("continual", 7), ("mixed", 4), ("time-constrained", 7)]
+)
 def test_after_a_kill_resuming_gives_the_same_results(
     scenario: str, killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

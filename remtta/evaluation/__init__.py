@@ -226,6 +226,7 @@ class _Evaluation:
                             self._save(progress, adapter.state(), writer)
                 except Stopped:
                     self._save(progress, adapter.state(), writer)
+                    _log.info("the progress is saved: the same command with --resume goes on")
                     raise
             _report(tallies, visit)
             position.visit, position.start = number + 1, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ THREE_D = (
 """ImageNet-3DCC's corruptions."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
+_log = logging.getLogger("remtta")
+
 _SUBSET_SEED = 0  # --limit takes the same images whatever the seed of the order
 _ARRAY_LABELS = "labels.npy"
 _LAYOUTS = (
@@ -153,6 +156,7 @@ def open_dataset(
     found = [
         _tree_domain(name, severity, folders, mapping, image_list, limit, place) for name, severity, folders in chosen
     ]
+    _warn_of_unequal(found)
     sizes = _image_sizes([path for domain in found for path in domain.sources])
     return Dataset(
         root=place,
@@ -271,6 +275,12 @@ def _tree_domain(
     sources = [path for _, path in files]
     labels = np.array([mapping.numbers[folder] for folder, _ in files], dtype=np.int64)
     return Domain(name, severity, sources, labels, lambda position: load_image(Path(sources[position])))
+
+
+def _warn_of_unequal(domains: Sequence[Domain]) -> None:
+    if len({len(domain.sources) for domain in domains}) > 1:
+        counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in domains)
+        _log.warning("the domains differ in their number of images: %s", counts)
 
 
 def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:
