@@ -162,7 +162,7 @@ def test_arrays_that_do_not_fit_are_refused(spoil: Callable[[Path], object], mes
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"domains": ["fog", "snow"]}, UsageError, "no domain snow; it has gaussian_noise, fog, my_own"),
+        ({"domains": ["fog", "snow"]}, UsageError, r"no domain snow; it has gaussian_noise, fog, my_own; name"),
         ({"severities": (3,)}, UsageError, "has no severity 3; it has 5"),
         ({"class_map": dict.fromkeys(CLASSES[1:], 0)}, UsageError, "1 class folder.s. are not in .*: class_a"),
         ({"class_map": dict.fromkeys(CLASSES, 7)}, UsageError, "beyond the model's 7 classes"),
@@ -197,7 +197,8 @@ def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.
     root = write_tree(tmp_path / "c", ["fog", "snow"])
     (root / "fog" / "5" / "class_a" / "0.png").unlink()
     open_tree(root)
-    assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
+    assert caplog.messages[0].startswith(f"13 of the 15 standard corruptions are not in {root}: gaussian_noise, ")
+    assert caplog.messages[1:] == ["the domains differ in their number of images: snow5 21, fog5 20"]
 
 
 def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
@@ -672,6 +673,7 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["c", "--severity", "4"], 2, "has no severity 4; it has 5"
     yield ["c", "--domains", "snow"], 2, "no domain snow; it has fog"
     yield ["c", "--protocol", "mine"], 2, 'unknown protocol "mine"'
+    yield ["c", "--protocol", "rem-paper"], 2, "jpeg_compression; it has fog; name the ones to evaluate with --domains"
     yield ["c", "--resize", "some"], 2, "--resize takes auto"
     yield ["c", "--resume"], 2, "--resume needs the --output"
     yield ["c", "--scenario", "gradual"], 2, "has no severity 1; it has 5"

@@ -237,6 +237,7 @@ def evaluate(
                 num_classes=_num_classes(classifier),
                 labels=labels_of(classifier),
                 domains=_names(domains) or None,
+                complete=fixed is not None,
                 severities=severities,
                 image_list=image_names,
                 class_map=mapped,

@@ -122,6 +122,7 @@ def open_dataset(
     image_list: Sequence[str] | None = None,
     class_map: Mapping[str, int] | None = None,
     limit: int | None = None,
+    complete: bool = False,
 ) -> Dataset:
     """Find the labelled domains under a folder, and check everything that can go wrong before any work.
 
@@ -135,6 +136,7 @@ def open_dataset(
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
         class_map: Class folder to class number.
         limit: At most so many images per domain, the same for every corruption.
+        complete: Where some of the fifteen standard corruptions are there, all must be, unless `domains` names some.
 
     Raises:
         UsageError: If there is no such folder, domain or severity, or a class cannot be mapped.
@@ -144,9 +146,9 @@ def open_dataset(
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
     if (place / _ARRAY_LABELS).is_file():
-        return _open_arrays(place, num_classes, domains, severities, limit)
+        return _open_arrays(place, num_classes, domains, severities, limit, complete)
     layout, tree = _scan(place)
-    chosen = _choose(place, tree, domains, severities)
+    chosen = _choose(place, tree, _wanted(place, tree, domains, complete), severities)
     mapping = map_classes(
         [folder for _, _, folders in chosen for folder in folders],
         num_classes=num_classes,
@@ -218,15 +220,9 @@ def _scan(root: Path) -> tuple[str, _Tree]:
 
 
 def _choose(
-    root: Path, tree: _Tree, domains: Sequence[str] | None, severities: Sequence[int]
+    root: Path, tree: _Tree, names: Sequence[str], severities: Sequence[int]
 ) -> list[tuple[str, int | None, dict[str, Path]]]:
     """The domains and severities asked for, with their class folders."""
-    names = list(domains) if domains else default_order(tree)
-    missing = [name for name in names if name not in tree]
-    if missing:
-        raise UsageError(
-            f"{root} has no domain {', '.join(missing)}; it has {', '.join(default_order(tree, all_=True))}"
-        )
     chosen = []
     for name in names:
         levels: Sequence[int | None] = [None] if None in tree[name] else list(severities)
@@ -238,6 +234,25 @@ def _choose(
                 raise StreamError(f"{name}{severity or ''} is empty: no class folders in it")
             chosen.append((name, severity, tree[name][severity]))
     return chosen
+
+
+def _wanted(root: Path, found: Mapping[str, Any], domains: Sequence[str] | None, complete: bool) -> list[str]:
+    """The domains asked for, which must be there, or the default ones."""
+    if not domains:
+        absent = [name for name in STANDARD if name not in found]
+        if not 0 < len(absent) < len(STANDARD):
+            return default_order(found)
+        if not complete:
+            _log.warning("%d of the 15 standard corruptions are not in %s: %s", len(absent), root, ", ".join(absent))
+            return default_order(found)
+        domains = STANDARD
+    missing = [name for name in domains if name not in found]
+    if missing:
+        raise UsageError(
+            f"{root} has no domain {', '.join(missing)}; it has {', '.join(default_order(found, all_=True))}; "
+            "name the ones to evaluate with --domains"
+        )
+    return list(domains)
 
 
 def default_order(names: Iterator[str] | Mapping[str, Any], all_: bool = False) -> list[str]:
@@ -299,15 +314,17 @@ def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> li
 
 
 def _open_arrays(
-    root: Path, num_classes: int, domains: Sequence[str] | None, severities: Sequence[int], limit: int | None
+    root: Path,
+    num_classes: int,
+    domains: Sequence[str] | None,
+    severities: Sequence[int],
+    limit: int | None,
+    complete: bool,
 ) -> Dataset:
     arrays = {path.stem: path for path in root.glob("*.npy") if path.name != _ARRAY_LABELS}
     if not arrays:
         raise StreamError(f"{root} has {_ARRAY_LABELS} but no <corruption>.npy")
-    names = list(domains) if domains else default_order(arrays)
-    missing = [name for name in names if name not in arrays]
-    if missing:
-        raise UsageError(f"{root} has no {', '.join(missing)}; it has {', '.join(default_order(arrays, all_=True))}")
+    names = _wanted(root, arrays, domains, complete)
     labels = _load_array(root / _ARRAY_LABELS)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise StreamError(f"{root / _ARRAY_LABELS} must hold one whole number per image, got {labels.shape}")
