@@ -10,6 +10,7 @@ import typer
 
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
+from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.eval import evaluate
@@ -29,6 +30,7 @@ for name, command in (
     ("inspect", inspect),
     ("corrupt", corrupt),
     ("demo", demo),
+    ("bench", bench),
 ):
     app.command(name)(command)
 

@@ -24,7 +24,6 @@ from remtta.deltas import Delta, save_delta
 from remtta.environment import environment
 from remtta.errors import RemttaError, StreamError, UsageError
 from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.memory import peak_bytes, start_peak
 from remtta.evaluation.metrics import Tally
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
 from remtta.evaluation.results import markdown_table, read_rows, summarise, tally_rows
@@ -32,6 +31,7 @@ from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import write_atomically, write_json, writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import entropy
+from remtta.memory import peak_bytes, start_peak
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
 from remtta.predictions import PredictionWriter

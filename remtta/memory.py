@@ -20,6 +20,15 @@ def start_peak(device: torch.device) -> None:
         _CLEAR.write_text("5")
 
 
+def resident_bytes() -> int:
+    """Resident memory of the process now; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def peak_bytes(device: torch.device) -> int:
     """Most memory since `start_peak`: of the GPU's allocator, else resident memory of the process."""
     if device.type == "cuda":

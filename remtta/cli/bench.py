@@ -1,0 +1,78 @@
+"""`remtta bench`: speed and memory on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remtta.cli import options as opt
+from remtta.cli.reporting import command
+from remtta.errors import UsageError
+
+if TYPE_CHECKING:
+    from remtta.bench import Measurement
+
+_MIB = 2**20
+
+
+def bench(
+    model: Annotated[str, typer.Option("--model", "-m", help="timm model name.")] = "vit_small_patch16_224",
+    model_kwargs: opt.ModelKwargs = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
+    methods: Annotated[str | None, typer.Option(help="Of forward, tent, rem, rem-n1, rem-plain. Default: all.")] = None,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    device: opt.Device = "auto",
+    precision: opt.Precision = opt.Precisions.AUTO,
+    threads: opt.Threads = None,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Measure what a step costs here, as multiples of a plain fp32 forward pass.
+
+    The rounds are interleaved: noise of the machine meets all methods alike.
+    rem-plain is REM as the reference code runs it.
+
+    Example:
+
+      remtta bench --model vit_base_patch16_224 --batch-size 8
+    """
+    kwargs = opt.parse_model_kwargs(model_kwargs)
+    with command(quiet=quiet, debug=debug):
+        from remtta import bench as benchmark
+        from remtta.environment import environment
+        from remtta.models import select_device
+
+        chosen = benchmark.SUBJECTS if methods is None else tuple(methods.split(","))
+        options = benchmark.BenchOptions(
+            model=model,
+            model_kwargs=tuple(kwargs.items()),
+            batch_size=batch_size,
+            repeats=repeats,
+            precision="bf16" if precision == opt.Precisions.BF16 else "fp32",
+            device=device,
+            threads=threads,
+            memory=memory,
+            subjects=chosen,
+        )
+        try:
+            measured = benchmark.run_bench(options)
+        except TypeError as error:
+            raise UsageError(f"{model} does not take these model arguments: {error}") from error
+        if as_json:
+            typer.echo(json.dumps(benchmark.as_json(options, measured, environment(select_device(device))), indent=2))
+        else:
+            typer.echo(_table(measured))
+
+
+def _table(measured: list[Measurement]) -> str:
+    lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'peak MiB':>9}"]
+    for each in measured:
+        peak = "" if each.peak_bytes is None else f"{each.peak_bytes / _MIB:.0f}"
+        share = "" if each.violating_share is None else f"  {each.violating_share:.0%} of images violate the order"
+        figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {peak:>9}"
+        lines.append(f"{each.subject:<10} {figures}{share}")
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from remtta import REM, REMConfig
+from remtta.bench import FORWARD, PLAIN_REM, SUBJECTS, BenchOptions, PlainREM, measure_peak, run_bench
+from remtta.errors import UsageError
+from tests.conftest import TINY, random_images, tiny_vit
+from tests.test_cli import remtta_here
+
+KWARGS = tuple(TINY.items())
+
+
+def test_the_plain_version_makes_the_same_updates() -> None:
+    plain, rem = PlainREM(tiny_vit(), REMConfig(lr=0.01)), REM(tiny_vit(), REMConfig(lr=0.01))
+    for seed in range(4):
+        torch.testing.assert_close(
+            plain.step(random_images(6, seed)), rem(random_images(6, seed)), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4, repeats=2, memory=False)
+    rounds: list[int] = []
+    measured = {each.subject: each for each in run_bench(options, rounds.append)}
+    assert list(measured) == list(SUBJECTS)
+    assert measured[FORWARD].forwards == 1
+    assert measured["rem"].forwards > measured[FORWARD].forwards
+    assert measured["rem"].violating_share is not None
+    assert measured[PLAIN_REM].images_per_s == pytest.approx(4 / measured[PLAIN_REM].seconds)
+    assert rounds == [1, 2]
+
+
+def test_peak_memory_is_that_over_the_loaded_model() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=256)
+    assert measure_peak(PLAIN_REM, options) > 2**20
+
+
+def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -> None:
+    kwargs = [part for key, value in TINY.items() for part in ("--model-kwargs", f"{key}={value}")]
+    options = ["--model", "vit_tiny_patch16_224", *kwargs, "-b", "2", "--repeats", "1", "--no-memory"]
+    assert remtta_here("bench", *options, "--methods", "rem,tent") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].split() == ["ms/step", "forwards", "images/s", "peak", "MiB"]
+    assert [line.split()[0] for line in lines[1:]] == ["forward", "rem", "tent"]
+    assert remtta_here("bench", *options, "--methods", "rem", "--json") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert [each["subject"] for each in content["measurements"]] == ["forward", "rem"]
+    assert content["options"]["batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--methods", "cotta"], "cannot measure cotta; choose from forward, tent"),
+        (["--model", "vit_nonsense"], 'unknown model "vit_nonsense"'),
+        (["--model", "vit_tiny_patch16_224", "--model-kwargs", "deepness=3"], "does not take these model arguments"),
+    ],
+)
+def test_wrong_use_is_told(args: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("bench", *args) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UsageError):
+        BenchOptions(repeats=0)
