@@ -182,11 +182,11 @@ def evaluate(
         import torch
 
         from remtta.engine import compile_blocks
-        from remtta.evaluation import TABLE, evaluate
+        from remtta.evaluation import TABLE, choose_preprocessing, evaluate, open_dataset
         from remtta.evaluation.classes import read_class_map
-        from remtta.evaluation.datasets import open_dataset, read_image_list
+        from remtta.evaluation.datasets import read_image_list
         from remtta.evaluation.plots import draw_plots
-        from remtta.evaluation.protocols import PROTOCOLS, choose_preprocessing
+        from remtta.evaluation.protocols import PROTOCOLS
         from remtta.models import labels_of, load_model
 
         fixed = None if protocol is None else PROTOCOLS[protocol]

@@ -1,0 +1,462 @@
+"""Run methods over labelled domains; every number comes from the rows this writes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import math
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remtta.config import EvalOptions, MethodConfig
+from remtta.deltas import Delta, save_delta
+from remtta.environment import environment
+from remtta.errors import RemttaError, StreamError, UsageError
+from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.metrics import Tally
+from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
+from remtta.evaluation.results import markdown_table, read_rows, summarise, tally_rows
+from remtta.evaluation.scenarios import Visit, plan_visits
+from remtta.files import write_atomically, write_json, writing
+from remtta.interrupts import Interrupts, Stopped
+from remtta.losses import entropy
+from remtta.memory import peak_bytes, start_peak
+from remtta.methods import Method, build_method
+from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
+from remtta.predictions import PredictionWriter
+from remtta.runs import PREDICTIONS
+from remtta.streams.frames import Frame
+from remtta.streams.prefetch import DecodedFrame, prefetch
+
+RESULTS = "results.json"
+TABLE = "table.md"
+PROGRESS = ".progress.safetensors"
+DELTAS = "deltas"
+BATCHES_AHEAD = 2
+
+_TIMED_BATCHES = 3  # behind each side of a measured cost ratio
+
+_log = logging.getLogger("remtta")
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: Dataset,
+    output: str | Path,
+    *,
+    methods: Mapping[str, MethodConfig],
+    options: EvalOptions | None = None,
+    preprocessing: Preprocessing | None = None,
+    interrupts: Interrupts | None = None,
+) -> dict[str, Any]:
+    """Run methods over labelled domains and measure them.
+
+    Writes `predictions.jsonl` (a row per image, method and seed), `results.json`,
+    `table.md` and a delta per method and seed into the output folder.
+
+    Args:
+        model: A timm classifier, as from `load_model`; back at its source weights afterwards.
+        dataset: The domains, from `open_dataset`.
+        output: Folder for the results.
+        methods: Settings by method name, in the order of the table.
+        options: Scenario, batch size, seeds and the like.
+        preprocessing: How images become inputs; by default as the model asks for.
+        interrupts: Turns signals into a clean stop.
+
+    Returns:
+        What `results.json` holds.
+
+    Raises:
+        UsageError: If the folder holds another evaluation, or the options do not fit the data.
+        StreamError: If an image cannot be read and `on_error` is "stop".
+        OutputError: If results cannot be written.
+        Stopped: If a signal came in; the progress is saved for `resume`.
+    """
+    options = options or EvalOptions()
+    base_sha256 = state_sha256(model)
+    if dataset.names and labels_of(model) is None:
+        set_labels(model, dataset.names)
+    numbers = None
+    if dataset.restricted_to:
+        numbers = dataset.class_numbers
+        restrict_classes(model, numbers)
+    run = _Evaluation(model, dataset, Path(output), methods, options, preprocessing, base_sha256, numbers)
+    return run.execute(interrupts or Interrupts())
+
+
+class _Evaluation:
+    """All runs of one evaluation and the files they leave."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        folder: Path,
+        methods: Mapping[str, MethodConfig],
+        options: EvalOptions,
+        preprocessing: Preprocessing | None,
+        base_sha256: str,
+        numbers: Sequence[int] | None,
+    ) -> None:
+        self.model, self.dataset, self.folder = model, dataset, folder
+        self.methods, self.options = methods, options
+        self.preprocessing = preprocessing or preprocessing_of(model)
+        self.base_sha256 = base_sha256
+        self.device = next(model.parameters()).device
+        self.labels = labels_of(model)
+        num_classes = int(model.num_classes)  # type: ignore[arg-type]
+        self.numbers = np.arange(num_classes) if numbers is None else np.array(numbers)
+        self.positions = {int(number): position for position, number in enumerate(self.numbers)}
+        self.plans = {seed: plan_visits(dataset, options, seed) for seed in options.seeds}
+        self.saved_at = time.monotonic()
+
+    def execute(self, interrupts: Interrupts) -> dict[str, Any]:
+        progress, state = self._claim()
+        path = self.folder / PREDICTIONS
+        with PredictionWriter(path, keep_bytes=progress.num_bytes) as writer:
+            runs = list(itertools.product(self.methods, self.options.seeds))
+            for method, seed in runs[len(progress.finished) :]:
+                adapter = build_method(method, self.model, self.methods[method])
+                adapter.reset()
+                if state:
+                    adapter.load_state(state)
+                with contextlib.closing(self._frames(seed, progress.position, interrupts)) as frames:
+                    self._run(adapter, method, seed, frames, progress, writer, interrupts)
+                progress.finished.append(self._finish_run(adapter, method, seed, progress.position))
+                adapter.reset()
+                progress.position, state = Position(), {}
+                self._save(progress, {}, writer)
+        results = self._results("completed", progress.finished)
+        with writing(self.folder / PROGRESS):
+            (self.folder / PROGRESS).unlink(missing_ok=True)
+        return results
+
+    def _claim(self) -> tuple[Progress, dict[str, Tensor]]:
+        """Make the folder ready, or find out how far the evaluation in it has come."""
+        record = self.folder / RESULTS
+        if self.options.resume:
+            self._check_same(record)
+            progress, state = load_progress(self.folder / PROGRESS)
+            if progress.finished or progress.position.index:
+                _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.index)
+            return progress, state
+        earlier = [name for name in (RESULTS, PREDICTIONS) if (self.folder / name).exists()]
+        if earlier and not self.options.overwrite:
+            raise UsageError(
+                f"{self.folder} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
+                "or choose another --output"
+            )
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / PROGRESS).unlink(missing_ok=True)
+        write_json(record, {"status": "running", "settings": self._settings()})
+        return Progress(), {}
+
+    def _check_same(self, record: Path) -> None:
+        try:
+            earlier = json.loads(record.read_text(encoding="utf-8"))
+            settings = earlier["settings"]
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"{self.folder} holds no evaluation to go on with; leave --resume out") from error
+        if earlier["status"] == "completed":
+            raise UsageError(f"the evaluation in {self.folder} is complete; see {record}")
+        now = json.loads(json.dumps(self._settings()))
+        different = [name for name in now if now[name] != settings.get(name)]
+        if different:
+            raise UsageError(f"--resume needs the same settings, and {', '.join(different)} changed")
+
+    def _frames(self, seed: int, position: Position, interrupts: Interrupts) -> Generator[DecodedFrame]:
+        return prefetch(
+            self._waiting(self.plans[seed], position),
+            self.preprocessing.transform(),
+            ahead=BATCHES_AHEAD * self.options.batch_size,
+            wait=interrupts.check,
+        )
+
+    def _waiting(self, visits: Sequence[Visit], position: Position) -> Iterator[Frame]:
+        for number, visit in enumerate(visits):
+            if number >= position.visit:
+                start = position.start if number == position.visit else 0
+                for domain, place in visit.items[start:].tolist():
+                    where = self.dataset.domains[domain]
+                    yield Frame(where.sources[place], partial(where.load, place))
+
+    def _run(
+        self,
+        adapter: Method,
+        method: str,
+        seed: int,
+        frames: Iterator[DecodedFrame],
+        progress: Progress,
+        writer: PredictionWriter,
+        interrupts: Interrupts,
+    ) -> None:
+        position = progress.position
+        start_peak(self.device)
+        _log.info("%s, seed %d", method, seed)
+        visits = self.plans[seed]
+        for number in range(position.visit, len(visits)):
+            visit = visits[number]
+            tallies = self._earlier_rows(method, seed, number) if position.start else {}
+            if visit.reset and position.start == 0:
+                adapter.reset()
+            while position.start < len(visit.items):
+                size = min(self.options.batch_size, len(visit.items) - position.start)
+                try:
+                    batch = list(itertools.islice(frames, size))
+                    with interrupts.held():
+                        rows = self._process(adapter, visit, batch, position)
+                        context = {"method": method, "seed": seed, "phase": visit.phase, "visit": number}
+                        writer.write({**context, **row} for row in rows)
+                        _count(rows, tallies)
+                        position.start += len(batch)
+                        position.index += len(batch)
+                        if time.monotonic() - self.saved_at > self.options.save_every_s:
+                            self._save(progress, adapter.state(), writer)
+                except Stopped:
+                    self._save(progress, adapter.state(), writer)
+                    _log.info("the progress is saved: the same command with --resume goes on")
+                    raise
+            _report(tallies, visit)
+            position.visit, position.start = number + 1, 0
+            self._save(progress, adapter.state(), writer)
+
+    def _process(
+        self, adapter: Method, visit: Visit, batch: Sequence[DecodedFrame], position: Position
+    ) -> list[dict[str, Any]]:
+        readable = [frame for frame in batch if frame.image is not None]
+        broken = next((frame for frame in batch if frame.error), None)
+        if broken and self.options.on_error == "stop":
+            raise StreamError(f"{broken.source}: {broken.error} (--on-error skip leaves such images out of the table)")
+        items = visit.items[position.start : position.start + len(batch)].tolist()
+        truth = [int(self.dataset.domains[domain].labels[place]) for domain, place in items]
+        predicted: Iterator[dict[str, Any]] = iter(())
+        if readable:
+            images = torch.stack([frame.image for frame in readable if frame.image is not None])
+            known = [
+                self.positions[label] for label, frame in zip(truth, batch, strict=True) if frame.image is not None
+            ]
+            predicted = iter(self._predict(adapter, visit, images, torch.tensor(known), position))
+        rows = []
+        for offset, (frame, (domain, _), label) in enumerate(zip(batch, items, truth, strict=True)):
+            where = self.dataset.domains[domain]
+            row = {"index": position.index + offset, "source": frame.source, "domain": where.name}
+            row |= {} if where.severity is None else {"severity": where.severity}
+            row |= {"error": frame.error} if frame.error else {**next(predicted), "label_true": label}
+            rows.append(row)
+        return rows
+
+    def _predict(
+        self, adapter: Method, visit: Visit, images: Tensor, labels: Tensor, position: Position
+    ) -> list[dict[str, Any]]:
+        pixels = self.preprocessing.normalise(images.to(self.device, non_blocking=True))
+        labels = labels.to(self.device)
+        learn = adapter.adapts and visit.adapt
+        if learn and self.options.scenario == "time-constrained":
+            learn = self._in_time(adapter, pixels, labels, position)
+        update = adapter.num_updates
+        started = time.perf_counter()
+        if learn:
+            logits = adapter(pixels, labels if adapter.needs_labels else None).cpu()
+        else:
+            logits = adapter.predict(pixels).cpu()
+        position.seconds += time.perf_counter() - started
+        if not torch.isfinite(logits).all():
+            raise RemttaError(
+                "the model's outputs are no longer finite numbers; use a lower --lr, or check the checkpoint"
+            )
+        adapted = learn and adapter.num_updates != update
+        position.adapted += len(images) if adapted else 0
+        rows = self._rows(logits)
+        for row in rows:
+            row |= {"update": update, "adapted": adapted}
+        views = adapter.last_views if learn else None
+        if views is not None and len(views) > 1:
+            for row, distance, nats in zip(rows, *_view_metrics(views), strict=True):
+                row |= {"tvd": distance, "entropies": nats}
+        return rows
+
+    def _rows(self, logits: Tensor) -> list[dict[str, Any]]:
+        probs, guesses = logits.softmax(-1).max(-1)
+        columns = zip(probs.tolist(), guesses.tolist(), entropy(logits).tolist(), strict=True)
+        return [
+            {
+                "class": int(self.numbers[guess]),
+                "label": self.labels[guess] if self.labels else None,
+                "prob": float(f"{prob:.9g}"),  # 9 digits restore a float32, on which the calibration bins depend
+                "entropy": float(f"{abs(nats):.9g}"),
+            }
+            for prob, guess, nats in columns
+        ]
+
+    def _in_time(self, adapter: Method, pixels: Tensor, labels: Tensor, position: Position) -> bool:
+        """Whether the stream waits for this batch's update, in the time-constrained scenario."""
+        if position.cost_ratio is None:
+            position.cost_ratio = self.options.cost_ratio or _measure_cost_ratio(adapter, pixels, labels)
+        if position.skip:
+            position.skip -= 1
+            return False
+        position.skip = math.ceil(position.cost_ratio) - 1
+        return True
+
+    def _earlier_rows(self, method: str, seed: int, visit: int) -> dict[str, Tally]:
+        """Outcomes of this visit from before the evaluation was stopped."""
+        wanted = (method, seed, visit)
+        rows = read_rows(self.folder / PREDICTIONS)
+        tallies: dict[str, Tally] = {}
+        _count((row for row in rows if (row["method"], row["seed"], row["visit"]) == wanted), tallies)
+        return tallies
+
+    def _save(self, progress: Progress, state: Mapping[str, Tensor], writer: PredictionWriter) -> None:
+        progress.num_bytes = writer.sync()
+        progress.position.peak_bytes = max(progress.position.peak_bytes, peak_bytes(self.device))
+        save_progress(self.folder / PROGRESS, progress, state)
+        self.saved_at = time.monotonic()
+
+    def _finish_run(self, adapter: Method, method: str, seed: int, position: Position) -> dict[str, Any]:
+        delta = adapter.delta()
+        trainable = sum(tensor.numel() for tensor in delta.values())
+        if delta:
+            with writing(self.folder / DELTAS):
+                (self.folder / DELTAS).mkdir(exist_ok=True)
+            save_delta(
+                self.folder / DELTAS / f"{method}_seed{seed}.safetensors",
+                Delta(
+                    tensors=delta,
+                    model=str(self.options.model.get("name", "unknown")),
+                    base_sha256=self.base_sha256,
+                    method=method,
+                    hyperparameters={**asdict(self.methods[method]), "batch_size": self.options.batch_size},
+                    frames=position.adapted,
+                    updates=adapter.num_updates,
+                    model_options={key: value for key, value in self.options.model.items() if key != "name"},
+                    preprocessing=self.preprocessing.as_dict(),
+                ),
+            )
+        return {
+            "method": method,
+            "seed": seed,
+            "config": _settings_of(self.methods[method]),
+            "images": position.index,
+            "adapted_images": position.adapted,
+            "updates": adapter.num_updates,
+            "cost_ratio": position.cost_ratio,
+            "forwards_per_image": adapter.num_forwards,
+            "backwards_per_image": adapter.num_backwards,
+            "models_held": adapter.num_models,
+            "trainable_parameters": trainable,
+            "adapted": list(adapter.adapted_names),
+            "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
+        }
+
+    def _results(self, status: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        methods = summarise(tally_rows(self.folder / PREDICTIONS), runs)
+        content = {
+            "status": status,
+            "methods": methods,
+            "settings": self._settings(),
+            "environment": environment(self.device),
+        }
+        write_json(self.folder / RESULTS, content)
+        table = markdown_table(content)
+        write_atomically(self.folder / TABLE, lambda temporary: temporary.write_text(table, encoding="utf-8"))
+        return content
+
+    def _settings(self) -> dict[str, Any]:
+        options = {
+            name: value
+            for name, value in asdict(self.options).items()
+            if name not in ("overwrite", "resume", "save_every_s", "model")
+        }
+        if math.isinf(self.options.imbalance):
+            options["imbalance"] = "infinity"  # which JSON has no number for
+        domains = [
+            {
+                "name": domain.name,
+                "severity": domain.severity,
+                "images": len(domain.sources),
+                "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
+            }
+            for domain in self.dataset.domains
+        ]
+        return {
+            "data": {
+                "root": str(self.dataset.root),
+                "layout": self.dataset.layout,
+                "classes": self.dataset.classes,
+                "restricted_to": self.dataset.restricted_to,
+                "domains": domains,
+            },
+            "model": {**self.options.model, "base_sha256": self.base_sha256},
+            "preprocessing": self.preprocessing.as_dict(),
+            "methods": {name: _settings_of(config) for name, config in self.methods.items()},
+            "options": options,
+            "device": str(self.device),
+        }
+
+
+def _settings_of(config: MethodConfig) -> dict[str, Any]:
+    """A method's settings as JSON gives them back."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+
+
+def _view_metrics(views: Tensor) -> tuple[list[float], list[list[float]]]:
+    """Total variation distance of masked from unmasked predictions, and entropies in nats, per image.
+
+    Args:
+        views: Logits of shape (L, B, C), the unmasked view first.
+
+    Returns:
+        Distances (B,), the mean over the masked views; entropies (B, L).
+    """
+    probs = views.float().softmax(-1)
+    distances = 0.5 * (probs[1:] - probs[0]).abs().sum(-1).mean(0)
+    nats = entropy(views.float()).abs().T
+    return distances.tolist(), nats.tolist()
+
+
+def _measure_cost_ratio(adapter: Method, pixels: Tensor, labels: Tensor) -> float:
+    """Time of an adapting batch over that of a plain forward pass; the method is left as it was."""
+    state = adapter.state()
+    times: dict[str, list[float]] = {"adapt": [], "base": []}
+    for _ in range(_TIMED_BATCHES):
+        for name in times:
+            started = time.perf_counter()
+            out = (
+                adapter(pixels, labels if adapter.needs_labels else None)
+                if name == "adapt"
+                else adapter.predict(pixels)
+            )
+            out.cpu()  # waits for the device
+            times[name].append(time.perf_counter() - started)
+    adapter.load_state(state)
+    ratio = max(1.0, min(times["adapt"]) / min(times["base"]))
+    _log.info("an update costs %.2f forward passes", ratio)
+    return ratio
+
+
+def _count(rows: Iterable[Mapping[str, Any]], tallies: dict[str, Tally]) -> None:
+    for row in rows:
+        if "error" in row:
+            _log.warning("left out %s: %s", row["source"], row["error"])
+        else:
+            title = f"{row['domain']}{row.get('severity', '')}"
+            tallies.setdefault(title, Tally()).add(row)
+
+
+def _report(tallies: Mapping[str, Tally], visit: Visit) -> None:
+    """The field's line per domain."""
+    phase = "" if visit.phase == "adapt" else f" {visit.phase}"
+    for title, tally in tallies.items():
+        _log.info("error %% [%s%s]: %.2f%%", title, phase, tally.error)
