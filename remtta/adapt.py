@@ -20,7 +20,7 @@ from remtta.config import METHOD_CONFIGS, MethodConfig, RunOptions, method_confi
 from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
-from remtta.files import Reserve, write_json
+from remtta.files import FolderLock, Reserve, write_json, writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
@@ -182,6 +182,7 @@ class _Run:
         _log.debug("preprocessing: %s", self.preprocessing)
         _log.debug("base weights: sha256 %s, on %s", base_sha256, self.device)
         self.reserve: Reserve | None = None
+        self.lock: FolderLock | None = None
 
     def execute(
         self, echo: BinaryIO | None, on_batch: Callable[[RunSummary], None] | None, interrupts: Interrupts
@@ -213,14 +214,22 @@ class _Run:
             raise
         finally:
             self.summary.seconds = time.monotonic() - started
-            if self.reserve or self.summary.signum is not None:
-                with interrupts.finishing():
-                    self._finish()
+            with interrupts.finishing():
+                try:
+                    if self.reserve or self.summary.signum is not None:
+                        self._finish()
+                finally:
+                    if self.lock:
+                        self.lock.release()
         return self.summary
 
     def _claim(self) -> Reserve:
         """Make the folder this run's, once."""
         if self.reserve is None:
+            check_folder(self.folder, overwrite=self.options.overwrite)
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = FolderLock(self.folder)
             claim_folder(self.folder, overwrite=self.options.overwrite)
             size = sum(tensor.nbytes for tensor in self.committed[0].values())
             self.reserve = Reserve(self.folder / RESERVE, 2 * size + 2 * RECORD_BYTES)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from remtta.errors import OutputError
+from remtta.errors import OutputError, UsageError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_log = logging.getLogger("remtta")
 
 
 @contextlib.contextmanager
@@ -60,6 +69,42 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+class FolderLock:
+    """A folder that one process at a time writes to; let go of when the process ends, however it ends.
+
+    Args:
+        folder: An existing folder.
+
+    Raises:
+        UsageError: If another run is writing to it.
+        OutputError: If the lock's file cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        with writing(self._path):
+            self._file = open(self._path, "wb")  # noqa: SIM115 - open as long as the lock is held
+        if fcntl is None:  # Windows: nothing keeps two runs apart
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # not just released by another
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        except OSError:  # a file system without locks, such as some network drives
+            _log.debug("%s cannot be locked", folder)
+            return
+        if not held:
+            self._file.close()
+            raise UsageError(f"another run is writing to {folder}; choose another --output, or wait for it")
+
+    def release(self) -> None:
+        """Let others write to the folder."""
+        with contextlib.suppress(OSError):  # a disk that is gone needs no lock
+            self._path.unlink(missing_ok=True)
+        self._file.close()
 
 
 class Reserve:

@@ -213,6 +213,7 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
 
     def full(descriptor: int, data: Any) -> int:
         nonlocal room
+        assert (run / ".lock").exists()
         assert (run / ".reserve").stat().st_size > 2 * 12 * 48 * 4
         if room == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -3,12 +3,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from remtta.errors import OutputError
-from remtta.files import Reserve, write_atomically, write_json
+from remtta.errors import OutputError, UsageError
+from remtta.files import FolderLock, Reserve, write_atomically, write_json
 
 
 def test_a_written_file_is_in_place_and_alone(tmp_path: Path) -> None:
@@ -111,3 +113,28 @@ def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     with pytest.raises(OutputError, match="cannot be written: No such file"):
         Reserve(tmp_path / "absent" / "reserve", 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
+def test_a_folder_is_written_to_by_one_process_at_a_time(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with pytest.raises(UsageError, match="another run is writing to"):
+        FolderLock(tmp_path)
+    lock.release()
+    FolderLock(tmp_path).release()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
+def test_a_killed_process_lets_go_of_its_folder(tmp_path: Path) -> None:
+    holding = (
+        "import pathlib, sys, time; from remtta.files import FolderLock; "
+        "lock = FolderLock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holding, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(UsageError):
+            FolderLock(tmp_path)
+        process.kill()
+    FolderLock(tmp_path).release()

@@ -28,7 +28,7 @@ from remtta.evaluation.metrics import Tally
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
 from remtta.evaluation.results import markdown_table, read_rows, summarise, tally_rows
 from remtta.evaluation.scenarios import Visit, plan_visits
-from remtta.files import write_atomically, write_json, writing
+from remtta.files import FolderLock, write_atomically, write_json, writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import entropy
 from remtta.memory import peak_bytes, start_peak
@@ -122,6 +122,18 @@ class _Evaluation:
         self.saved_at = time.monotonic()
 
     def execute(self, interrupts: Interrupts) -> dict[str, Any]:
+        if not self.options.resume:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+        elif not self.folder.is_dir():
+            raise UsageError(f"{self.folder} holds no evaluation to go on with; leave --resume out")
+        lock = FolderLock(self.folder)
+        try:
+            return self._execute(interrupts)
+        finally:
+            lock.release()
+
+    def _execute(self, interrupts: Interrupts) -> dict[str, Any]:
         progress, state = self._claim()
         path = self.folder / PREDICTIONS
         with PredictionWriter(path, keep_bytes=progress.num_bytes) as writer:
@@ -158,7 +170,6 @@ class _Evaluation:
                 "or choose another --output"
             )
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / PROGRESS).unlink(missing_ok=True)
         write_json(record, {"status": "running", "settings": self._settings()})
         return Progress(), {}
