@@ -485,7 +485,13 @@ def test_gradual_counts_all_severities_of_a_corruption(tmp_path: Path) -> None:
     results = evaluate(
         tiny_vit(), dataset, tmp_path / "run", methods=methods_of("source"), options=EvalOptions(scenario="gradual")
     )
-    assert results["methods"]["source"]["seeds"]["0"]["domains"]["fog"]["images"] == 9 * 7
+    seed = results["methods"]["source"]["seeds"]["0"]
+    assert seed["domains"]["fog"]["images"] == 9 * 7
+    assert list(seed["error_by_severity"]) == [f"fog{level}" for level in levels]
+    # Severity 5 is visited once, the others twice.
+    weights = [2, 2, 2, 2, 1]
+    expected = sum(w * error for w, error in zip(weights, seed["error_by_severity"].values(), strict=True)) / 9
+    assert seed["error"]["fog"] == pytest.approx(expected)
 
 
 def test_in_limited_time_only_every_so_manyth_batch_is_learned_from(tree: Dataset, tmp_path: Path) -> None:

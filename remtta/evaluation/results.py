@@ -10,8 +10,11 @@ from typing import Any
 from remtta.errors import RemttaError
 from remtta.evaluation.metrics import Tally, harmonic_mean, mean_and_std
 
-Tallies = dict[tuple[str, int], dict[str, dict[str, Tally]]]
-"""By method and seed, then phase, then domain."""
+Place = tuple[str, int | None]
+"""A domain's name and severity."""
+
+Tallies = dict[tuple[str, int], dict[str, dict[Place, Tally]]]
+"""By method and seed, then phase, then domain and severity."""
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -29,12 +32,13 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def tally_rows(path: Path) -> Tallies:
-    """Outcomes by method, seed, phase and domain."""
+    """Outcomes by method, seed, phase, domain and severity."""
     tallies: Tallies = {}
     for row in read_rows(path):
         if "error" not in row:
             phases = tallies.setdefault((row["method"], row["seed"]), {})
-            phases.setdefault(row["phase"], {}).setdefault(row["domain"], Tally()).add(row)
+            place = row["domain"], row.get("severity")
+            phases.setdefault(row["phase"], {}).setdefault(place, Tally()).add(row)
     return tallies
 
 
@@ -60,19 +64,32 @@ def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]]) -> dict[str, 
     return methods
 
 
-def _one_seed(phases: Mapping[str, Mapping[str, Tally]]) -> dict[str, Any]:
-    adapted = phases.get("adapt", {})
+def _by_domain(tallies: Mapping[Place, Tally]) -> dict[str, Tally]:
+    """The severities of each domain together."""
+    together: dict[str, Tally] = {}
+    for (name, _), tally in tallies.items():
+        together[name] = tally.merged([together[name]] if name in together else [])
+    return together
+
+
+def _one_seed(phases: Mapping[str, Mapping[Place, Tally]]) -> dict[str, Any]:
+    adapted = _by_domain(phases.get("adapt", {}))
     errors = {domain: tally.error for domain, tally in adapted.items()}
     together = Tally().merged(adapted.values()).summary()
     content: dict[str, Any] = {
         "error": errors,
         "mean": mean_and_std(list(errors.values()))[0],
         "domains": {domain: tally.summary() for domain, tally in adapted.items()},
+        "error_by_severity": {
+            f"{name}{severity}": tally.error
+            for (name, severity), tally in phases.get("adapt", {}).items()
+            if severity is not None
+        },
         **{name: value for name, value in together.items() if name not in ("error", "images")},
     }
     for phase in ("unseen", "revisit"):
         if phase in phases:
-            again = {domain: tally.error for domain, tally in phases[phase].items()}
+            again = {domain: tally.error for domain, tally in _by_domain(phases[phase]).items()}
             content[phase] = {"error": again, "mean": mean_and_std(list(again.values()))[0]}
     if "unseen" in content:
         content["unseen"]["harmonic_mean"] = harmonic_mean(content["mean"], content["unseen"]["mean"])
