@@ -150,6 +150,17 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
 """The settings of every method, by its name on the command line."""
 
 
+METHOD_SUMMARIES: dict[str, str] = {
+    "source": "no adaptation, the baseline",
+    "pseudo-label": "train on its own confident predictions (Lee, 2013)",
+    "tent": "lower the entropy of predictions (Wang et al., ICLR 2021)",
+    "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
+    "rem-n1": "REM with one masked view, for two thirds of the time",
+    "supervised": "train on the true labels: an upper bound, for remtta eval",
+}
+"""A line about every method, by its name on the command line."""
+
+
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
     """A method's config: its published defaults with these settings in place of some.
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from remtta import load_delta, load_model
+from remtta.config import METHOD_CONFIGS, METHOD_SUMMARIES
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_images, tiny_vit
 
 REMTTA = [sys.executable, "-m", "remtta"]
@@ -51,12 +52,12 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert done.stdout.endswith("set()\n")
 
 
-@pytest.mark.parametrize("command", ["adapt", "apply", "inspect", "corrupt", "demo"])
-def test_every_command_has_help_with_an_example(command: str) -> None:
-    done = remtta(command, "--help")
-    assert done.returncode == 0
-    assert re.search(rf"remtta {command} \S", done.stdout.decode())
-    assert "Example" in done.stdout.decode()
+@pytest.mark.parametrize("command", ["adapt", "eval", "apply", "inspect", "corrupt", "demo", "methods", "bench"])
+def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here(command, "--help") == 0
+    text = capfd.readouterr().out
+    assert re.search(rf"remtta {command}( \S|\n)", text)
+    assert "Example" in text
 
 
 def test_version_names_everything_on_one_line() -> None:
@@ -369,6 +370,17 @@ def test_a_folder_name_with_strange_characters_stays_printable(checkpoint: Path,
     assert b"\x1b[31m" not in done.stderr
     rows = rows_of((tmp_path / "run" / "predictions.jsonl").read_bytes())
     assert [row["source"] for row in rows] == [str(folder / "a.png"), str(folder / "b.png")]
+
+
+def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("methods") == 0
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_CONFIGS)
+    assert remtta_here("methods", "rem") == 0
+    assert "mask_ratios     0,0.1,0.2" in capfd.readouterr().out
+    assert remtta_here("methods", "tent") == 0
+    assert "0.001 at a batch of 64" in capfd.readouterr().out
+    assert remtta_here("methods", "tenth") == 2
+    assert set(METHOD_SUMMARIES) == set(METHOD_CONFIGS)
 
 
 def test_one_model_kwargs_option_takes_several_pairs() -> None:

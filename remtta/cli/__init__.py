@@ -15,6 +15,7 @@ from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.eval import evaluate
 from remtta.cli.inspect import inspect
+from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ for name, command in (
     ("inspect", inspect),
     ("corrupt", corrupt),
     ("demo", demo),
+    ("methods", methods),
     ("bench", bench),
 ):
     app.command(name)(command)

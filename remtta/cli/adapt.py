@@ -45,7 +45,9 @@ def adapt(
     interpolation: opt.Interpolation = None,
     crop_pct: opt.CropPct = None,
     delta: opt.StartDelta = None,
-    method: Annotated[str, typer.Option(help=f"{', '.join(_METHODS)}.", rich_help_panel=_METHOD)] = "rem",
+    method: Annotated[
+        str, typer.Option(help=f"{', '.join(_METHODS)}; see remtta methods.", rich_help_panel=_METHOD)
+    ] = "rem",
     mask_ratios: opt.MaskRatios = None,
     ranking_weight: opt.RankingWeight = None,
     margin: opt.Margin = None,
