@@ -270,6 +270,11 @@ class EvalOptions:
         _check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
         _check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")
         _check(self.cost_ratio is None or self.cost_ratio >= 1, "cost ratio", self.cost_ratio, ">= 1")
+        shifting = self.scenario == "label-shift"
+        _check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
+        _check(shifting or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift")
+        hurried = self.scenario == "time-constrained"
+        _check(hurried or self.cost_ratio is None, "cost ratio", self.cost_ratio, "left out but in time-constrained")
 
 
 def _check(holds: bool, name: str, value: object, rule: str) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from remtta.corruptions import STANDARD, corrupt
 from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.sources import target_names
+from remtta.corruptions.sources import find_images, target_names
 from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
@@ -208,6 +208,14 @@ def test_what_cannot_be_read_is_skipped_and_listed(
         assert skipped.keys() == {"cat/broken.jpg", "dog/cut.jpg", "dog/long.png"}
         assert skipped["dog/long.png"] == "32767x2: sides may have up to 32766 pixels"
     assert len(tree_of(out)) == 12
+
+
+def test_a_tree_made_before_is_no_source(photos: Path, tmp_path: Path) -> None:
+    assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
+    inside = len(list((photos / "out").rglob("*.*")))
+    assert inside > 1
+    names = {image.name for image in find_images(photos, tmp_path / "other")}
+    assert not any(name.startswith("out/") for name in names)
 
 
 def test_a_destination_in_the_source_is_left_out_of_it(photos: Path) -> None:

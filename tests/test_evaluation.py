@@ -134,6 +134,8 @@ def test_rows_of_an_array_belong_to_their_severity(short_labels: bool, tmp_path:
     assert np.array_equal(np.asarray(fifth.load(1)), pixels[17])
     assert fifth.sources[1] == f"{root / 'fog.npy'}[17]"
     assert not dataset.shuffled
+    with pytest.raises(UsageError, match="leave --image-list, --class-map out"):
+        open_tree(root, image_list=["class_a/0.png"])
 
 
 def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
@@ -362,7 +364,7 @@ def test_scenarios_visit_the_domains_as_they_say(tmp_path: Path) -> None:
         ("fog5", True, "adapt"),
         ("snow5", False, "unseen"),
     ]
-    with pytest.raises(UsageError, match="--unseen frost: no such domain; there are snow, fog"):
+    with pytest.raises(UsageError, match=r"--unseen frost: not among the domains \(snow, fog\)"):
         plan_visits(dataset, EvalOptions(unseen=("frost",)), 0)
 
 
@@ -522,7 +524,13 @@ def test_after_a_kill_resuming_gives_the_same_results(
 ) -> None:
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
         options = EvalOptions(
-            scenario=scenario, batch_size=5, seeds=(0, 1), save_every_s=0.0, cost_ratio=2.0, revisit=True, **changes
+            scenario=scenario,
+            batch_size=5,
+            seeds=(0, 1),
+            save_every_s=0.0,
+            cost_ratio=2.0 if scenario == "time-constrained" else None,
+            revisit=True,
+            **changes,
         )
         return evaluate(tiny_vit(), tree, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
 
@@ -597,7 +605,7 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
 
 def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree: Dataset, tmp_path: Path) -> None:
     Path(tree.domains[0].sources[4]).write_bytes(b"no image")
-    with pytest.raises(StreamError, match=r"not an image that Pillow can read \(--on-error skip"):
+    with pytest.raises(StreamError, match=r"not an image that Pillow can read \(--resume --on-error skip"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"))
     results = evaluate(
         tiny_vit(),
@@ -608,6 +616,11 @@ def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree
     )
     assert results["methods"]["rem"]["seeds"]["0"]["domains"]["gaussian_noise"]["images"] == 20
     assert sum("error" in row for row in rows_of(tmp_path / "skip")) == 1
+    seed = results["methods"]["rem"]["seeds"]["0"]
+    assert (seed["images"], seed["skipped"]) == (41, 1)
+    again = EvalOptions(on_error="skip", resume=True)
+    resumed = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=again)
+    assert resumed["status"] == "completed"
 
 
 def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -682,6 +695,9 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["c", "--protocol", "rem-paper"], 2, "jpeg_compression; it has fog; name the ones to evaluate with --domains"
     yield ["c", "--resize", "some"], 2, "--resize takes auto"
     yield ["c", "--resume"], 2, "--resume needs the --output"
+    yield ["c", "--scenario", "gradual", "--severity", "5"], 2, "visits all severities; leave --severity out"
+    yield ["c", "--imbalance", "10"], 2, "imbalance must be left out but in label-shift"
+    yield ["c", "--cost-ratio", "2"], 2, "cost ratio must be left out but in time-constrained"
     yield ["c", "--scenario", "gradual"], 2, "has no severity 1; it has 5"
     yield ["c", "--image-list", "nowhere.txt"], 2, "--image-list: nowhere.txt cannot be read"
     yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is no class map"

@@ -47,7 +47,9 @@ def evaluate(
     domains: Annotated[
         str | None, typer.Option(help="Which ones, in this order. Default: the standard order.", rich_help_panel=_DATA)
     ] = None,
-    severity: Annotated[str, typer.Option(help="One or several of 1 to 5.", rich_help_panel=_DATA)] = "5",
+    severity: Annotated[
+        str | None, typer.Option(help="One or several of 1 to 5. Default: 5; gradual has all.", rich_help_panel=_DATA)
+    ] = None,
     image_list: Annotated[
         Path | None, typer.Option(help="Only these images, in this order: wnid/name per line.", rich_help_panel=_DATA)
     ] = None,
@@ -225,7 +227,9 @@ def evaluate(
                 model=building(arguments),
                 protocol=protocol,
             )
-        severities = _numbers("--severity", _ALL_SEVERITIES if chosen_scenario == "gradual" else severity)
+        if chosen_scenario == "gradual" and severity is not None:
+            raise UsageError("the gradual scenario visits all severities; leave --severity out")
+        severities = _numbers("--severity", _ALL_SEVERITIES if chosen_scenario == "gradual" else severity or "5")
         if not set(severities) <= set(range(1, 6)):
             raise UsageError(f"--severity takes numbers from 1 to 5, got {severity}")
         image_names = None if image_list is None else read_image_list(image_list)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from remtta.corruptions.record import RECORD
 from remtta.errors import StreamError, UsageError
 from remtta.streams.images import image_suffixes, list_files
 
@@ -36,7 +37,8 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
     """The images of a folder and below it, in natural order, or the one that `source` is.
 
     Args:
-        source: Image or folder; what lies in `destination` is left out.
+        source: Image or folder; what lies in `destination`, or in a tree that
+            was made by remtta corrupt before, is left out.
         destination: Where the corrupted images will be.
         limit: Take the first so many of every class (the folders in `source`).
 
@@ -52,7 +54,9 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
     else:
         if os.path.realpath(source) == os.path.realpath(destination):
             raise UsageError(f"{destination} is the source itself; choose another DST")
-        files = _outside(destination, list_files(source, image_suffixes(), "name"))
+        files = list_files(source, image_suffixes(), "name")
+        for tree in (destination, *(record.parent for record in source.rglob(RECORD) if record.parent != source)):
+            files = _outside(tree, files)
         names = [file.relative_to(source) for file in files]
         root = source
     if not names:

@@ -146,6 +146,8 @@ def open_dataset(
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
     if (place / _ARRAY_LABELS).is_file():
+        if image_list is not None or class_map is not None:
+            raise UsageError(f"{place} holds arrays, whose images have no names; leave --image-list, --class-map out")
         return _open_arrays(place, num_classes, domains, severities, limit, complete)
     layout, tree = _scan(place)
     chosen = _choose(place, tree, _wanted(place, tree, domains, complete), severities)

@@ -36,7 +36,7 @@ class Tally:
     @property
     def error(self) -> float:
         """Error in percent."""
-        return 100 * (1 - sum(self.correct) / len(self.correct))
+        return 100 * self.correct.count(False) / len(self.correct)
 
     def merged(self, others: Iterable[Tally]) -> Tally:
         """This tally and others together."""

@@ -42,12 +42,13 @@ def tally_rows(path: Path) -> Tallies:
     return tallies
 
 
-def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any]:
     """The `methods` part of `results.json`.
 
     Args:
         tallies: Outcomes of all runs.
         runs: A record per run, with its method and seed.
+        order: Names of the domains, in the order of the table.
 
     Returns:
         For each method the means over seeds, their standard deviations, and the
@@ -56,7 +57,7 @@ def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]]) -> dict[str, 
     by_method: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         phases = tallies.get((run["method"], run["seed"]), {})
-        by_method.setdefault(run["method"], []).append({**run, **_one_seed(phases)})
+        by_method.setdefault(run["method"], []).append({**run, **_one_seed(phases, order)})
     methods = {name: _over_seeds(seeds) for name, seeds in by_method.items()}
     source = methods.get("source")
     for content in methods.values():
@@ -64,16 +65,16 @@ def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]]) -> dict[str, 
     return methods
 
 
-def _by_domain(tallies: Mapping[Place, Tally]) -> dict[str, Tally]:
-    """The severities of each domain together."""
+def _by_domain(tallies: Mapping[Place, Tally], order: Sequence[str]) -> dict[str, Tally]:
+    """The severities of each domain together, in order."""
     together: dict[str, Tally] = {}
     for (name, _), tally in tallies.items():
         together[name] = tally.merged([together[name]] if name in together else [])
-    return together
+    return {name: together[name] for name in order if name in together}
 
 
-def _one_seed(phases: Mapping[str, Mapping[Place, Tally]]) -> dict[str, Any]:
-    adapted = _by_domain(phases.get("adapt", {}))
+def _one_seed(phases: Mapping[str, Mapping[Place, Tally]], order: Sequence[str]) -> dict[str, Any]:
+    adapted = _by_domain(phases.get("adapt", {}), order)
     errors = {domain: tally.error for domain, tally in adapted.items()}
     together = Tally().merged(adapted.values()).summary()
     content: dict[str, Any] = {
@@ -89,7 +90,7 @@ def _one_seed(phases: Mapping[str, Mapping[Place, Tally]]) -> dict[str, Any]:
     }
     for phase in ("unseen", "revisit"):
         if phase in phases:
-            again = {domain: tally.error for domain, tally in _by_domain(phases[phase]).items()}
+            again = {domain: tally.error for domain, tally in _by_domain(phases[phase], order).items()}
             content[phase] = {"error": again, "mean": mean_and_std(list(again.values()))[0]}
     if "unseen" in content:
         content["unseen"]["harmonic_mean"] = harmonic_mean(content["mean"], content["unseen"]["mean"])

@@ -249,7 +249,7 @@ class _Evaluation:
         readable = [frame for frame in batch if frame.image is not None]
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
-            raise StreamError(f"{broken.source}: {broken.error} (--on-error skip leaves such images out of the table)")
+            raise StreamError(f"{broken.source}: {broken.error} (--resume --on-error skip leaves such images out)")
         items = visit.items[position.start : position.start + len(batch)].tolist()
         truth = [int(self.dataset.domains[domain].labels[place]) for domain, place in items]
         predicted: Iterator[dict[str, Any]] = iter(())
@@ -259,6 +259,7 @@ class _Evaluation:
                 self.positions[label] for label, frame in zip(truth, batch, strict=True) if frame.image is not None
             ]
             predicted = iter(self._predict(adapter, visit, images, torch.tensor(known), position))
+        position.skipped += len(batch) - len(readable)
         rows = []
         for offset, (frame, (domain, _), label) in enumerate(zip(batch, items, truth, strict=True)):
             where = self.dataset.domains[domain]
@@ -359,7 +360,8 @@ class _Evaluation:
             "method": method,
             "seed": seed,
             "config": _settings_of(self.methods[method]),
-            "images": position.index,
+            "images": position.index - position.skipped,
+            "skipped": position.skipped,
             "adapted_images": position.adapted,
             "updates": adapter.num_updates,
             "cost_ratio": position.cost_ratio,
@@ -372,12 +374,15 @@ class _Evaluation:
         }
 
     def _results(self, status: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        methods = summarise(tally_rows(self.folder / PREDICTIONS), runs)
+        order = list(dict.fromkeys(domain.name for domain in self.dataset.domains))
+        methods = summarise(tally_rows(self.folder / PREDICTIONS), runs, order)
+        made_with = environment(self.device)
+        del made_with["command"]  # differs after --resume, and the settings say all it says
         content = {
             "status": status,
             "methods": methods,
             "settings": self._settings(),
-            "environment": environment(self.device),
+            "environment": made_with,
         }
         write_json(self.folder / RESULTS, content)
         table = markdown_table(content)
@@ -388,7 +393,7 @@ class _Evaluation:
         options = {
             name: value
             for name, value in asdict(self.options).items()
-            if name not in ("overwrite", "resume", "save_every_s", "model")
+            if name not in ("overwrite", "resume", "save_every_s", "on_error", "model")
         }
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # which JSON has no number for

@@ -54,7 +54,8 @@ def plan_visits(
     titles = [domain.name for domain in dataset.domains]
     strangers = [name for name in unseen if name not in titles]
     if strangers:
-        raise UsageError(f"--unseen {', '.join(strangers)}: no such domain; there are {', '.join(titles)}")
+        there = ", ".join(dict.fromkeys(titles))
+        raise UsageError(f"--unseen {', '.join(strangers)}: not among the domains ({there}); --domains names them too")
     seen = [number for number, name in enumerate(titles) if name not in unseen]
     if not seen:
         raise UsageError("--unseen leaves no domain to adapt to")
