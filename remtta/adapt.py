@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from remtta.config import METHOD_CONFIGS, MethodConfig, RunOptions, method_config
+from remtta.config import MethodConfig, RunOptions, method_config
 from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
@@ -121,7 +121,7 @@ def adapt_stream(
     """
     options = options or RunOptions()
     torch.manual_seed(options.seed)
-    config = config or _default_config(method, options)
+    config = config or method_config(method, {}, batch_size=options.batch_size)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
     check_folder(folder, overwrite=options.overwrite)
@@ -143,12 +143,6 @@ def adapt_stream(
     )
     run = _Run(model, adapter, stream, folder, method, config, options, delta, base_sha256)
     return run.execute(echo, on_batch, interrupts or Interrupts())
-
-
-def _default_config(method: str, options: RunOptions) -> MethodConfig:
-    if method not in METHOD_CONFIGS:
-        raise UsageError(f'unknown method "{method}"; choose {", ".join(METHOD_CONFIGS)}')
-    return method_config(method, {}, batch_size=options.batch_size)
 
 
 class _Run:
@@ -193,7 +187,8 @@ class _Run:
                 first = next(frames, None)
                 if first is None:
                     raise StreamError(f"{self.stream.name}: the stream held no frames")
-                self._claim()
+                with interrupts.held():  # a folder claimed by half could not be finished
+                    self._claim()
                 with PredictionWriter(self.folder / PREDICTIONS, echo) as writer:
                     for batch in self._batches(itertools.chain([first], frames)):
                         self._process(batch, writer, interrupts)

@@ -170,9 +170,10 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         batch_size: Images per update; some methods' learning rates grow with it.
 
     Raises:
-        KeyError: If there is no such method.
-        UsageError: If it has no such setting, or a value is out of range.
+        UsageError: If there is no such method, it has no such setting, or a value is out of range.
     """
+    if name not in METHOD_CONFIGS:
+        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
     kind = METHOD_CONFIGS[name]
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:

@@ -22,6 +22,7 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import rem_loss
 from remtta.methods import rem as rem_module
 from remtta.models import preprocessing_of
+from remtta.runs import claim_folder
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
 from tests.conftest import draw_image, tiny_vit
@@ -253,6 +254,25 @@ def test_a_stop_before_the_first_frame_is_recorded(vit: nn.Module, tmp_path: Pat
     adapt_stream(vit, Stream("cam", "camera", stopped()), tmp_path / "run", interrupts=interrupts)
     assert record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
     assert load_delta(tmp_path / "run").updates == 0
+
+
+def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_in_between(folder: Path, *, overwrite: bool) -> None:
+        claim_folder(folder, overwrite=overwrite)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("remtta.adapt.claim_folder", stopped_in_between)
+    with Interrupts() as interrupts:
+        summary = adapt_stream(vit, frames, tmp_path / "run", interrupts=interrupts)
+    assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
+    assert sorted(os.listdir(tmp_path / "run")) == ["delta.safetensors", "predictions.jsonl", "run.json"]
+
+
+def test_an_unknown_method_is_told(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match='unknown method "tenth"; choose source'):
+        adapt_stream(vit, frames, tmp_path / "run", method="tenth")
 
 
 def test_the_record_names_the_delta_the_run_started_from(frames: Path, tmp_path: Path) -> None:
