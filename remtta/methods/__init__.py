@@ -1,7 +1,7 @@
 """Adaptation methods. Each one predicts a batch, then learns from it.
 
 A new method is one file with a class that keeps the `Method` protocol (most
-subclass `NormMethod` and write a loss), a config in `remtta.config`, and a
+subclass `GradientMethod` and write a loss), a config in `remtta.config`, and a
 line in METHODS.
 """
 
@@ -32,6 +32,14 @@ class Method(Protocol):
     @property
     def needs_labels(self) -> bool:
         """Whether it learns from true labels."""
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether it learns from clean images of the source domain first."""
+
+    @property
+    def norms_only(self) -> bool:
+        """Whether only normalisation weights change, so that a delta is small."""
 
     @property
     def num_models(self) -> int:

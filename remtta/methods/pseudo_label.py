@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.config import PseudoLabelConfig
-from remtta.methods.norms import NormMethod
+from remtta.methods.gradient import GradientMethod
 
 
-class PseudoLabel(NormMethod):
+class PseudoLabel(GradientMethod):
     """Predict a batch, then train on its own confident predictions as if they were labels.
 
     Args:

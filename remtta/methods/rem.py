@@ -12,7 +12,7 @@ from remtta.config import REMConfig
 from remtta.engine import class_attention, classify, classify_with_attention, embed
 from remtta.losses import entropy, rem_loss
 from remtta.masking import gather_patches, keep_indices, num_kept
-from remtta.methods.norms import NormMethod
+from remtta.methods.gradient import GradientMethod
 
 _VIOLATING = "violating_share"
 _DEFER_BELOW = (
@@ -21,7 +21,7 @@ _DEFER_BELOW = (
 _SHARE_STEP = 0.2
 
 
-class REM(NormMethod):
+class REM(GradientMethod):
     """Predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
     The model is adapted in place: everything but the chosen norms is frozen,
@@ -81,22 +81,13 @@ class REM(NormMethod):
         _, kept = self._views(images)
         return kept
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything the next update depends on, on the CPU."""
-        return {**super().state(), _VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64)}
+    def _own_state(self) -> dict[str, Tensor]:
+        return {_VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64)}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned.
-
-        Raises:
-            DeltaError: If it does not fit the model.
-        """
-        super().load_state({name: tensor for name, tensor in state.items() if name != _VIOLATING})
+    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
         self.violating_share = float(state[_VIOLATING])
 
-    def reset(self) -> None:
-        """Go back to the source weights, exactly, and forget the optimizer's state."""
-        super().reset()
+    def _forget(self) -> None:
         self.violating_share = 1.0
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:

@@ -22,6 +22,8 @@ class Source:
 
     adapts = False
     needs_labels = False
+    needs_source = False
+    norms_only = True
     num_forwards = 1.0
     num_backwards = 0.0
     num_models = 1

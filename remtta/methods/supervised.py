@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.config import SupervisedConfig
-from remtta.methods.norms import NormMethod
+from remtta.methods.gradient import GradientMethod
 
 
-class Supervised(NormMethod):
+class Supervised(GradientMethod):
     """Predict a batch, then train on its true labels. For evaluation only.
 
     Args:

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from remtta.config import TentConfig
 from remtta.losses import entropy
-from remtta.methods.norms import NormMethod
+from remtta.methods.gradient import GradientMethod
 
 
-class Tent(NormMethod):
+class Tent(GradientMethod):
     """Predict a batch, then lower the mean entropy of its predictions.
 
     Args:

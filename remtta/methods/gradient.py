@@ -1,11 +1,11 @@
-"""What the methods share that train the norms of a ViT by gradient descent on a loss per batch."""
+"""What the methods share that train a ViT by gradient descent on a loss per batch."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,20 @@ _log = logging.getLogger("remtta")
 _OPTIMIZER_STATE = "optimizer."
 _DELTA = "delta."
 _UPDATES = "updates"
+_GENERATOR = "generator"
+_OWN = "own."
 
 
-class NormMethod(ABC):
-    """Predict a batch, then take a step on the norms; a method says by which loss.
+class GradientMethod(ABC):
+    """Predict a batch, then take a step on the chosen weights; a method says by which loss.
 
-    The model is adapted in place: everything but the chosen norms is frozen,
-    and it is put in eval mode. A batch whose gradients are not finite numbers
-    is predicted and not adapted to.
+    The model is adapted in place: everything but the chosen weights (the norms,
+    unless a method overrides `_chosen`) is frozen, and it is put in eval mode. A
+    batch whose gradients are not finite numbers is predicted and not adapted to.
+
+    Whatever else than weights and optimizer the next update depends on, a method
+    keeps in `_own_state`, `_load_own_state` and `_forget`; it draws its random
+    numbers from `_generator`, whose state is kept here.
 
     Args:
         model: A timm VisionTransformer with a class token, float32, possibly
@@ -41,6 +47,8 @@ class NormMethod(ABC):
 
     adapts = True
     needs_labels = False
+    needs_source = False
+    norms_only = True
     num_models = 1
 
     def __init__(self, model: nn.Module, config: MethodConfig) -> None:
@@ -50,13 +58,14 @@ class NormMethod(ABC):
         if not self._vit.num_classes or self._vit.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
         model.eval().requires_grad_(False)
-        named = adapted_norms(self._vit, config.adapt_layers)
+        named = self._chosen()
         for parameter in named.values():
             parameter.requires_grad_(True)
         frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
         self._weights = AdaptedWeights(named, frozen)
         self._optimizer = self._new_optimizer()
         self._last_views: Tensor | None = None
+        self._generator = torch.Generator().manual_seed(torch.initial_seed())
 
     @abstractmethod
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
@@ -70,6 +79,23 @@ class NormMethod(ABC):
             Logits of the views (L, B, C), the plain one first; the scalar
             loss; and how many of the images it is a mean over, 0 for none.
         """
+
+    def _chosen(self) -> dict[str, nn.Parameter]:
+        """The parameters that adapt, by their names in the timm model."""
+        return adapted_norms(self._vit, self._config.adapt_layers)
+
+    def _after_step(self) -> None:  # noqa: B027 - a hook
+        """What happens to the weights after the optimizer's step, before they count as committed."""
+
+    def _own_state(self) -> dict[str, Tensor]:
+        """What the next update depends on besides weights, optimizer and generator."""
+        return {}
+
+    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027 - a hook
+        """Take back what `_own_state` returned."""
+
+    def _forget(self) -> None:  # noqa: B027 - a hook
+        """Put what `_own_state` holds back to its beginning."""
 
     @property
     def num_forwards(self) -> float:
@@ -130,9 +156,10 @@ class NormMethod(ABC):
         return self._logits(images)
 
     def reset(self) -> None:
-        """Go back to the source weights, exactly, and forget the optimizer's state."""
+        """Go back to the source weights, exactly, and forget everything learned."""
         self._weights.reset()
         self._optimizer = self._new_optimizer()
+        self._forget()
 
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source weights, by parameter name; adding them restores the bits."""
@@ -146,11 +173,29 @@ class NormMethod(ABC):
         """
         self._weights.load(delta, num_updates)
         self._optimizer = self._new_optimizer()
+        self._forget()
+
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """What the method learns from clean images of the source domain, for those with `needs_source`.
+
+        Args:
+            batches: Preprocessed images (B, 3, H, W), without labels.
+
+        Returns:
+            Tensors on the CPU, for `use_source`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} learns nothing from source images")
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Adapt with what `source_statistics` returned, on this or an equal model."""
+        raise NotImplementedError(f"{type(self).__name__} learns nothing from source images")
 
     def state(self) -> dict[str, Tensor]:
-        """Everything the next update depends on, on the CPU: the delta and the optimizer's state."""
+        """Everything the next update depends on, on the CPU: delta, optimizer, random numbers, the method's own."""
         state = {_DELTA + name: tensor for name, tensor in self.delta().items()}
         state[_UPDATES] = torch.tensor(self.num_updates)
+        state[_GENERATOR] = self._generator.get_state()
+        state.update({_OWN + name: tensor.detach().cpu().clone() for name, tensor in self._own_state().items()})
         for name, parameter in self._weights.parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if value is not None:
@@ -171,6 +216,8 @@ class NormMethod(ABC):
                 parameter = self._weights.parameters[parameter_name]
                 place = "cpu" if key == "step" else parameter.device
                 self._optimizer.state[parameter][key] = tensor.to(place, copy=True)
+        self._generator.set_state(state[_GENERATOR])
+        self._load_own_state({name.removeprefix(_OWN): t for name, t in state.items() if name.startswith(_OWN)})
 
     @torch.inference_mode(False)  # the caller may predict under no_grad or inference_mode
     @torch.enable_grad()
@@ -199,6 +246,7 @@ class NormMethod(ABC):
             torch._foreach_div_(gradients, float(divisor))
         if torch.isfinite(nn.utils.get_total_norm(gradients)):
             self._optimizer.step()
+            self._after_step()
             self._weights.commit()
         else:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
