@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remtta._version import __version__
-from remtta.config import REMConfig, RunOptions
+from remtta.config import REMConfig
 from remtta.errors import RemttaError
+from remtta.options import RunOptions
 
 if TYPE_CHECKING:
     from remtta.adapt import adapt_stream

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from remtta.config import MethodConfig, RunOptions, method_config
+from remtta.config import MethodConfig, method_config
 from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
@@ -24,6 +24,7 @@ from remtta.files import FolderLock, Reserve, write_json, writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
+from remtta.options import RunOptions
 from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
 from remtta.runs import DELTA, PREDICTIONS, RECORD, RESERVE, check_folder, claim_folder, default_folder
 from remtta.streams import Stream, open_stream

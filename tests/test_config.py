@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from remtta.config import REMConfig, RunOptions
+from remtta.config import REMConfig
+from remtta.options import RunOptions
 
 
 def test_the_defaults_are_the_papers_for_imagenet_c() -> None:

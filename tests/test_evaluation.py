@@ -16,7 +16,7 @@ import timm
 import torch
 from PIL import Image
 
-from remtta.config import METHOD_CONFIGS, EvalOptions, MethodConfig, REMConfig
+from remtta.config import METHOD_CONFIGS, MethodConfig, REMConfig
 from remtta.errors import RemttaError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.classes import map_classes, read_class_map
@@ -30,6 +30,7 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import rem_loss
 from remtta.methods import rem as rem_module
 from remtta.models import labels_of, preprocessing_of, restrict_classes
+from remtta.options import EvalOptions
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_images, tiny_vit
 from tests.test_cli import remtta_here
 

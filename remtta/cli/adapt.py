@@ -14,8 +14,9 @@ from remtta.cli import options as opt
 from remtta.cli.loading import building, model_arguments
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
-from remtta.config import METHOD_CONFIGS, RunOptions, method_config
+from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
+from remtta.options import RunOptions
 from remtta.runs import check_folder, default_folder
 
 _log = logging.getLogger("remtta")

@@ -14,8 +14,9 @@ import typer
 from remtta.cli import options as opt
 from remtta.cli.loading import building, model_arguments
 from remtta.cli.reporting import command, refused_values
-from remtta.config import DEFAULT_BATCH_SIZE, METHOD_CONFIGS, SCENARIOS, EvalOptions, MethodConfig, method_config
+from remtta.config import METHOD_CONFIGS, MethodConfig, method_config
 from remtta.errors import UsageError
+from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
 from remtta.runs import default_folder
 
 if TYPE_CHECKING:

@@ -14,13 +14,14 @@ import numpy as np
 from PIL import Image
 
 from remtta.adapt import adapt_stream
-from remtta.config import REMConfig, RunOptions
+from remtta.config import REMConfig
 from remtta.demo.conditions import CONDITIONS
 from remtta.demo.signs import CLASS_NAMES, render_sign
 from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.models import EMBEDDED, load_model
+from remtta.options import RunOptions
 from remtta.runs import DELTA, PREDICTIONS, check_folder
 
 BATCH_SIZE = 20

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remtta.config import EvalOptions, MethodConfig
+from remtta.config import MethodConfig
 from remtta.deltas import Delta, save_delta
 from remtta.environment import environment
 from remtta.errors import RemttaError, StreamError, UsageError
@@ -34,6 +34,7 @@ from remtta.losses import entropy
 from remtta.memory import peak_bytes, start_peak
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
+from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter
 from remtta.runs import PREDICTIONS
 from remtta.streams.frames import Frame

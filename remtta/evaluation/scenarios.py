@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from remtta.config import EvalOptions
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import SEVERITIES, Dataset, Domain
+from remtta.options import EvalOptions
 
 Phase = Literal["adapt", "unseen", "revisit"]
 GRADUAL_SEVERITIES = (*SEVERITIES, *reversed(SEVERITIES[:-1]))

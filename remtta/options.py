@@ -1,0 +1,111 @@
+"""How a stream or an evaluation is run. Imports no torch, so that `--help` is fast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from remtta.config import check
+from remtta.errors import UsageError
+
+DEFAULT_BATCH_SIZE = 50
+"""Images per update on ImageNet-C in the paper (implementation details, appendix)."""
+
+SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-constrained")
+"""Orders in which an evaluation visits its domains."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a stream is run; the method has its own settings.
+
+    Attributes:
+        batch_size: Frames per update; the last batch may be smaller.
+        topk: Classes listed per prediction.
+        logits: Write all logits as well.
+        save_every: Updates between two saves of the delta.
+        reset_every: Go back to the source weights before the first batch
+            after this many frames, so after whole batches; None for never.
+        on_error: "skip" or "stop" at a frame that cannot be read.
+        overwrite: Replace an earlier run in the same folder.
+        seed: Seeds torch before the first frame.
+        model: What the model was built from, for the records: name,
+            checkpoint, number of classes, further arguments.
+    """
+
+    batch_size: int = DEFAULT_BATCH_SIZE
+    topk: int = 5
+    logits: bool = False
+    save_every: int = 20
+    reset_every: int | None = None
+    on_error: Literal["skip", "stop"] = "skip"
+    overwrite: bool = False
+    seed: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "topk", "save_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
+        check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        if self.reset_every is not None and self.reset_every < 1:
+            raise UsageError(f"reset_every must be >= 1, got {self.reset_every}")
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How an evaluation is run; every method has its own settings.
+
+    Attributes:
+        scenario: "continual" (reset only at the start), "episodic" (reset at
+            each domain), "gradual" (severities 1 to 5 and back in each
+            corruption), "mixed" (all domains shuffled together),
+            "label-shift", or "time-constrained".
+        batch_size: Images per update; batches do not reach across domains.
+        seeds: One run per method and seed; a seed decides the order of images.
+        order: "shuffled" by the seed within each domain, or "stored".
+        unseen: Domains that are tested after the others, without learning.
+        revisit: Test all domains again at the end, without learning.
+        imbalance: Label shift: how much likelier the class of the moment is.
+        dirichlet: Label shift: a Dirichlet concentration instead.
+        cost_ratio: Time-constrained: time of an adapting batch over that of a
+            plain forward pass; measured if None.
+        on_error: "stop" or "skip" at an image that cannot be read.
+        save_every_s: Seconds between two saves of the progress.
+        overwrite: Replace an earlier evaluation in the folder.
+        resume: Go on with the one in the folder.
+        model: What the model was built from, for the records.
+        protocol: Name of the protocol the settings come from, for the records.
+    """
+
+    scenario: str = "continual"
+    batch_size: int = DEFAULT_BATCH_SIZE
+    seeds: tuple[int, ...] = (0,)
+    order: Literal["shuffled", "stored"] = "shuffled"
+    unseen: tuple[str, ...] = ()
+    revisit: bool = False
+    imbalance: float = math.inf
+    dirichlet: float | None = None
+    cost_ratio: float | None = None
+    on_error: Literal["skip", "stop"] = "stop"
+    save_every_s: float = 30.0
+    overwrite: bool = False
+    resume: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+    protocol: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
+        check(self.batch_size >= 1, "batch size", self.batch_size, ">= 1")
+        check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
+        check(0 <= min(self.seeds) <= max(self.seeds) < 2**63, "seed", self.seeds, "from 0 to 2^63 - 1")
+        check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")
+        check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
+        check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")
+        check(self.cost_ratio is None or self.cost_ratio >= 1, "cost ratio", self.cost_ratio, ">= 1")
+        shifting = self.scenario == "label-shift"
+        check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
+        check(shifting or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift")
+        hurried = self.scenario == "time-constrained"
+        check(hurried or self.cost_ratio is None, "cost ratio", self.cost_ratio, "left out but in time-constrained")
