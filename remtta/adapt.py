@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,13 +26,26 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
 from remtta.options import RunOptions
-from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
-from remtta.runs import DELTA, PREDICTIONS, RECORD, RESERVE, check_folder, claim_folder, default_folder
+from remtta.predictions import PredictionWriter, ReaderGone, Row, prediction_rows
+from remtta.resume import Place, check_same_run, load_place, read_record, save_place, unseen_frames
+from remtta.runs import (
+    DELTA,
+    PREDICTIONS,
+    RECORD,
+    RESERVE,
+    STATE,
+    check_folder,
+    check_writable,
+    claim_folder,
+    default_folder,
+)
 from remtta.streams import Stream, open_stream
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
-RECORD_BYTES = 65_536  # more than a run.json and a delta's header take
+RECORD_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
+MOST_RESERVED_BYTES = 64 * 1024**2  # a method that changes all weights would ask for gigabytes
+PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
 
 _log = logging.getLogger("remtta")
 
@@ -45,6 +59,7 @@ class RunSummary:
         num_frames: Frames seen, unreadable ones included.
         num_skipped: Frames that could not be read.
         num_updates: Optimizer steps taken.
+        num_resumed: Times it was gone on with; the counts and seconds are those of all parts.
         seconds: From the first frame asked for to the last file written.
         exit_reason: "completed", a signal's name, "closed pipe", or "error: ...".
         signum: The signal that stopped it, if one did.
@@ -54,6 +69,7 @@ class RunSummary:
     num_frames: int = 0
     num_skipped: int = 0
     num_updates: int = 0
+    num_resumed: int = 0
     seconds: float = 0.0
     exit_reason: str = "running"
     signum: int | None = None
@@ -112,7 +128,7 @@ def adapt_stream(
 
     Returns:
         The counts and the reason why the run ended. A signal or a closed pipe
-        ends it early without an exception.
+            ends it early without an exception.
 
     Raises:
         UsageError: If the source does not exist or the folder holds another run.
@@ -125,7 +141,10 @@ def adapt_stream(
     config = config or method_config(method, {}, batch_size=options.batch_size)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
-    check_folder(folder, overwrite=options.overwrite)
+    if options.resume:
+        check_writable(folder)
+    else:
+        check_folder(folder, overwrite=options.overwrite)
     base_sha256 = state_sha256(model)
     adapter = build_method(method, model, config)
     if adapter.needs_labels:
@@ -169,13 +188,15 @@ class _Run:
         self.device = next(model.parameters()).device
         self.num_classes = int(model.num_classes)  # type: ignore[arg-type]
         self.summary = RunSummary(folder)
-        self.frames_in_delta = start.frames if start else 0
-        self.frames_since_reset = 0
+        self.place = Place(frames_in_delta=start.frames if start else 0)
+        self.between_batches = True  # no update has begun whose predictions are not written
+        self.batch_seconds = math.inf
         self.committed = adapter.committed  # as of the last batch whose predictions are written
         self.started = datetime.now(UTC)
         self.environment = environment(self.device)
         _log.debug("preprocessing: %s", self.preprocessing)
         _log.debug("base weights: sha256 %s, on %s", base_sha256, self.device)
+        self.writer: PredictionWriter | None = None
         self.reserve: Reserve | None = None
         self.lock: FolderLock | None = None
 
@@ -184,18 +205,20 @@ class _Run:
     ) -> RunSummary:
         started = time.monotonic()
         try:
+            with interrupts.held():
+                self._resume(echo)
+            started -= self.summary.seconds
             with contextlib.closing(self._frames(interrupts)) as frames:
                 first = next(frames, None)
-                if first is None:
+                if first is None and not self.summary.num_resumed:
                     raise StreamError(f"{self.stream.name}: the stream held no frames")
                 with interrupts.held():  # a folder claimed by half could not be finished
-                    self._claim()
-                with PredictionWriter(self.folder / PREDICTIONS, echo) as writer:
-                    for batch in self._batches(itertools.chain([first], frames)):
-                        self._process(batch, writer, interrupts)
-                        self.summary.seconds = time.monotonic() - started
-                        if on_batch:
-                            on_batch(self.summary)
+                    writer = self._claim(echo)
+                for batch in self._batches(itertools.chain([first] if first else [], frames)):
+                    self._process(batch, writer, interrupts)
+                    self.summary.seconds = time.monotonic() - started
+                    if on_batch:
+                        on_batch(self.summary)
             if self.summary.num_predicted == 0:
                 raise StreamError(
                     f"{self.stream.name}: none of {self.summary.num_frames} frame(s) could be read (see {PREDICTIONS})"
@@ -210,34 +233,78 @@ class _Run:
             raise
         finally:
             self.summary.seconds = time.monotonic() - started
-            with interrupts.finishing():
-                try:
-                    if self.reserve or self.summary.signum is not None:
-                        self._finish()
-                finally:
-                    if self.lock:
-                        self.lock.release()
+            with interrupts.finishing(), contextlib.ExitStack() as last:
+                last.callback(self._let_go)
+                if self.writer or self.summary.signum is not None:
+                    self._finish()
         return self.summary
 
-    def _claim(self) -> Reserve:
+    def _claim(self, echo: BinaryIO | None = None) -> PredictionWriter:
         """Make the folder this run's, once."""
-        if self.reserve is None:
-            check_folder(self.folder, overwrite=self.options.overwrite)
-            with writing(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = FolderLock(self.folder)
+        if self.writer is None:
+            if not self.options.resume:
+                check_folder(self.folder, overwrite=self.options.overwrite)
+            self._lock()
             claim_folder(self.folder, overwrite=self.options.overwrite)
-            size = sum(tensor.nbytes for tensor in self.committed[0].values())
-            self.reserve = Reserve(self.folder / RESERVE, 2 * size + 2 * RECORD_BYTES)
-            self._write_record()
-        return self.reserve
+            return self._begin(PredictionWriter(self.folder / PREDICTIONS, echo, durable=True))
+        return self.writer
+
+    def _resume(self, echo: BinaryIO | None) -> None:
+        """Go on with the run in the folder, if that is asked for and there is one."""
+        if not (self.options.resume and (self.folder / RECORD).exists()):
+            return
+        self._lock()
+        record = read_record(self.folder / RECORD)
+        check_same_run(record, self._record())
+        place, state = load_place(self.folder / STATE)
+        if state:
+            self.adapter.load_state(state)
+            self.committed = self.adapter.committed
+        predictions = self.folder / PREDICTIONS
+        writer = PredictionWriter(predictions, echo, keep_bytes=place.num_bytes, keep_tail=True, durable=True)
+        if self.stream.live:  # what came after the last save cannot be seen again
+            place.count(writer.unsaved_rows())
+        self.place = place
+        self.summary.num_frames, self.summary.num_skipped = place.frames, place.skipped
+        self.summary.num_updates, self.summary.seconds = place.updates, place.seconds
+        self.summary.num_resumed = record.get("resumed", 0) + 1
+        self._begin(writer)
+        _log.info("going on with %s after %d frames and %d updates", self.folder, place.frames, place.updates)
+
+    def _lock(self) -> None:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FolderLock(self.folder)
+
+    def _begin(self, writer: PredictionWriter) -> PredictionWriter:
+        self.writer = writer
+        delta, state = (
+            sum(tensor.nbytes for tensor in tensors.values()) for tensors in (self.committed[0], self.adapter.state())
+        )
+        # An optimizer's state comes with its first step: up to two more values per weight.
+        room = delta + state + 2 * delta + 3 * RECORD_BYTES
+        self.reserve = Reserve(self.folder / RESERVE, min(room, MOST_RESERVED_BYTES))
+        self._write_record()
+        return writer
+
+    def _let_go(self) -> None:
+        if self.writer:
+            self.writer.close()
+        if self.lock:
+            self.lock.release()
 
     def _failed(self, error: BaseException) -> None:
         self.summary.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
 
     def _frames(self, interrupts: Interrupts) -> Generator[DecodedFrame]:
         ahead = BATCHES_AHEAD * self.options.batch_size
-        return prefetch(self.stream.frames, self.preprocessing.transform(), ahead=ahead, wait=interrupts.check)
+        return prefetch(
+            unseen_frames(self.stream, self.place),
+            self.preprocessing.transform(),
+            ahead=ahead,
+            first=self.place.frames,
+            wait=interrupts.check,
+        )
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
         """Batches of `batch_size` readable frames, unreadable ones in their places between them."""
@@ -256,14 +323,18 @@ class _Run:
 
     def _process(self, batch: list[DecodedFrame], writer: PredictionWriter, interrupts: Interrupts) -> None:
         images = [frame.image for frame in batch if frame.image is not None]
-        afresh = bool(images) and self._reset_is_due()
-        if afresh:
-            self.adapter.reset()
-        update = self.adapter.num_updates  # since the last reset
-        logits = self._predict(torch.stack(images), batch) if images else None
-        with interrupts.held():
-            writer.write(
-                prediction_rows(
+        # A quick batch is finished before a stop, so that the method's state can be saved.
+        with interrupts.held() if self.batch_seconds < PATIENCE_S else contextlib.nullcontext():
+            started = time.monotonic()
+            self.between_batches = False
+            afresh = bool(images) and self._reset_is_due()
+            if afresh:
+                self.adapter.reset()
+            update = self.adapter.num_updates  # since the last reset
+            logits = self._predict(torch.stack(images), batch) if images else None
+            self.batch_seconds = time.monotonic() - started
+            with interrupts.held():
+                rows = prediction_rows(
                     batch,
                     logits,
                     update=update,
@@ -272,19 +343,30 @@ class _Run:
                     topk=self.options.topk,
                     with_logits=self.options.logits,
                 )
-            )
-            self.committed = self.adapter.committed
-            if afresh:
-                self.frames_in_delta = self.frames_since_reset = 0
-            self._count(batch, len(images), update)
-            writer.echo()
+                self._write(rows, writer)
+                if afresh:
+                    self.place.frames_in_delta = self.place.frames_since_reset = 0
+                self._count(batch, len(images), update)
+                writer.echo()
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
             raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
 
+    def _write(self, rows: list[Row], writer: PredictionWriter) -> None:
+        agreed = writer.num_changed == 0
+        writer.write(rows)
+        self.committed = self.adapter.committed
+        self.between_batches = True
+        if agreed and writer.num_changed:
+            _log.warning(
+                "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
+                "another machine, device or number of threads?",
+                rows[0]["index"],
+            )
+
     def _reset_is_due(self) -> bool:
         every = self.options.reset_every
-        return self.config.episodic or (every is not None and self.frames_since_reset >= every)
+        return self.config.episodic or (every is not None and self.place.frames_since_reset >= every)
 
     def _predict(self, images: Tensor, batch: list[DecodedFrame]) -> Tensor:
         pixels = images.to(self.device, non_blocking=True)
@@ -299,28 +381,42 @@ class _Run:
     def _count(self, batch: list[DecodedFrame], num_images: int, update: int) -> None:
         self.summary.num_frames += len(batch)
         self.summary.num_skipped += len(batch) - num_images
+        self.place.last = batch[-1].source, batch[-1].number
         if self.options.on_error == "skip":
             for frame in batch:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         new_updates = self.adapter.num_updates - update
         if new_updates:
-            self.frames_in_delta += num_images
-            self.frames_since_reset += num_images
+            self.place.frames_in_delta += num_images
+            self.place.frames_since_reset += num_images
             before, every = self.summary.num_updates, self.options.save_every
             self.summary.num_updates += new_updates
             if before // every != self.summary.num_updates // every:
+                self._save_state()
                 self._save_delta()
+                self._write_record()
 
     def _finish(self) -> None:
-        self._claim().release()
+        self._claim()
+        if self.reserve:
+            self.reserve.release()
         try:
+            if self.between_batches:
+                self._save_state()
             self._save_delta()
         except OutputError as error:
             self._failed(error)
             raise
         finally:
             self._write_record()
+
+    def _save_state(self) -> None:
+        summary = self.summary
+        self.place.frames, self.place.skipped = summary.num_frames, summary.num_skipped
+        self.place.updates, self.place.seconds = summary.num_updates, summary.seconds
+        self.place.num_bytes = self._claim().sync()
+        save_place(self.folder / STATE, self.place, self.adapter.state())
 
     def _save_delta(self) -> None:
         tensors, updates = self.committed
@@ -332,7 +428,7 @@ class _Run:
             base_sha256=self.base_sha256,
             method=self.method,
             hyperparameters=self._hyperparameters(),
-            frames=self.frames_in_delta,
+            frames=self.place.frames_in_delta,
             updates=updates,
             model_options={key: value for key, value in self.options.model.items() if key != "name"},
             preprocessing=self.preprocessing.as_dict(),
@@ -348,37 +444,38 @@ class _Run:
         return {**dataclasses.asdict(self.config), "batch_size": self.options.batch_size}
 
     def _write_record(self) -> None:
+        write_json(self.folder / RECORD, self._record())
+
+    def _record(self) -> dict[str, Any]:
         summary = self.summary
-        write_json(
-            self.folder / RECORD,
-            {
-                "exit_reason": summary.exit_reason,
-                "counts": {
-                    "frames": summary.num_frames,
-                    "predicted": summary.num_predicted,
-                    "skipped": summary.num_skipped,
-                    "updates": summary.num_updates,
-                },
-                "timing": {
-                    "started": self.started.isoformat(timespec="seconds"),
-                    "seconds": round(summary.seconds, 3),
-                    "images_per_s": round(summary.images_per_s, 2),
-                },
-                "source": {"name": self.stream.name, "kind": self.stream.kind, "num_frames": self.stream.num_frames},
-                "model": {
-                    **self.options.model,
-                    "num_classes": self.num_classes,
-                    "base_sha256": self.base_sha256,
-                    "start_delta": None if self.start is None else self.start.origin,
-                },
-                "preprocessing": self.preprocessing.as_dict(),
-                "method": {"name": self.method, **self._hyperparameters()},
-                "options": {
-                    key: value
-                    for key, value in dataclasses.asdict(self.options).items()
-                    if key not in ("model", "batch_size")
-                },
-                "adapted": list(self.adapter.adapted_names),
-                "environment": self.environment,
+        return {
+            "exit_reason": summary.exit_reason,
+            "resumed": summary.num_resumed,
+            "counts": {
+                "frames": summary.num_frames,
+                "predicted": summary.num_predicted,
+                "skipped": summary.num_skipped,
+                "updates": summary.num_updates,
             },
-        )
+            "timing": {
+                "started": self.started.isoformat(timespec="seconds"),
+                "seconds": round(summary.seconds, 3),
+                "images_per_s": round(summary.images_per_s, 2),
+            },
+            "source": {"name": self.stream.name, "kind": self.stream.kind, "num_frames": self.stream.num_frames},
+            "model": {
+                **self.options.model,
+                "num_classes": self.num_classes,
+                "base_sha256": self.base_sha256,
+                "start_delta": None if self.start is None else self.start.origin,
+            },
+            "preprocessing": self.preprocessing.as_dict(),
+            "method": {"name": self.method, **self._hyperparameters()},
+            "options": {
+                key: value
+                for key, value in dataclasses.asdict(self.options).items()
+                if key not in ("model", "batch_size")
+            },
+            "adapted": list(self.adapter.adapted_names),
+            "environment": self.environment,
+        }

@@ -29,6 +29,7 @@ class RunOptions:
             after this many frames, so after whole batches; None for never.
         on_error: "skip" or "stop" at a frame that cannot be read.
         overwrite: Replace an earlier run in the same folder.
+        resume: Go on with the run in the folder, or begin it if there is none.
         seed: Seeds torch before the first frame.
         model: What the model was built from, for the records: name,
             checkpoint, number of classes, further arguments.
@@ -41,6 +42,7 @@ class RunOptions:
     reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "skip"
     overwrite: bool = False
+    resume: bool = False
     seed: int = 0
     model: dict[str, Any] = field(default_factory=dict)
 
@@ -49,6 +51,8 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        if self.overwrite and self.resume:
+            raise UsageError("--overwrite replaces a run and --resume goes on with it; choose one")
         if self.reset_every is not None and self.reset_every < 1:
             raise UsageError(f"reset_every must be >= 1, got {self.reset_every}")
 

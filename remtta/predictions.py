@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from remtta.errors import OutputError
+from remtta.errors import OutputError, RemttaError
 from remtta.files import writing
 from remtta.losses import entropy
 from remtta.streams.prefetch import DecodedFrame
@@ -77,35 +78,80 @@ class PredictionWriter:
     """Append rows to a file, batch by batch, and optionally to a pipe as well.
 
     Args:
-        path: The JSON Lines file; of an existing one only `keep_bytes` stay.
+        path: The JSON Lines file.
         pipe: A binary stream that gets the same lines, after the file has them.
         keep_bytes: How much of an existing file to keep and go on from.
+        keep_tail: Keep the whole lines after `keep_bytes`, too: rows that an earlier run promised after its last
+            save. The first rows written are then taken to be the same ones, and are neither written nor passed on.
+        durable: Have every row on the disk when `write` returns, safe from a power failure.
 
     Raises:
+        RemttaError: If the file is shorter than `keep_bytes`.
         OutputError: If the file cannot be written.
     """
 
-    def __init__(self, path: Path, pipe: BinaryIO | None = None, *, keep_bytes: int = 0) -> None:
-        self._path, self._pipe = path, pipe
+    def __init__(
+        self,
+        path: Path,
+        pipe: BinaryIO | None = None,
+        *,
+        keep_bytes: int = 0,
+        keep_tail: bool = False,
+        durable: bool = False,
+    ) -> None:
+        self._path, self._pipe, self._durable = path, pipe, durable
         self._lines = b""
-        self._size = keep_bytes
+        self._expected: deque[bytes] = deque()
+        self.num_changed = 0
+        keeps = (keep_bytes > 0 or keep_tail) and path.exists()
+        if keep_bytes > (path.stat().st_size if keeps else 0):
+            raise RemttaError(f"{path} has lost lines since they were saved; start again with --overwrite")
         with writing(path):
-            self._file = open(path, "r+b" if keep_bytes else "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
-            self._file.truncate(keep_bytes)
+            self._file = open(path, "r+b" if keeps else "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
             self._file.seek(keep_bytes)
+            if keep_tail:
+                tail = self._file.read()
+                self._expected.extend(tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True))
+            self._size = keep_bytes + sum(map(len, self._expected))
+            self._file.truncate(self._size)  # drops a line torn by a power failure
+            self._file.seek(self._size)
 
     def __enter__(self) -> PredictionWriter:
         return self
 
     def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the pipe stays open."""
         self._file.close()
+
+    def unsaved_rows(self) -> list[Row]:
+        """Rows of the earlier run's tail, for a stream that cannot be read again: the next row is a new one then.
+
+        Raises:
+            RemttaError: If a line is damaged.
+        """
+        try:
+            rows = [json.loads(line) for line in self._expected]
+        except ValueError as error:
+            raise RemttaError(f"{self._path} is damaged ({error}); start again with --overwrite") from error
+        self._expected.clear()
+        return rows
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows to the file, all or none; they are out of this process when it returns."""
-        self._lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("ascii")
+        lines = deque((json.dumps(row, allow_nan=False) + "\n").encode("ascii") for row in rows)
+        while self._expected and lines:
+            self.num_changed += self._expected.popleft() != lines.popleft()
+        self._lines = b"".join(lines)
+        if not self._lines:
+            return
         try:
             with writing(self._path):
                 _write_all(self._file.fileno(), self._lines)
+                if self._durable:
+                    os.fsync(self._file.fileno())
         except OutputError:
             with contextlib.suppress(OSError):  # a disk that is full can still cut off half a line
                 self._file.truncate(self._size)
@@ -113,10 +159,14 @@ class PredictionWriter:
         self._size += len(self._lines)
 
     def sync(self) -> int:
-        """Have the disk take everything written so far; returns the file's size in bytes."""
+        """Have the disk take everything written so far.
+
+        Returns:
+            The file's size in bytes, without the lines of an earlier run that are still expected.
+        """
         with writing(self._path):
             os.fsync(self._file.fileno())
-        return self._size
+        return self._size - sum(map(len, self._expected))
 
     def echo(self) -> None:
         """Send what was written last down the pipe.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from remtta.errors import OutputError, UsageError
 from remtta.files import writing
@@ -12,7 +15,10 @@ from remtta.files import writing
 PREDICTIONS = "predictions.jsonl"
 DELTA = "delta.safetensors"
 RECORD = "run.json"
+STATE = "state.safetensors"
 RESERVE = ".reserve"
+
+_LONGEST_SHOWN = 60
 
 
 def default_folder(root: Path = Path("runs")) -> Path:
@@ -32,8 +38,19 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     earlier = [name for name in (PREDICTIONS, DELTA, RECORD) if (folder / name).exists()]
     if earlier and not overwrite:
         raise UsageError(
-            f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output or add --overwrite"
+            f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output, or add --overwrite to "
+            "replace it, --resume to go on with it"
         )
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, touching nothing.
+
+    Raises:
+        UsageError: If it is no folder.
+        OutputError: If it is not writable.
+    """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
@@ -52,4 +69,36 @@ def claim_folder(folder: Path, *, overwrite: bool) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PREDICTIONS).touch()
-        (folder / DELTA).unlink(missing_ok=True)
+        for name in (DELTA, STATE):
+            (folder / name).unlink(missing_ok=True)
+
+
+def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run under other settings than it began with.
+
+    Args:
+        earlier: The settings it began with, as its record has them.
+        now: The settings of now, as JSON gives them back.
+
+    Raises:
+        UsageError: Naming every setting that differs, with both values.
+    """
+    changed = list(_differences(earlier, now))
+    if changed:
+        raise UsageError(f"--resume needs the settings the run began with: {'; '.join(changed)}")
+
+
+def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:
+    if isinstance(earlier, Mapping) and isinstance(now, Mapping):
+        for key in {**earlier, **now}:
+            yield from _differences(earlier.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(earlier, list) and isinstance(now, list) and len(earlier) == len(now):
+        for number, (before, after) in enumerate(zip(earlier, now, strict=True)):
+            yield from _differences(before, after, f"{name}[{number}]")
+    elif earlier != now:
+        yield f"{name} was {_shown(earlier)}, is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -267,7 +267,12 @@ def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
     with Interrupts() as interrupts:
         summary = adapt_stream(vit, frames, tmp_path / "run", interrupts=interrupts)
     assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
-    assert sorted(os.listdir(tmp_path / "run")) == ["delta.safetensors", "predictions.jsonl", "run.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "delta.safetensors",
+        "predictions.jsonl",
+        "run.json",
+        "state.safetensors",
+    ]
 
 
 def test_an_unknown_method_is_told(vit: nn.Module, frames: Path, tmp_path: Path) -> None:

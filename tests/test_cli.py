@@ -389,3 +389,19 @@ def test_one_model_kwargs_option_takes_several_pairs() -> None:
     args = ["adapt", "--model-kwargs", "img_size=32", "depth=6", "frames", "--lr", "1"]
     expected = ["adapt", "--model-kwargs", "img_size=32", "--model-kwargs", "depth=6", "frames", "--lr", "1"]
     assert spread_model_kwargs(args) == expected
+
+
+def test_resume_goes_on_in_the_folder_it_is_given(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
+    run = tmp_path / "run"
+    assert remtta_here("adapt", frames, *options, "--resume") == 2
+    assert "name it with --output" in capfd.readouterr().err
+    assert remtta_here("adapt", frames, *options, "--output", run, "--limit", "8", "--resume") == 0
+    assert remtta_here("adapt", frames, *options, "--output", run) == 2
+    assert "--resume to go on with it" in capfd.readouterr().err
+    assert remtta_here("adapt", frames, *options, "--output", run, "--resume") == 0
+    assert "going on with" in capfd.readouterr().err
+    assert remtta_here("adapt", frames, *options, "--output", tmp_path / "whole") == 0
+    assert (run / "predictions.jsonl").read_bytes() == (tmp_path / "whole" / "predictions.jsonl").read_bytes()

@@ -73,6 +73,14 @@ def adapt(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.", rich_help_panel=_STREAM)
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --output, if there is one, as if it had not stopped.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = False,
     predictions: Annotated[
         str | None,
         typer.Option(metavar="-", help="- also writes the JSON Lines to standard output.", rich_help_panel=_STREAM),
@@ -121,6 +129,8 @@ def adapt(
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if method not in _METHODS:
             raise UsageError(f'unknown method "{method}"; choose {", ".join(_METHODS)}')
+        if resume and output is None:
+            raise UsageError("--resume goes on with the run in a folder; name it with --output")
         kwargs = opt.parse_model_kwargs(model_kwargs)
         label_names = opt.read_labels(labels)
         with refused_values():
@@ -149,6 +159,7 @@ def adapt(
                 reset_every=reset_every,
                 on_error=on_error.value,
                 overwrite=overwrite,
+                resume=resume,
                 seed=seed,
             )
         from remtta.streams import open_stream
@@ -158,7 +169,8 @@ def adapt(
             raise UsageError("--predictions - needs standard output, which is closed")
         stream = open_stream(source, sort=sort.value, frame_stride=frame_stride, limit=limit, null_separated=null)
         folder = output or default_folder()
-        check_folder(folder, overwrite=overwrite)
+        if not resume:
+            check_folder(folder, overwrite=overwrite)
 
         import torch
 

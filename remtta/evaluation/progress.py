@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from remtta.errors import RemttaError
-from remtta.files import write_atomically
+from remtta.states import load_state, save_state
 
 
 @dataclass
@@ -64,9 +61,7 @@ def save_progress(path: Path, progress: Progress, state: Mapping[str, Tensor]) -
     Raises:
         OutputError: If the disk refuses.
     """
-    header = {"progress": json.dumps(asdict(progress))}
-    content = save({name: tensor.contiguous() for name, tensor in state.items()}, metadata=header)
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    save_state(path, asdict(progress), state)
 
 
 def load_progress(path: Path) -> tuple[Progress, dict[str, Tensor]]:
@@ -77,10 +72,8 @@ def load_progress(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """
     if not path.is_file():
         return Progress(), {}
+    content, state = load_state(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            content = json.loads(file.metadata()["progress"])
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        return Progress(content["finished"], Position(**content["position"]), content["num_bytes"]), state
+    except (KeyError, TypeError) as error:
         raise RemttaError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return Progress(content["finished"], Position(**content["position"]), content["num_bytes"]), state

@@ -36,7 +36,7 @@ from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
 from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter
-from remtta.runs import PREDICTIONS
+from remtta.runs import PREDICTIONS, check_same_settings
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
@@ -140,6 +140,7 @@ class _Evaluation:
         with PredictionWriter(path, keep_bytes=progress.num_bytes) as writer:
             runs = list(itertools.product(self.methods, self.options.seeds))
             for method, seed in runs[len(progress.finished) :]:
+                torch.manual_seed(seed)
                 adapter = build_method(method, self.model, self.methods[method])
                 adapter.reset()
                 if state:
@@ -184,9 +185,7 @@ class _Evaluation:
         if earlier["status"] == "completed":
             raise UsageError(f"the evaluation in {self.folder} is complete; see {record}")
         now = json.loads(json.dumps(self._settings()))
-        different = [name for name in now if now[name] != settings.get(name)]
-        if different:
-            raise UsageError(f"--resume needs the same settings, and {', '.join(different)} changed")
+        check_same_settings(settings, now)
 
     def _frames(self, seed: int, position: Position, interrupts: Interrupts) -> Generator[DecodedFrame]:
         return prefetch(

@@ -41,6 +41,11 @@ class Stream:
     frames: Iterator[Frame]
     num_frames: int | None = None
 
+    @property
+    def live(self) -> bool:
+        """Whether frames that went by cannot be read again."""
+        return self.kind in ("camera", "url")
+
 
 def open_stream(
     source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

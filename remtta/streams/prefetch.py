@@ -47,6 +47,7 @@ def prefetch(
     transform: Callable[[Image.Image], Tensor],
     *,
     ahead: int,
+    first: int = 0,
     workers: int | None = None,
     wait: Callable[[], None] = lambda: None,
 ) -> Generator[DecodedFrame]:
@@ -56,6 +57,7 @@ def prefetch(
         frames: The stream; it is read from one background thread.
         transform: From an RGB image to a uint8 tensor (3, H, W).
         ahead: Most frames to hold decoded or in decoding.
+        first: Index of the first frame.
         workers: Decoding threads; by default one per core, at most 8.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
 
@@ -67,7 +69,9 @@ def prefetch(
     stop = threading.Event()
     pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
     # A daemon: a reader blocked on a pipe or a camera must not keep the process alive.
-    reader = threading.Thread(target=_read, args=(frames, transform, pool, ready, room, stop), daemon=True)
+    reader = threading.Thread(
+        target=_read, args=(enumerate(frames, first), transform, pool, ready, room, stop), daemon=True
+    )
     reader.start()
     try:
         while (item := _next(ready, wait)) is not None:
@@ -98,7 +102,7 @@ def _result(decoded: Future[DecodedFrame], wait: Callable[[], None]) -> DecodedF
 
 
 def _read(
-    frames: Iterable[Frame],
+    numbered: Iterable[tuple[int, Frame]],
     transform: Callable[[Image.Image], Tensor],
     pool: ThreadPoolExecutor,
     ready: _Ready,
@@ -115,7 +119,7 @@ def _read(
             waiting.release()
 
     try:
-        for index, frame in enumerate(frames):
+        for index, frame in numbered:
             if not (_acquire(room, stop) and _acquire(waiting, stop)):
                 return
             ready.put(pool.submit(decode, index, frame))

@@ -1,0 +1,265 @@
+"""A run that was stopped, killed or cut off from power goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from remtta import adapt_stream
+from remtta.adapt import RunSummary
+from remtta.config import MethodConfig, REMConfig, TentConfig
+from remtta.errors import RemttaError, UsageError
+from remtta.interrupts import Interrupts
+from remtta.options import RunOptions
+from remtta.resume import Place, load_place, save_place
+from remtta.runs import DELTA, PREDICTIONS, RECORD, STATE
+from remtta.streams import Stream
+from remtta.streams.frames import Frame
+from tests.conftest import draw_image, tiny_vit
+
+OPTIONS: dict[str, Any] = {"batch_size": 3, "save_every": 2}
+CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
+
+
+def go(source: Any, folder: Path, method: str = "rem", *, resume: bool = False, **more: Any) -> RunSummary:
+    options = RunOptions(**{**OPTIONS, **more.pop("options", {})}, resume=resume)
+    config = more.pop("config", CONFIGS[method])
+    return adapt_stream(tiny_vit(), source, folder, method=method, config=config, options=options, **more)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / PREDICTIONS).read_text().splitlines()]
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    return record
+
+
+def assert_same_results(folder: Path, whole: Path) -> None:
+    assert (folder / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
+    assert record_of(folder)["counts"] == record_of(whole)["counts"]
+    if (whole / DELTA).exists():
+        assert _without_time(folder / DELTA) == _without_time(whole / DELTA)
+
+
+def _without_time(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    del header["__metadata__"]["created"]
+    return [json.dumps(header, sort_keys=True).encode(), content[end:]]
+
+
+class StopAfter:
+    """Sends SIGTERM after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def __call__(self, summary: RunSummary) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_a_stopped_run_goes_on_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
+    go(frames, tmp_path / "whole", method)
+    with Interrupts() as interrupts:
+        stopped = go(frames, tmp_path / "parts", method, on_batch=StopAfter(1), interrupts=interrupts)
+    assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
+    resumed = go(frames, tmp_path / "parts", method, resume=True)
+    assert resumed.exit_reason == "completed" and record_of(tmp_path / "parts")["resumed"] == 1
+    assert_same_results(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    (frames / "frame_4.png").write_bytes(b"no image")
+    snapshots: list[Path] = []
+
+    def snapshot(summary: RunSummary) -> None:  # what a kill -9 would leave here
+        snapshots.append(tmp_path / f"killed{len(snapshots)}")
+        shutil.copytree(whole, snapshots[-1])
+
+    go(frames, whole, on_batch=snapshot, options={"save_every": 2})
+    assert len(snapshots) == 4
+    unsaved = 0
+    for killed in snapshots:
+        promised = (killed / PREDICTIONS).read_bytes()
+        place, _ = load_place(killed / STATE)
+        unsaved += place.num_bytes < len(promised)
+        go(frames, killed, resume=True, options={"save_every": 2})
+        assert (killed / PREDICTIONS).read_bytes().startswith(promised)
+        assert_same_results(killed, whole)
+    assert unsaved == 2  # before the first save, and between two
+
+
+def test_a_torn_last_line_is_repaired(frames: Path, tmp_path: Path) -> None:
+    go(frames, tmp_path / "whole")
+    full = (tmp_path / "whole" / PREDICTIONS).read_bytes()
+    with Interrupts() as interrupts:
+        go(frames, tmp_path / "cut", on_batch=StopAfter(2), interrupts=interrupts)
+    for extra in (1, 700, 1500):
+        cut = tmp_path / f"cut{extra}"
+        shutil.copytree(tmp_path / "cut", cut)
+        settled = (cut / PREDICTIONS).stat().st_size
+        (cut / PREDICTIONS).write_bytes(full[: settled + extra])
+        go(frames, cut, resume=True)
+        assert_same_results(cut, tmp_path / "whole")
+
+
+def test_rows_that_were_passed_on_are_not_passed_on_again(frames: Path, tmp_path: Path) -> None:
+    first, second = io.BytesIO(), io.BytesIO()
+    with Interrupts() as interrupts:
+        go(frames, tmp_path / "run", echo=first, on_batch=StopAfter(2), interrupts=interrupts)
+    (tmp_path / "run" / STATE).unlink()  # as if it had been killed before the first save
+    go(frames, tmp_path / "run", echo=second, resume=True)
+    assert first.getvalue() + second.getvalue() == (tmp_path / "run" / PREDICTIONS).read_bytes()
+    assert len(second.getvalue().splitlines()) == 12 - len(first.getvalue().splitlines())
+
+
+def test_predictions_that_come_out_differently_stay_and_are_told(
+    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    (run / STATE).unlink()
+    changed = (run / PREDICTIONS).read_text().replace('"index": 3', '"index": 333')
+    (run / PREDICTIONS).write_text(changed)
+    go(frames, run, resume=True)
+    assert (run / PREDICTIONS).read_text() == changed
+    assert "from frame 3 on, some predictions differ" in caplog.text
+
+
+def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    before = (run / PREDICTIONS).read_bytes()
+    nothing_new = go(frames, run, resume=True)
+    assert nothing_new.exit_reason == "completed" and (run / PREDICTIONS).read_bytes() == before
+    for number in (12, 13):
+        draw_image(number).save(frames / f"frame_{number}.png")
+    go(frames, run, resume=True)
+    rows = rows_of(run)
+    assert [row["index"] for row in rows] == list(range(14))
+    assert rows[-1]["update"] == 4 and record_of(run)["counts"]["updates"] == 5
+    assert record_of(run)["resumed"] == 2
+
+
+def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> None:
+    go(frames, tmp_path / "run", resume=True)
+    go(frames, tmp_path / "whole")
+    assert_same_results(tmp_path / "run", tmp_path / "whole")
+    assert record_of(tmp_path / "run")["resumed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"config": REMConfig(lr=0.02)}, r"method\.lr was 0\.01, is 0\.02"),
+        ({"options": {"batch_size": 4}}, r"method\.batch_size was 3, is 4"),
+        ({"options": {"topk": 2}}, "topk was 5, is 2"),
+        ({"method": "tent"}, "method.name was"),
+    ],
+)
+def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    before = (run / PREDICTIONS).read_bytes()
+    with pytest.raises(UsageError, match=told):
+        go(frames, run, resume=True, **changes)
+    assert (run / PREDICTIONS).read_bytes() == before
+    assert record_of(run)["exit_reason"] == "completed"
+
+
+def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    with pytest.raises(UsageError, match=r"holds 11 frame\(s\), and the run had seen 12"):
+        go([frames / f"frame_{number}.png" for number in range(11)], run, resume=True)
+    (frames / "frame_11.png").rename(frames / "frame_12.png")
+    with pytest.raises(UsageError, match=r"frame 11 of .* is .*frame_12\.png, and was .*frame_11\.png"):
+        go(frames, run, resume=True)
+    assert len(rows_of(run)) == 12
+
+
+def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    (run / PREDICTIONS).write_text("")
+    with pytest.raises(RemttaError, match="has lost lines"):
+        go(frames, run, resume=True)
+
+
+def test_overwrite_and_resume_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="choose one"):
+        RunOptions(overwrite=True, resume=True)
+
+
+def camera(count: int) -> Stream:
+    def frames() -> Iterator[Frame]:
+        for number in range(count):
+            yield Frame("camera 0", lambda seed=number: draw_image(seed), number, 0.1 * number)  # type: ignore[misc]
+
+    return Stream("0", "camera", frames())
+
+
+def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(camera(9), run, options={"save_every": 2})
+    place, state = load_place(run / STATE)
+    # As a kill after the third batch would leave it: the save is from after the second.
+    size = sum(len(line) + 1 for line in (run / PREDICTIONS).read_text().splitlines()[:6])
+    save_place(run / STATE, Place(**{**vars(place), "frames": 6, "updates": 2, "num_bytes": size}), state)
+    go(camera(3), run, resume=True, options={"save_every": 2})
+    rows = rows_of(run)
+    assert [row["index"] for row in rows] == list(range(12))
+    assert [row["frame"] for row in rows[9:]] == [0, 1, 2]
+    assert record_of(run)["counts"]["frames"] == 12
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    if not run.exists():
+        go(frames, run)
+        shutil.copytree(run, tmp_path / "intact")
+    name = data.draw(st.sampled_from([STATE, RECORD]))
+    intact = (tmp_path / "intact" / name).read_bytes()
+    start = data.draw(st.integers(0, len(intact)))
+    damaged = intact[:start] + data.draw(st.binary(max_size=20)) + intact[start + data.draw(st.integers(1, 200)) :]
+    (run / name).write_bytes(damaged)
+    predictions = (run / PREDICTIONS).read_bytes()
+    try:
+        go(frames, run, resume=True)
+    except RemttaError as error:
+        assert str(error)
+    assert (run / PREDICTIONS).read_bytes() == predictions
+    for file in (STATE, RECORD):
+        shutil.copy(tmp_path / "intact" / file, run / file)
+
+
+def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    go(frames, tmp_path / "run")
+    with pytest.raises(UsageError, match="base_sha256 was"):
+        adapt_stream(
+            tiny_vit(seed=5),
+            frames,
+            tmp_path / "run",
+            config=CONFIGS["rem"],
+            options=RunOptions(**OPTIONS, resume=True),
+        )
