@@ -394,7 +394,7 @@ def test_one_model_kwargs_option_takes_several_pairs() -> None:
 def test_resume_goes_on_in_the_folder_it_is_given(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
     run = tmp_path / "run"
     assert remtta_here("adapt", frames, *options, "--resume") == 2
     assert "name it with --output" in capfd.readouterr().err
