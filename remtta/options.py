@@ -17,6 +17,53 @@ SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-c
 
 
 @dataclass(frozen=True)
+class GuardOptions:
+    """When the guard acts on an adaptation that does harm, and how.
+
+    Attributes:
+        action: "rollback" to the source weights, "stop" for that and an end
+            of the run when the retries are used up, or "warn" to only tell.
+        retries: Alarms after which adaptation ends.
+        size: Frames in the reservoir.
+        least: Frames in the reservoir before there is a verdict.
+        doubt: Share of the source's mutual information that the adapted
+            predictions may lack before the source answers.
+        alarm: The same for a rollback.
+        lr_factor: What an alarm multiplies the learning rate by.
+        forgive_after: Batches without an alarm after which one is forgiven.
+        most_drift: Norm of the change over the norm of the weights that is
+            an alarm by itself.
+        cost: Share of the method's own time that the guard may take.
+        fresh: Batches after which an adapted prediction is renewed.
+    """
+
+    action: Literal["warn", "rollback", "stop"] = "rollback"
+    retries: int = 8
+    size: int = 64
+    least: int = 32
+    doubt: float = 0.02
+    alarm: float = 0.06
+    lr_factor: float = 0.5
+    forgive_after: int = 500
+    most_drift: float = 0.5
+    cost: float = 0.08
+    fresh: int = 16
+
+    @property
+    def acts(self) -> bool:
+        """Whether it does more than tell."""
+        return self.action != "warn"
+
+    def __post_init__(self) -> None:
+        check(self.action in ("warn", "rollback", "stop"), "guard", self.action, "off, warn, rollback or stop")
+        check(self.retries >= 0, "guard retries", self.retries, ">= 0")
+        check(2 <= self.least <= self.size, "the guard's least frames", self.least, f"in 2 to its {self.size} frames")
+        check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
+        check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
+        check(0 < self.cost <= 1, "the guard's cost", self.cost, "in (0, 1]")
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """How a stream is run; the method has its own settings.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,28 @@ class AdaptedWeights:
         for name, parameter in self._tracked.items():
             parameter.copy_(self._source[name])
         self._committed = (self._zeros(), 0)
+
+    @contextlib.contextmanager
+    def at_source(self) -> Iterator[None]:
+        """Have the source weights in place for a while."""
+        adapted = {name: parameter.detach().clone() for name, parameter in self._tracked.items()}
+        try:
+            self._put(self._source)
+            yield
+        finally:
+            self._put(adapted)
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._tracked.items():
+            parameter.copy_(values[name])
+
+    def drift(self) -> float:
+        """Norm of the committed change over the norm of the source weights."""
+        change, source = (
+            torch.nn.utils.get_total_norm(tensors.values()) for tensors in (self._committed[0], self._source)
+        )
+        return float(change / source)
 
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source as of the last commit, by parameter name, on the CPU."""

@@ -63,6 +63,7 @@ class GradientMethod(ABC):
             parameter.requires_grad_(True)
         frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
         self._weights = AdaptedWeights(named, frozen)
+        self._lr = config.lr
         self._optimizer = self._new_optimizer()
         self._last_views: Tensor | None = None
         self._generator = torch.Generator().manual_seed(torch.initial_seed())
@@ -154,6 +155,22 @@ class GradientMethod(ABC):
     def predict(self, images: Tensor) -> Tensor:
         """Logits (B, C) of preprocessed images (B, 3, H, W), without adapting."""
         return self._logits(images)
+
+    @torch.no_grad()
+    def predict_source(self, images: Tensor) -> Tensor:
+        """Logits (B, C) of the source weights, without adapting."""
+        with self._weights.at_source():
+            return self._logits(images)
+
+    def drift(self) -> float:
+        """Norm of the change since the source over the norm of the source weights."""
+        return self._weights.drift()
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the config's learning rate, for this and every later optimizer."""
+        self._lr = self._config.lr * factor
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr
 
     def reset(self) -> None:
         """Go back to the source weights, exactly, and forget everything learned."""
@@ -275,5 +292,5 @@ class GradientMethod(ABC):
     def _new_optimizer(self) -> torch.optim.Optimizer:
         config, parameters = self._config, self._weights.parameters.values()
         if config.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
-        return torch.optim.Adam(parameters, lr=config.lr, betas=(config.momentum, 0.999))
+            return torch.optim.SGD(parameters, lr=self._lr, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.Adam(parameters, lr=self._lr, betas=(config.momentum, 0.999))

@@ -1,0 +1,214 @@
+"""Notice without labels that adaptation does harm, and undo it.
+
+The sign: how much the predictions on the same diverse frames tell apart, adapted against source. Mutual information
+between input and prediction, H(mean p) - mean H(p), falls when one class takes over; but adaptation also makes every
+prediction more certain, which raises it. So the adapted logits are first scaled to the source's mean entropy: what is
+left is the difference at equal confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remtta.losses import entropy
+from remtta.methods.gradient import GradientMethod
+from remtta.options import GuardOptions
+from remtta.reservoir import Reservoir
+
+_PREFIX = "guard."
+_BISECTIONS = 25
+_RENEWED_TOGETHER = 8  # a forward pass of a single image wastes most of its time
+_LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would raise alarms by chance
+
+
+def mutual_information(logits: Tensor) -> float:
+    """Between input and prediction: H(mean p) - mean H(p), in nats.
+
+    Args:
+        logits: Shape (B, C).
+    """
+    return float(entropy(logits.softmax(-1).mean(0).log()) - entropy(logits).mean())
+
+
+def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
+    """How much more the adapted predictions tell apart than the source's, at equal confidence.
+
+    Args:
+        adapted: Logits (B, C).
+        source: Logits (B, C) for the same images.
+
+    Returns:
+        The gap in nats, below 0 for harm; and the source's mutual information.
+    """
+    adapted, source = adapted.double(), source.double()
+    target = entropy(source).mean()
+    low, high = 0.02, 50.0
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        if entropy(adapted * middle).mean() > target:
+            low = middle
+        else:
+            high = middle
+    information = mutual_information(source)
+    return mutual_information(adapted * low) - information, information
+
+
+@dataclass
+class _Standing:
+    """What the guard goes by, and what it has decided so far."""
+
+    clock: int = 0  # batches
+    credit: float = 0.0  # forward passes of one image that it may still spend
+    alarms: int = 0  # not yet forgiven
+    calm: int = 0  # batches since the last alarm or pardon
+    doubting: bool = False
+    retired: bool = False
+
+
+class Guard:
+    """Runs a method and watches what it does to the weights.
+
+    Before a prediction is given out, the source model sees a part of the batch, too. Where its predictions on the
+    frames of the reservoir tell more apart than the adapted ones, by the doubt threshold, the whole batch is answered
+    by the source; beyond the alarm threshold the source weights come back, with a fresh optimizer and a lower
+    learning rate. After too many alarms adaptation ends, and the source answers.
+
+    Args:
+        method: The method.
+        options: When to act, and how.
+    """
+
+    def __init__(self, method: GradientMethod, options: GuardOptions | None = None) -> None:
+        self.method = method
+        self.options = options or GuardOptions()
+        self.reservoir = Reservoir(self.options.size)
+        self.from_source = False
+        self._now = _Standing()
+        self._events: list[dict[str, Any]] = []
+
+    @property
+    def retired(self) -> bool:
+        """Whether adaptation has ended for good."""
+        return self._now.retired
+
+    @property
+    def num_alarms(self) -> int:
+        """Alarms that are not forgiven yet."""
+        return self._now.alarms
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Logits (B, C) to answer with for preprocessed images (B, 3, H, W); the method then adapts to them.
+
+        `from_source` says afterwards whether they are the source model's.
+        """
+        self.from_source = False
+        if self.retired:
+            self.from_source = True
+            return self.method.predict_source(images)
+        logits = self.method(images, labels)
+        if not torch.isfinite(logits).all():
+            self._roll_back("outputs that are not finite numbers")
+            return self._by_source(images)
+        self._now.clock += 1
+        self._now.calm += 1
+        self._look(images, logits)
+        return self._by_source(images) if self._judge() else logits
+
+    def reset(self) -> None:
+        """Note that the method is back at the source weights."""
+        self.reservoir.back_to_source(self._now.clock)
+        self._now.doubting = False
+
+    def events(self) -> list[dict[str, Any]]:
+        """Decisions since the last call, with their numbers."""
+        events, self._events = self._events, []
+        return events
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything its next decision depends on, beside the method's state."""
+        standing = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
+        return {_PREFIX + name: tensor for name, tensor in {**standing, **self.reservoir.state()}.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned; to be called before the method's own."""
+        own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
+        kinds = {name: type(value) for name, value in asdict(_Standing()).items()}
+        self._now = _Standing(**{name: kind(own.pop(name).item()) for name, kind in kinds.items()})
+        self.reservoir.load_state(own)
+        self._set_learning_rate()
+
+    def _look(self, images: Tensor, logits: Tensor) -> None:
+        """Have the source model see some of the batch, and the adapted one frames that it saw long ago."""
+        now, batch = self._now, len(images)
+        now.credit += self.options.cost * (self.method.num_forwards + self.method.num_backwards) * batch
+        stale = self.reservoir.stale(now.clock - self.options.fresh, most=self.options.size)
+        share = 0.5 if len(stale) else 1.0
+        count = min(batch, int(share * now.credit))
+        if count:
+            chosen = torch.linspace(0, batch - 1, count).round().long()
+            now.credit -= count
+            picked = images[chosen]
+            self.reservoir.add(picked, self.method.predict_source(picked), logits[chosen], now.clock)
+        stale = self.reservoir.stale(now.clock - self.options.fresh, most=int(now.credit))
+        if len(stale) >= min(_RENEWED_TOGETHER, int(now.credit)) > 0:
+            now.credit -= len(stale)
+            again = self.reservoir.images[stale].to(images)
+            self.reservoir.renew(stale, self.method.predict(again), now.clock)
+        now.credit = min(now.credit, self.options.size)
+
+    def _judge(self) -> bool:
+        """Act on the reservoir; returns whether the source is to answer."""
+        now, options = self._now, self.options
+        drift = self.method.drift()
+        if drift > options.most_drift:
+            self._roll_back("weights far from the source's", drift=drift)
+            return options.acts
+        if len(self.reservoir) < options.least:
+            return False
+        gap, information = information_gap(self.reservoir.adapted, self.reservoir.source)
+        share = gap / max(information, _LEAST_INFORMATION)
+        if share < -options.alarm:
+            self._roll_back("the adapted predictions tell less apart", gap=gap, information=information, drift=drift)
+            return options.acts
+        doubting = share < -options.doubt
+        if doubting != now.doubting:
+            what = "doubt" if doubting else "trust"
+            self._note(what, gap=gap, information=information, drift=drift)
+        now.doubting = doubting
+        if now.calm >= options.forgive_after and now.alarms:
+            now.alarms, now.calm = now.alarms - 1, 0
+            self._set_learning_rate()
+            self._note("pardon", gap=gap, information=information, drift=drift)
+        return doubting and options.acts
+
+    def _roll_back(self, reason: str, **numbers: float) -> None:
+        now = self._now
+        if not self.options.acts:
+            if not now.doubting:
+                self._note("warning", reason=reason, **numbers)
+            now.doubting = True
+            return
+        now.alarms, now.calm, now.doubting = now.alarms + 1, 0, False
+        now.retired = now.alarms > self.options.retries
+        self._set_learning_rate()
+        self.method.reset()
+        self.reservoir.back_to_source(now.clock)
+        self._note("retired" if now.retired else "rollback", reason=reason, **numbers)
+
+    def _set_learning_rate(self) -> None:
+        self.method.scale_lr(self.options.lr_factor**self._now.alarms)
+
+    def _by_source(self, images: Tensor) -> Tensor:
+        self.from_source = True
+        return self.method.predict_source(images)
+
+    def _note(self, event: str, **details: Any) -> None:
+        numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
+        standing = {"alarms": self._now.alarms, "lr_scale": self.options.lr_factor**self._now.alarms}
+        self._events.append({"event": event, **numbers, **standing, "frames": len(self.reservoir)})
