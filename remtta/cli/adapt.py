@@ -59,6 +59,13 @@ def adapt(
     batch_size: opt.BatchSize = _OPTIONS.batch_size,
     micro_batch: opt.MicroBatch = None,
     adapt_layers: opt.AdaptLayers = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any other setting of the method (repeatable).", rich_help_panel=_METHOD
+        ),
+    ] = None,
+    source_data: opt.SourceData = None,
     episodic: Annotated[
         bool, typer.Option("--episodic", help="Back to the source weights before every batch.", rich_help_panel=_METHOD)
     ] = False,
@@ -121,7 +128,7 @@ def adapt(
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if method not in _METHODS:
             raise UsageError(f'unknown method "{method}"; choose {", ".join(_METHODS)}')
-        kwargs = opt.parse_model_kwargs(model_kwargs)
+        kwargs = opt.parse_pairs(model_kwargs)
         label_names = opt.read_labels(labels)
         with refused_values():
             config = method_config(
@@ -138,7 +145,8 @@ def adapt(
                     adapt_layers=adapt_layers,
                     precision=precision,
                 )
-                | {"episodic": episodic},
+                | {"episodic": episodic}
+                | opt.parse_pairs(settings, "--set"),
                 batch_size=batch_size,
             )
             options = RunOptions(
@@ -166,7 +174,9 @@ def adapt(
         from remtta.deltas import load_delta
         from remtta.engine import compile_blocks
         from remtta.models import load_model
+        from remtta.source_data import check_source_data
 
+        check_source_data([method], source_data)
         if threads:
             torch.set_num_threads(threads)
         start = None if delta is None else load_delta(delta)
@@ -199,6 +209,7 @@ def adapt(
                 config=config,
                 options=options,
                 delta=start,
+                source_data=source_data,
                 echo=sys.stdout.buffer if predictions else None,
                 on_batch=advance,
                 interrupts=interrupts,
