@@ -39,6 +39,7 @@ from remtta.runs import (
     claim_folder,
     default_folder,
 )
+from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams import Stream, open_stream
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
@@ -104,6 +105,7 @@ def adapt_stream(
     config: MethodConfig | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,
+    source_data: str | Path | None = None,
     echo: BinaryIO | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
@@ -122,16 +124,18 @@ def adapt_stream(
         config: The method's settings.
         options: How the stream is run.
         delta: Start from these adapted weights.
+        source_data: Clean source images (a folder), or the statistics of some (a file), for
+            methods that learn from them first.
         echo: A binary stream that gets the prediction lines as well.
         on_batch: Called after every batch with the counts so far.
         interrupts: Turns signals into a clean stop.
 
     Returns:
         The counts and the reason why the run ended. A signal or a closed pipe
-            ends it early without an exception.
+        ends it early without an exception.
 
     Raises:
-        UsageError: If the source does not exist or the folder holds another run.
+        UsageError: If the source does not exist, the folder holds another run, or source images are missing.
         StreamError: If the source yields no readable frame.
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
@@ -149,6 +153,11 @@ def adapt_stream(
     adapter = build_method(method, model, config)
     if adapter.needs_labels:
         raise UsageError(f"{method} learns from labels, which a stream has none of; use it in remtta eval")
+    check_source_data([method], source_data)
+    interrupts = interrupts or Interrupts()
+    learned = None
+    if source_data is not None:
+        learned = learn_from_source(adapter, model, source_data, method=method, config=config, wait=interrupts.check)
     if delta is not None:
         check_base(delta, base_sha256)
         adapter.load_delta(delta.tensors, delta.updates)
@@ -161,8 +170,8 @@ def adapt_stream(
     _log.debug(
         "%s adapts %d tensors, %s", method, len(adapter.adapted_names), ", ".join(adapter.adapted_names) or "none"
     )
-    run = _Run(model, adapter, stream, folder, method, config, options, delta, base_sha256)
-    return run.execute(echo, on_batch, interrupts or Interrupts())
+    run = _Run(model, adapter, stream, folder, method, config, options, delta, learned, base_sha256)
+    return run.execute(echo, on_batch, interrupts)
 
 
 class _Run:
@@ -178,11 +187,12 @@ class _Run:
         config: MethodConfig,
         options: RunOptions,
         start: Delta | None,
+        learned: dict[str, Any] | None,
         base_sha256: str,
     ) -> None:
         self.adapter, self.stream, self.folder = adapter, stream, folder
         self.method, self.config, self.options, self.start = method, config, options, start
-        self.base_sha256 = base_sha256
+        self.learned, self.base_sha256 = learned, base_sha256
         self.preprocessing: Preprocessing = preprocessing_of(model)
         self.labels = labels_of(model)
         self.device = next(model.parameters()).device
@@ -471,6 +481,7 @@ class _Run:
             },
             "preprocessing": self.preprocessing.as_dict(),
             "method": {"name": self.method, **self._hyperparameters()},
+            "source_statistics": self.learned,
             "options": {
                 key: value
                 for key, value in dataclasses.asdict(self.options).items()

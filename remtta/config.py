@@ -51,6 +51,9 @@ class MethodConfig:
     lr_batch: ClassVar[int | None] = None
     """Batch size that the default learning rate is meant for, where it grows with the batch."""
 
+    source_settings: ClassVar[tuple[str, ...] | None] = None
+    """Settings that `source_statistics` depends on, for methods that learn from source images; None for all."""
+
     def __post_init__(self) -> None:
         check(math.isfinite(self.lr) and self.lr > 0, "learning rate", self.lr, "> 0")
         check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
@@ -174,7 +177,10 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
     if kind.lr_batch and "lr" not in settings:
         settings = {**settings, "lr": kind.lr * batch_size / kind.lr_batch}
-    return kind(**settings)
+    try:
+        return kind(**settings)
+    except TypeError as error:  # such as text where a number belongs
+        raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:

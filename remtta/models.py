@@ -186,10 +186,14 @@ def set_labels(model: Any, labels: Sequence[str]) -> None:
 
 def state_sha256(model: nn.Module) -> str:
     """SHA-256 over the sorted name, dtype, shape and bytes of a model's whole state."""
+    return tensors_sha256(model.state_dict())
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the sorted name, dtype, shape and bytes of tensors."""
     digest = hashlib.sha256()
-    state = model.state_dict()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -59,6 +59,13 @@ def adapt(
     batch_size: opt.BatchSize = _OPTIONS.batch_size,
     micro_batch: opt.MicroBatch = None,
     adapt_layers: opt.AdaptLayers = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any other setting of the method (repeatable).", rich_help_panel=_METHOD
+        ),
+    ] = None,
+    source_data: opt.SourceData = None,
     episodic: Annotated[
         bool, typer.Option("--episodic", help="Back to the source weights before every batch.", rich_help_panel=_METHOD)
     ] = False,
@@ -131,7 +138,7 @@ def adapt(
             raise UsageError(f'unknown method "{method}"; choose {", ".join(_METHODS)}')
         if resume and output is None:
             raise UsageError("--resume goes on with the run in a folder; name it with --output")
-        kwargs = opt.parse_model_kwargs(model_kwargs)
+        kwargs = opt.parse_pairs(model_kwargs)
         label_names = opt.read_labels(labels)
         with refused_values():
             config = method_config(
@@ -148,7 +155,8 @@ def adapt(
                     adapt_layers=adapt_layers,
                     precision=precision,
                 )
-                | {"episodic": episodic},
+                | {"episodic": episodic}
+                | opt.parse_pairs(settings, "--set"),
                 batch_size=batch_size,
             )
             options = RunOptions(
@@ -178,7 +186,9 @@ def adapt(
         from remtta.deltas import load_delta
         from remtta.engine import compile_blocks
         from remtta.models import load_model
+        from remtta.source_data import check_source_data
 
+        check_source_data([method], source_data)
         if threads:
             torch.set_num_threads(threads)
         start = None if delta is None else load_delta(delta)
@@ -211,6 +221,7 @@ def adapt(
                 config=config,
                 options=options,
                 delta=start,
+                source_data=source_data,
                 echo=sys.stdout.buffer if predictions else None,
                 on_batch=advance,
                 interrupts=interrupts,

@@ -35,7 +35,7 @@ def apply(
 
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
-    kwargs = opt.parse_model_kwargs(model_kwargs)
+    kwargs = opt.parse_pairs(model_kwargs)
     with command(quiet=quiet, debug=debug):
         from remtta.checkpoints import checkpoint_dtypes
         from remtta.deltas import apply_delta, load_delta, save_weights

@@ -40,7 +40,7 @@ def bench(
 
       remtta bench --model vit_base_patch16_224 --batch-size 8
     """
-    kwargs = opt.parse_model_kwargs(model_kwargs)
+    kwargs = opt.parse_pairs(model_kwargs)
     with command(quiet=quiet, debug=debug):
         from remtta import bench as benchmark
         from remtta.environment import environment

@@ -123,6 +123,7 @@ def evaluate(
     ] = None,
     micro_batch: opt.MicroBatch = None,
     adapt_layers: opt.AdaptLayers = None,
+    source_data: opt.SourceData = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder for results. Default: runs/<UTC time>.", rich_help_panel=_OUTPUT),
@@ -164,7 +165,7 @@ def evaluate(
             raise UsageError(f"--resize takes auto, always or never, got {resize}")
         if resume and output is None:
             raise UsageError("--resume needs the --output of the evaluation to go on with")
-        kwargs = opt.parse_model_kwargs(model_kwargs)
+        kwargs = opt.parse_pairs(model_kwargs)
         label_names = opt.read_labels(labels)
         shared = opt.method_settings(
             mask_ratios=mask_ratios,
@@ -191,10 +192,12 @@ def evaluate(
         from remtta.evaluation.plots import draw_plots
         from remtta.evaluation.protocols import PROTOCOLS
         from remtta.models import labels_of, load_model
+        from remtta.source_data import check_source_data
 
         fixed = None if protocol is None else PROTOCOLS[protocol]
         size = batch_size or (fixed.batch_size if fixed else DEFAULT_BATCH_SIZE)
         configs = _method_configs(_names(methods), shared, settings or [], batch_size=size)
+        check_source_data(configs, source_data)
         if threads:
             torch.set_num_threads(threads)
         arguments = model_arguments(
@@ -262,6 +265,7 @@ def evaluate(
             methods=configs,
             options=options,
             preprocessing=chosen,
+            source_data=source_data,
             interrupts=interrupts,
         )
         if plots:
@@ -308,7 +312,7 @@ def _method_configs(
         method, _, setting = text.partition(".")
         if method not in own:
             raise UsageError(f"--set {text}: write METHOD.KEY=VALUE with a method of --methods ({', '.join(own)})")
-        own[method] |= opt.parse_model_kwargs([setting])
+        own[method] |= opt.parse_pairs([setting], "--set")
     used: set[str] = set()
     configs = {}
     for name in names:

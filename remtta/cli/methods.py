@@ -17,7 +17,7 @@ def methods(
 ) -> None:
     """List the methods, or the settings of one with their defaults.
 
-    Set them with `--set NAME.KEY=VALUE` in remtta eval, or by the options of remtta adapt.
+    Set them with `--set NAME.KEY=VALUE` in remtta eval, `--set KEY=VALUE` in remtta adapt.
 
     Examples:
 

@@ -139,6 +139,15 @@ AdaptLayers = Annotated[
         help='Blocks whose norms adapt, such as 0-8, or "all". rem: the first three quarters.', rich_help_panel=_METHOD
     ),
 ]
+SourceData = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Clean unlabelled images of the source domain, or the statistics (.safetensors) an earlier run "
+        "computed from some, for methods that learn from them first.",
+        rich_help_panel=_METHOD,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_RUN)]
 Precision = Annotated[
     Precisions,
@@ -156,13 +165,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors only, no prog
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_RUN)]
 
 
-def parse_model_kwargs(pairs: list[str] | None) -> dict[str, Any]:
+def parse_pairs(pairs: list[str] | None, option: str = "--model-kwargs") -> dict[str, Any]:
     """`img_size=32` and the like to Python values; what is no literal stays text."""
     parsed: dict[str, Any] = {}
     for pair in pairs or []:
         key, found, value = pair.partition("=")
         if not found or not key.isidentifier():
-            raise UsageError(f"--model-kwargs takes key=value pairs, got {pair!r}")
+            raise UsageError(f"{option} takes key=value pairs, got {pair!r}")
         try:
             parsed[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

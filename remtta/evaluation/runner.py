@@ -37,6 +37,7 @@ from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_c
 from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter
 from remtta.runs import PREDICTIONS, check_same_settings
+from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
@@ -59,6 +60,7 @@ def evaluate(
     methods: Mapping[str, MethodConfig],
     options: EvalOptions | None = None,
     preprocessing: Preprocessing | None = None,
+    source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
 ) -> dict[str, Any]:
     """Run methods over labelled domains and measure them.
@@ -73,18 +75,22 @@ def evaluate(
         methods: Settings by method name, in the order of the table.
         options: Scenario, batch size, seeds and the like.
         preprocessing: How images become inputs; by default as the model asks for.
+        source_data: Clean source images (a folder), or the statistics of some (a file), for
+            methods that learn from them first.
         interrupts: Turns signals into a clean stop.
 
     Returns:
         What `results.json` holds.
 
     Raises:
-        UsageError: If the folder holds another evaluation, or the options do not fit the data.
+        UsageError: If the folder holds another evaluation, the options do not fit the data, or a
+            method lacks its source images.
         StreamError: If an image cannot be read and `on_error` is "stop".
         OutputError: If results cannot be written.
         Stopped: If a signal came in; the progress is saved for `resume`.
     """
     options = options or EvalOptions()
+    check_source_data(methods, source_data)
     base_sha256 = state_sha256(model)
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
@@ -93,7 +99,7 @@ def evaluate(
         numbers = dataset.class_numbers
         restrict_classes(model, numbers)
     run = _Evaluation(model, dataset, Path(output), methods, options, preprocessing, base_sha256, numbers)
-    return run.execute(interrupts or Interrupts())
+    return run.execute(source_data, interrupts or Interrupts())
 
 
 class _Evaluation:
@@ -121,8 +127,9 @@ class _Evaluation:
         self.positions = {int(number): position for position, number in enumerate(self.numbers)}
         self.plans = {seed: plan_visits(dataset, options, seed) for seed in options.seeds}
         self.saved_at = time.monotonic()
+        self.learned: dict[str, dict[str, Any]] = {}
 
-    def execute(self, interrupts: Interrupts) -> dict[str, Any]:
+    def execute(self, source_data: str | Path | None, interrupts: Interrupts) -> dict[str, Any]:
         if not self.options.resume:
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +137,9 @@ class _Evaluation:
             raise UsageError(f"{self.folder} holds no evaluation to go on with; leave --resume out")
         lock = FolderLock(self.folder)
         try:
+            if source_data is not None:
+                self._refuse_earlier()
+                self._learn_from_source(source_data, interrupts)
             return self._execute(interrupts)
         finally:
             lock.release()
@@ -143,6 +153,8 @@ class _Evaluation:
                 torch.manual_seed(seed)
                 adapter = build_method(method, self.model, self.methods[method])
                 adapter.reset()
+                if method in self.learned:
+                    self._use_source(adapter, method)
                 if state:
                     adapter.load_state(state)
                 with contextlib.closing(self._frames(seed, progress.position, interrupts)) as frames:
@@ -156,6 +168,27 @@ class _Evaluation:
             (self.folder / PROGRESS).unlink(missing_ok=True)
         return results
 
+    def _learn_from_source(self, source_data: str | Path, interrupts: Interrupts) -> None:
+        """Have the statistics of every method that needs some on the disk, before anything is recorded."""
+        for method, config in self.methods.items():
+            adapter = build_method(method, self.model, config)
+            if adapter.needs_source:
+                self.learned[method] = learn_from_source(
+                    adapter, self.model, source_data, method=method, config=config, wait=interrupts.check
+                )
+
+    def _use_source(self, adapter: Method, method: str) -> None:
+        path = self.learned[method]["path"]
+        learn_from_source(adapter, self.model, path, method=method, config=self.methods[method])
+
+    def _refuse_earlier(self) -> None:
+        earlier = [name for name in (RESULTS, PREDICTIONS) if (self.folder / name).exists()]
+        if earlier and not (self.options.overwrite or self.options.resume):
+            raise UsageError(
+                f"{self.folder} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
+                "or choose another --output"
+            )
+
     def _claim(self) -> tuple[Progress, dict[str, Tensor]]:
         """Make the folder ready, or find out how far the evaluation in it has come."""
         record = self.folder / RESULTS
@@ -165,12 +198,7 @@ class _Evaluation:
             if progress.finished or progress.position.index:
                 _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.index)
             return progress, state
-        earlier = [name for name in (RESULTS, PREDICTIONS) if (self.folder / name).exists()]
-        if earlier and not self.options.overwrite:
-            raise UsageError(
-                f"{self.folder} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
-                "or choose another --output"
-            )
+        self._refuse_earlier()
         with writing(self.folder):
             (self.folder / PROGRESS).unlink(missing_ok=True)
         write_json(record, {"status": "running", "settings": self._settings()})
@@ -419,6 +447,7 @@ class _Evaluation:
             "methods": {name: _settings_of(config) for name, config in self.methods.items()},
             "options": options,
             "device": str(self.device),
+            **({"source_statistics": self.learned} if self.learned else {}),
         }
 
 

@@ -7,7 +7,7 @@ line in METHODS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -84,8 +84,14 @@ class Method(Protocol):
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Start from source plus delta."""
 
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """What it learns from preprocessed source images (B, 3, H, W), if `needs_source`."""
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Adapt with what `source_statistics` returned."""
+
     def state(self) -> dict[str, Tensor]:
-        """Everything the next update depends on."""
+        """Everything the next update depends on, beside what was learned from source images."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,13 @@ class Source:
             DeltaError: If the delta does not fit the model.
         """
         self._weights.load(delta, num_updates)
+
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Nothing: it learns nothing."""
+        return {}
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Nothing to use."""
 
     def state(self) -> dict[str, Tensor]:
         """The delta it was started from and its updates."""

@@ -1,0 +1,254 @@
+"""Clean images of the source domain, and what methods learn from them: computed once, then read from a file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from remtta.config import MethodConfig
+from remtta.errors import CheckpointError, StreamError, UsageError
+from remtta.files import write_atomically, writing
+from remtta.methods import METHODS, Method
+from remtta.models import Preprocessing, preprocessing_of, state_sha256, tensors_sha256
+from remtta.streams import open_stream
+from remtta.streams.images import image_suffixes, list_files
+from remtta.streams.prefetch import DecodedFrame, prefetch
+
+SOURCE_BATCH = 64
+"""Images per batch that methods learn from; EATA's squared gradients are of batches of this size."""
+
+_FORMAT_VERSION = "1"
+_SUFFIX = ".safetensors"
+_HEADER = "source_statistics"
+_ORDER_SEED = 0  # folders are sorted by class, and methods may stop after the first few thousand images
+
+_log = logging.getLogger("remtta")
+
+
+def check_source_data(methods: Iterable[str], source_data: str | Path | None) -> None:
+    """Refuse methods that lack their source images, and source images that nobody learns from.
+
+    Args:
+        methods: Names of known methods.
+        source_data: A folder, a file of statistics, or None.
+
+    Raises:
+        UsageError: Saying which method wants `--source-data`, or that none does.
+    """
+    names = list(methods)
+    learners = [name for name in names if getattr(METHODS.get(name), "needs_source", False)]
+    if learners and source_data is None:
+        raise UsageError(
+            f"{', '.join(learners)} learns from clean images of the source domain first; "
+            "name a folder of them with --source-data FOLDER"
+        )
+    if source_data is not None and not learners:
+        raise UsageError(f"{', '.join(names)} does not learn from source images; leave --source-data out")
+    if source_data is not None and not Path(source_data).exists():
+        raise UsageError(f"--source-data: {source_data}: no such file or folder")
+
+
+def learn_from_source(
+    adapter: Method,
+    model: nn.Module,
+    source_data: str | Path,
+    *,
+    method: str,
+    config: MethodConfig,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Give a method what it learns from clean source images.
+
+    The statistics of a folder are kept in a cache folder, and read from there
+    as long as model, method, preprocessing and the folder's files are the same.
+
+    Args:
+        adapter: The method, on a model at its source weights.
+        model: That model.
+        source_data: A folder of images (searched recursively, no labels), or a file
+            of statistics that an earlier run left.
+        method: The method's name.
+        config: Its settings.
+        wait: Called now and then while images are decoded; may raise to stop.
+
+    Returns:
+        "path" and "file_sha256" of the statistics' file, and the number of
+        "images" behind it, for the records.
+
+    Raises:
+        UsageError: If there is no such file or folder.
+        StreamError: If the folder holds no readable image.
+        CheckpointError: If a named file is damaged, or was made for something else.
+        OutputError: If the cache cannot be written.
+    """
+    preprocessing = preprocessing_of(model)
+    made_for = _made_for(model, method, config, preprocessing)
+    path = Path(source_data)
+    if path.suffix == _SUFFIX:
+        header, tensors, file_sha256 = _read(path)
+        _check_fits(path, header, made_for)
+        _log.info("%s learns from the source statistics in %s", method, path)
+    else:
+        files = _source_files(path)
+        made_for["files_sha256"] = _files_sha256(path, files)
+        path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
+        cached = _cached(path)
+        if cached is None:
+            with writing(path):  # before the work, so that a cache that cannot be written costs none
+                path.parent.mkdir(parents=True, exist_ok=True)
+            device = next(model.parameters()).device
+            cached = _compute(adapter, path, made_for, files, preprocessing, device, method, wait)
+        else:
+            _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+        header, tensors, file_sha256 = cached
+    adapter.use_source(tensors)
+    return {"path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
+
+
+def cache_folder() -> Path:
+    """Where statistics are kept: $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("REMTTA_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
+
+
+_Found = tuple[Mapping[str, Any], dict[str, Tensor], str]
+"""A file's header, its tensors, and its hash."""
+
+
+def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing: Preprocessing) -> dict[str, Any]:
+    """What statistics depend on besides the images, ready for JSON."""
+    settings = dataclasses.asdict(config)
+    mattering = settings if config.source_settings is None else config.source_settings
+    return {
+        "format_version": _FORMAT_VERSION,
+        "model_sha256": state_sha256(model),
+        "method": method,
+        "settings": {name: settings[name] for name in mattering},
+        "preprocessing": preprocessing.as_dict(),
+    }
+
+
+def _source_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UsageError(f"--source-data: {folder} is no folder of images and no {_SUFFIX} file of statistics")
+    files = list_files(folder, image_suffixes(), "name")
+    if not files:
+        raise StreamError(f"--source-data: no images in {folder} or below it")
+    return files
+
+
+def _files_sha256(folder: Path, files: Sequence[Path]) -> str:
+    """Over the files' places in the folder, their sizes and modification times."""
+    digest = hashlib.sha256()
+    for file in files:
+        found = file.stat()
+        digest.update(os.fsencode(file.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _compute(
+    adapter: Method,
+    path: Path,
+    made_for: Mapping[str, Any],
+    files: Sequence[Path],
+    preprocessing: Preprocessing,
+    device: torch.device,
+    method: str,
+    wait: Callable[[], None],
+) -> _Found:
+    _log.info("%s learns from source images (%d files), once", method, len(files))
+    num_images = 0
+
+    def counted(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        nonlocal num_images
+        for batch in batches:
+            num_images += len(batch)
+            yield batch
+
+    with contextlib.closing(_batches(files, preprocessing, device, wait)) as batches:
+        tensors = adapter.source_statistics(counted(batches))
+    header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
+    # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
+    metadata = {_HEADER: json.dumps(header, sort_keys=True)}
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return header, tensors, hashlib.sha256(content).hexdigest()
+
+
+def _batches(
+    files: Sequence[Path], preprocessing: Preprocessing, device: torch.device, wait: Callable[[], None]
+) -> Generator[Tensor]:
+    """Preprocessed images (B, 3, H, W) in an order that mixes the classes and is always the same."""
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
+    frames = open_stream([files[place] for place in order]).frames
+    found = False
+    with contextlib.closing(prefetch(frames, preprocessing.transform(), ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
+        images = _readable(decoded)
+        while batch := list(itertools.islice(images, SOURCE_BATCH)):
+            found = True
+            yield preprocessing.normalise(torch.stack(batch).to(device))
+    if not found:
+        raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
+
+
+def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:
+    for frame in frames:
+        if frame.image is None:
+            _log.warning("left out the source image %s: %s", frame.source, frame.error)
+        else:
+            yield frame.image
+
+
+def _cached(path: Path) -> _Found | None:
+    """What the cache holds; None if nothing, or nothing whole."""
+    if not path.exists():
+        return None
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        _log.warning("%s; the statistics are computed again", error)
+        return None
+
+
+def _read(path: Path) -> _Found:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        with open(path, "rb") as content:
+            file_sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise UsageError(f"--source-data: {path}: no such file") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable file of source statistics: {error}") from error
+    if header.get("tensors_sha256") != tensors_sha256(tensors):
+        raise CheckpointError(f"{path} holds no source statistics, or damaged ones")
+    return header, tensors, file_sha256
+
+
+def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:
+    wanted = json.loads(json.dumps(made_for))  # as JSON gives it back
+    different = [name for name, value in wanted.items() if header.get(name) != value]
+    if different:
+        raise CheckpointError(
+            f"{path} was made with another {', '.join(different)}; name the folder of source images instead"
+        )
