@@ -22,14 +22,17 @@ from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
 from remtta.files import FolderLock, Reserve, write_json, writing
+from remtta.guard import Guard, describe
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
+from remtta.methods.gradient import GradientMethod
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
 from remtta.options import RunOptions
 from remtta.predictions import PredictionWriter, ReaderGone, Row, prediction_rows
 from remtta.resume import Place, check_same_run, load_place, read_record, save_place, unseen_frames
 from remtta.runs import (
     DELTA,
+    EVENTS,
     PREDICTIONS,
     RECORD,
     RESERVE,
@@ -49,6 +52,10 @@ MOST_RESERVED_BYTES = 64 * 1024**2  # a method that changes all weights would as
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
 
 _log = logging.getLogger("remtta")
+
+
+class GuardStop(Exception):
+    """The guard's retries are used up, and it is to end the run."""
 
 
 @dataclass
@@ -207,6 +214,9 @@ class _Run:
         _log.debug("preprocessing: %s", self.preprocessing)
         _log.debug("base weights: sha256 %s, on %s", base_sha256, self.device)
         self.writer: PredictionWriter | None = None
+        self.events: PredictionWriter | None = None
+        watched = options.guard is not None and isinstance(adapter, GradientMethod) and not config.episodic
+        self.guard = Guard(adapter, options.guard) if watched else None  # type: ignore[arg-type]
         self.reserve: Reserve | None = None
         self.lock: FolderLock | None = None
 
@@ -238,6 +248,8 @@ class _Run:
             self.summary.exit_reason, self.summary.signum = stop.name, stop.signum
         except ReaderGone:
             self.summary.exit_reason = "closed pipe"
+        except GuardStop:
+            self.summary.exit_reason = "guard"
         except BaseException as error:
             self._failed(error)
             raise
@@ -268,6 +280,8 @@ class _Run:
         check_same_run(record, self._record())
         place, state = load_place(self.folder / STATE)
         if state:
+            if self.guard:
+                self.guard.load_state(state)
             self.adapter.load_state(state)
             self.committed = self.adapter.committed
         predictions = self.folder / PREDICTIONS
@@ -278,7 +292,7 @@ class _Run:
         self.summary.num_frames, self.summary.num_skipped = place.frames, place.skipped
         self.summary.num_updates, self.summary.seconds = place.updates, place.seconds
         self.summary.num_resumed = record.get("resumed", 0) + 1
-        self._begin(writer)
+        self._begin(writer, place.event_bytes)
         _log.info("going on with %s after %d frames and %d updates", self.folder, place.frames, place.updates)
 
     def _lock(self) -> None:
@@ -286,8 +300,14 @@ class _Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = FolderLock(self.folder)
 
-    def _begin(self, writer: PredictionWriter) -> PredictionWriter:
+    def _begin(self, writer: PredictionWriter, event_bytes: int = 0) -> PredictionWriter:
         self.writer = writer
+        if self.guard:
+            keep_tail = self.summary.num_resumed > 0
+            path = self.folder / EVENTS
+            self.events = PredictionWriter(path, keep_bytes=event_bytes, keep_tail=keep_tail, durable=True)
+            if self.stream.live:
+                self.events.unsaved_rows()
         delta, state = (
             sum(tensor.nbytes for tensor in tensors.values()) for tensors in (self.committed[0], self.adapter.state())
         )
@@ -298,8 +318,9 @@ class _Run:
         return writer
 
     def _let_go(self) -> None:
-        if self.writer:
-            self.writer.close()
+        for writer in (self.writer, self.events):
+            if writer:
+                writer.close()
         if self.lock:
             self.lock.release()
 
@@ -337,30 +358,52 @@ class _Run:
         with interrupts.held() if self.batch_seconds < PATIENCE_S else contextlib.nullcontext():
             started = time.monotonic()
             self.between_batches = False
-            afresh = bool(images) and self._reset_is_due()
-            if afresh:
-                self.adapter.reset()
+            if images and self._reset_is_due():
+                self._reset()
             update = self.adapter.num_updates  # since the last reset
             logits = self._predict(torch.stack(images), batch) if images else None
+            by_source = bool(images) and self.guard is not None and self.guard.from_source
+            after = self.adapter.num_updates
+            adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
             self.batch_seconds = time.monotonic() - started
             with interrupts.held():
                 rows = prediction_rows(
                     batch,
                     logits,
-                    update=update,
-                    adapted=self.adapter.num_updates > update,
+                    update=0 if by_source else update,
+                    adapted=adapted,
+                    by_source=by_source,
                     labels=self.labels,
                     topk=self.options.topk,
                     with_logits=self.options.logits,
                 )
                 self._write(rows, writer)
-                if afresh:
+                if after < update:
                     self.place.frames_in_delta = self.place.frames_since_reset = 0
-                self._count(batch, len(images), update)
+                self.place.by_source += by_source * len(images)
+                self._write_events(batch)
+                self._count(batch, len(images), max(after - update, int(adapted)))
                 writer.echo()
+        if self.guard and self.guard.retired and self.guard.options.action == "stop":
+            raise GuardStop
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
             raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
+
+    def _reset(self) -> None:
+        self.adapter.reset()
+        if self.guard:
+            self.guard.reset()
+        self.place.frames_in_delta = self.place.frames_since_reset = 0
+
+    def _write_events(self, batch: list[DecodedFrame]) -> None:
+        """What the guard decided, as lines of the events file and messages."""
+        if self.guard and self.events:
+            for event in self.guard.events():
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                self.events.write([{"time": now, "frame": batch[0].index, **event}])
+                level = logging.DEBUG if event["event"] in ("doubt", "trust", "pardon") else logging.WARNING
+                _log.log(level, "frame %d: %s", batch[0].index, describe(event))
 
     def _write(self, rows: list[Row], writer: PredictionWriter) -> None:
         agreed = writer.num_changed == 0
@@ -380,7 +423,8 @@ class _Run:
 
     def _predict(self, images: Tensor, batch: list[DecodedFrame]) -> Tensor:
         pixels = images.to(self.device, non_blocking=True)
-        logits = self.adapter(self.preprocessing.normalise(pixels)).cpu()
+        step = self.guard or self.adapter
+        logits = step(self.preprocessing.normalise(pixels)).cpu()
         if not torch.isfinite(logits).all():
             raise RemttaError(
                 f"the model's outputs are not finite numbers from frame {batch[0].index} on; "
@@ -388,7 +432,7 @@ class _Run:
             )
         return logits
 
-    def _count(self, batch: list[DecodedFrame], num_images: int, update: int) -> None:
+    def _count(self, batch: list[DecodedFrame], num_images: int, new_updates: int) -> None:
         self.summary.num_frames += len(batch)
         self.summary.num_skipped += len(batch) - num_images
         self.place.last = batch[-1].source, batch[-1].number
@@ -396,7 +440,6 @@ class _Run:
             for frame in batch:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
-        new_updates = self.adapter.num_updates - update
         if new_updates:
             self.place.frames_in_delta += num_images
             self.place.frames_since_reset += num_images
@@ -426,7 +469,9 @@ class _Run:
         self.place.frames, self.place.skipped = summary.num_frames, summary.num_skipped
         self.place.updates, self.place.seconds = summary.num_updates, summary.seconds
         self.place.num_bytes = self._claim().sync()
-        save_place(self.folder / STATE, self.place, self.adapter.state())
+        self.place.event_bytes = self.events.sync() if self.events else 0
+        state = {**self.adapter.state(), **(self.guard.state() if self.guard else {})}
+        save_place(self.folder / STATE, self.place, state)
 
     def _save_delta(self) -> None:
         tensors, updates = self.committed
@@ -449,6 +494,15 @@ class _Run:
             _log.warning("%s; the delta saved before stays", error)
         else:
             _log.debug("saved the delta after %d updates", updates)
+
+    def _guard_record(self) -> dict[str, Any] | None:
+        if self.guard is None:
+            return None
+        return {
+            "alarms": self.guard.total_alarms,
+            "retired": self.guard.retired,
+            "answered_by_source": self.place.by_source,
+        }
 
     def _hyperparameters(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.config), "batch_size": self.options.batch_size}
@@ -482,6 +536,7 @@ class _Run:
             "preprocessing": self.preprocessing.as_dict(),
             "method": {"name": self.method, **self._hyperparameters()},
             "source_statistics": self.learned,
+            "guard": self._guard_record(),
             "options": {
                 key: value
                 for key, value in dataclasses.asdict(self.options).items()

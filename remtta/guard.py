@@ -66,6 +66,7 @@ class _Standing:
     clock: int = 0  # batches
     credit: float = 0.0  # forward passes of one image that it may still spend
     alarms: int = 0  # not yet forgiven
+    total_alarms: int = 0
     calm: int = 0  # batches since the last alarm or pardon
     doubting: bool = False
     retired: bool = False
@@ -98,9 +99,9 @@ class Guard:
         return self._now.retired
 
     @property
-    def num_alarms(self) -> int:
-        """Alarms that are not forgiven yet."""
-        return self._now.alarms
+    def total_alarms(self) -> int:
+        """Alarms so far."""
+        return self._now.total_alarms
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) to answer with for preprocessed images (B, 3, H, W); the method then adapts to them.
@@ -189,6 +190,7 @@ class Guard:
 
     def _roll_back(self, reason: str, **numbers: float) -> None:
         now = self._now
+        now.total_alarms += 1
         if not self.options.acts:
             if not now.doubting:
                 self._note("warning", reason=reason, **numbers)
@@ -212,3 +214,22 @@ class Guard:
         numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
         standing = {"alarms": self._now.alarms, "lr_scale": self.options.lr_factor**self._now.alarms}
         self._events.append({"event": event, **numbers, **standing, "frames": len(self.reservoir)})
+
+
+def describe(event: Mapping[str, Any]) -> str:
+    """An event of the guard as a sentence."""
+    kind, numbers = event["event"], ""
+    if "gap" in event:
+        numbers = f" (information {event['gap']:+.3f} nats against the source's {event['information']:.3f})"
+    if kind == "doubt":
+        return f"the source answers while adaptation is in doubt{numbers}"
+    if kind == "trust":
+        return f"the adapted model answers again{numbers}"
+    if kind == "pardon":
+        return f"an alarm is forgiven, and the learning rate is {event['lr_scale']:g} of its value"
+    outcome = {
+        "warning": "the guard only warns, and nothing is undone",
+        "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
+        "retired": "adaptation ends here, and the source answers",
+    }[kind]
+    return f"{event['reason']}{numbers}: {outcome}"

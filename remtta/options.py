@@ -59,6 +59,7 @@ class GuardOptions:
         check(self.retries >= 0, "guard retries", self.retries, ">= 0")
         check(2 <= self.least <= self.size, "the guard's least frames", self.least, f"in 2 to its {self.size} frames")
         check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
+        check(0 < self.most_drift < math.inf, "the guard's most drift", self.most_drift, "> 0 and finite")
         check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
         check(0 < self.cost <= 1, "the guard's cost", self.cost, "in (0, 1]")
 
@@ -78,6 +79,8 @@ class RunOptions:
         overwrite: Replace an earlier run in the same folder.
         resume: Go on with the run in the folder, or begin it if there is none.
         seed: Seeds torch before the first frame.
+        guard: When harm is undone; None for never. It watches methods that
+            train weights, and not episodic runs.
         model: What the model was built from, for the records: name,
             checkpoint, number of classes, further arguments.
     """
@@ -91,6 +94,7 @@ class RunOptions:
     overwrite: bool = False
     resume: bool = False
     seed: int = 0
+    guard: GuardOptions | None = GuardOptions()
     model: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

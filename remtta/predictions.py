@@ -30,6 +30,7 @@ def prediction_rows(
     *,
     update: int,
     adapted: bool,
+    by_source: bool = False,
     labels: Sequence[str] | None,
     topk: int,
     with_logits: bool = False,
@@ -41,12 +42,13 @@ def prediction_rows(
         logits: Shape (K, C), finite, on the CPU, from before the update; None if K is 0.
         update: Updates the weights had seen when they made these predictions.
         adapted: Whether these frames then entered an update.
+        by_source: Whether the guard had the source model answer.
         labels: One name per class, or None.
         topk: How many classes to list.
         with_logits: Add all C logits.
     """
     readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
-    outcome = {"update": update, "adapted": adapted}
+    outcome: Row = {"update": update, "adapted": adapted, **({"answered_by": "source"} if by_source else {})}
     return [
         {**_origin(frame), **({"error": frame.error} if frame.image is None else {**next(readable), **outcome})}
         for frame in frames

@@ -18,7 +18,7 @@ from remtta.states import load_state, save_state
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
 
-_OWN_OPTIONS = ("topk", "logits", "reset_every", "seed")  # the others may change from one part to the next
+_OWN_OPTIONS = ("topk", "logits", "reset_every", "seed", "guard")  # the others may change from one part to the next
 
 
 @dataclass
@@ -33,6 +33,8 @@ class Place:
         frames_in_delta: Frames that the weights were adapted on.
         frames_since_reset: Those since the last reset.
         num_bytes: Size of `predictions.jsonl`.
+        event_bytes: Size of `events.jsonl`.
+        by_source: Frames that the guard had the source model answer.
         last: Source and number of the last frame seen.
     """
 
@@ -43,6 +45,8 @@ class Place:
     frames_in_delta: int = 0
     frames_since_reset: int = 0
     num_bytes: int = 0
+    event_bytes: int = 0
+    by_source: int = 0
     last: tuple[str, int | None] | None = None
 
     def count(self, rows: Iterable[Row]) -> None:
@@ -76,7 +80,7 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
         if place.last is not None:
             source, number = place.last
             place.last = str(source), None if number is None else int(number)
-        counts = (place.frames, place.skipped, place.updates, place.num_bytes, place.frames_in_delta)
+        counts = [value for name, value in vars(place).items() if name not in ("seconds", "last")]
         if not all(isinstance(value, int) and value >= 0 for value in counts):
             raise ValueError("its counts make no sense")
     except (TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ PREDICTIONS = "predictions.jsonl"
 DELTA = "delta.safetensors"
 RECORD = "run.json"
 STATE = "state.safetensors"
+EVENTS = "events.jsonl"
 RESERVE = ".reserve"
 
 _LONGEST_SHOWN = 60
@@ -69,7 +70,7 @@ def claim_folder(folder: Path, *, overwrite: bool) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PREDICTIONS).touch()
-        for name in (DELTA, STATE):
+        for name in (DELTA, STATE, EVENTS):
             (folder / name).unlink(missing_ok=True)
 
 

@@ -229,7 +229,7 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
     assert 1 <= written < 12
     assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
     assert record_of(run)["exit_reason"].endswith("No space left on device")
-    assert sorted(os.listdir(run)) == ["delta.safetensors", "predictions.jsonl", "run.json"]
+    assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
 
 
 def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
@@ -269,6 +269,7 @@ def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
     assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
     assert sorted(os.listdir(tmp_path / "run")) == [
         "delta.safetensors",
+        "events.jsonl",
         "predictions.jsonl",
         "run.json",
         "state.safetensors",
@@ -323,7 +324,7 @@ def test_outputs_that_are_not_finite_stop_the_run_and_keep_the_last_good_delta(
             frames,
             tmp_path / "run",
             config=REMConfig(lr=1e38, optimizer="sgd"),
-            options=RunOptions(batch_size=2, save_every=1),
+            options=RunOptions(batch_size=2, save_every=1, guard=None),
         )
     assert len(rows_of(tmp_path / "run")) == 2
     assert "not finite" in record_of(tmp_path / "run")["exit_reason"]
@@ -371,7 +372,7 @@ def test_a_stop_between_update_and_writing_leaves_delta_and_predictions_in_step(
 ) -> None:
     step = REM.__call__
 
-    def stopped_after_the_third_update(self: REM, images: torch.Tensor) -> torch.Tensor:
+    def stopped_after_the_third_update(self: REM, images: torch.Tensor, labels: None = None) -> torch.Tensor:
         logits = step(self, images)
         if self.num_updates == 3:
             raise Stopped(signal.SIGTERM)

@@ -16,7 +16,7 @@ from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
 from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
-from remtta.options import RunOptions
+from remtta.options import GuardOptions, RunOptions
 from remtta.runs import check_folder, default_folder
 
 _log = logging.getLogger("remtta")
@@ -24,6 +24,8 @@ _log = logging.getLogger("remtta")
 _METHOD = "Method"
 _STREAM = "Stream and output"
 _OPTIONS = RunOptions()
+_GUARD = GuardOptions()
+_STOPPED_BY_GUARD = 5
 _METHODS = [name for name in METHOD_CONFIGS if name != "supervised"]  # which needs labels
 
 
@@ -88,6 +90,13 @@ def adapt(
             rich_help_panel=_STREAM,
         ),
     ] = False,
+    guard: Annotated[
+        opt.Guards,
+        typer.Option(help="What to do when adaptation does harm; off for the paper's REM.", rich_help_panel=_STREAM),
+    ] = opt.Guards.ROLLBACK,
+    guard_retries: Annotated[
+        int, typer.Option(min=0, help="Rollbacks before adaptation ends.", rich_help_panel=_STREAM)
+    ] = _GUARD.retries,
     predictions: Annotated[
         str | None,
         typer.Option(metavar="-", help="- also writes the JSON Lines to standard output.", rich_help_panel=_STREAM),
@@ -169,6 +178,7 @@ def adapt(
                 overwrite=overwrite,
                 resume=resume,
                 seed=seed,
+                guard=opt.guard_options(guard, guard_retries),
             )
         from remtta.streams import open_stream
 
@@ -230,4 +240,6 @@ def adapt(
             close_stdout()
         if not quiet:
             typer.echo(summary.report(), err=True)
+    if summary.exit_reason == "guard":
+        raise typer.Exit(_STOPPED_BY_GUARD)
     raise typer.Exit(signal_exit_code(summary.signum))

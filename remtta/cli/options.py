@@ -11,6 +11,7 @@ import typer
 
 from remtta.config import REMConfig
 from remtta.errors import UsageError
+from remtta.options import GuardOptions
 
 DEFAULT_MODEL = "vit_base_patch16_224"
 
@@ -43,6 +44,15 @@ class Sorts(StrEnum):
     NAME = "name"
     MTIME = "mtime"
     NONE = "none"
+
+
+class Guards(StrEnum):
+    """Values of --guard."""
+
+    OFF = "off"
+    WARN = "warn"
+    ROLLBACK = "rollback"
+    STOP = "stop"
 
 
 class OnError(StrEnum):
@@ -214,6 +224,12 @@ def method_settings(
         "precision": precision.value,
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def guard_options(guard: Guards, retries: int) -> GuardOptions | None:
+    """What --guard and --guard-retries ask for."""
+    action: Any = guard.value
+    return None if action == "off" else GuardOptions(action=action, retries=retries)
 
 
 def read_labels(path: Path | None) -> list[str] | None:
