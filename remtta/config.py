@@ -54,6 +54,11 @@ class MethodConfig:
     source_settings: ClassVar[tuple[str, ...] | None] = None
     """Settings that `source_statistics` depends on, for methods that learn from source images; None for all."""
 
+    @classmethod
+    def lr_at(cls, batch_size: int) -> float:
+        """The default learning rate with this many images per update."""
+        return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
+
     def __post_init__(self) -> None:
         check(math.isfinite(self.lr) and self.lr > 0, "learning rate", self.lr, "> 0")
         check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
@@ -175,8 +180,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:
         check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
-    if kind.lr_batch and "lr" not in settings:
-        settings = {**settings, "lr": kind.lr * batch_size / kind.lr_batch}
+    if "lr" not in settings:
+        settings = {**settings, "lr": kind.lr_at(batch_size)}
     try:
         return kind(**settings)
     except TypeError as error:  # such as text where a number belongs
