@@ -141,10 +141,41 @@ class SupervisedConfig(MethodConfig):
     """Settings of supervised adaptation: REM's, so that only the loss differs."""
 
 
+@dataclass(frozen=True)
+class ETAConfig(TentConfig):
+    """Settings of ETA; the defaults are the official code's for ViTs, at a batch of 64.
+
+    Attributes:
+        entropy_margin: Images with less entropy are learned from, as a
+            fraction of ln C.
+        max_cosine: Of those, the ones whose probabilities have a smaller cosine
+            with the running mean. It is meant for 1,000 classes and scaled by
+            sqrt(1000 / C), as is the cosine of a certain prediction with a
+            uniform mean.
+        probs_momentum: How much of the running mean of the probabilities stays at
+            each update.
+
+    The others are those of `MethodConfig`.
+
+    Source: EATA (Niu et al., ICML 2022), arXiv:2204.02610.
+    """
+
+    entropy_margin: float = 0.4
+    max_cosine: float = 0.05
+    probs_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check(self.entropy_margin > 0, "entropy margin", self.entropy_margin, "> 0")
+        check(self.max_cosine > 0, "max cosine", self.max_cosine, "> 0")
+        check(0 <= self.probs_momentum < 1, "probs momentum", self.probs_momentum, "in [0, 1)")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
     "tent": TentConfig,
+    "eta": ETAConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "supervised": SupervisedConfig,
@@ -156,6 +187,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "source": "no adaptation, the baseline",
     "pseudo-label": "train on its own confident predictions (Lee, 2013)",
     "tent": "lower the entropy of predictions (Wang et al., ICLR 2021)",
+    "eta": "entropy of certain, varied images (Niu et al., ICML 2022)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "supervised": "train on the true labels: an upper bound, for remtta eval",
