@@ -171,11 +171,35 @@ class ETAConfig(TentConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class EATAConfig(ETAConfig):
+    """Settings of EATA: ETA's, and how much the weights that matter to the source domain are kept.
+
+    Attributes:
+        fisher_weight: Weight of the squared distance from the source weights.
+        fisher_images: Clean source images that say how much a weight matters.
+
+    The others are those of `ETAConfig`.
+
+    Source: EATA (Niu et al., ICML 2022), arXiv:2204.02610.
+    """
+
+    fisher_weight: float = 2000.0
+    fisher_images: int = 2000
+    source_settings: ClassVar[tuple[str, ...] | None] = ("adapt_layers", "fisher_images", "precision")
+
+    def __post_init__(self) -> None:
+        check(self.fisher_weight >= 0, "fisher weight", self.fisher_weight, ">= 0")
+        check(self.fisher_images >= 1, "fisher images", self.fisher_images, ">= 1")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
     "tent": TentConfig,
     "eta": ETAConfig,
+    "eata": EATAConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "supervised": SupervisedConfig,
@@ -188,6 +212,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "pseudo-label": "train on its own confident predictions (Lee, 2013)",
     "tent": "lower the entropy of predictions (Wang et al., ICLR 2021)",
     "eta": "entropy of certain, varied images (Niu et al., ICML 2022)",
+    "eata": "ETA that keeps what matters on source images (Niu et al., ICML 2022)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "supervised": "train on the true labels: an upper bound, for remtta eval",

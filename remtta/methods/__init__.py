@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.eata import EATA
 from remtta.methods.eta import ETA
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rem import REM
@@ -103,6 +104,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "pseudo-label": PseudoLabel,
     "tent": Tent,
     "eta": ETA,
+    "eata": EATA,
     "rem": REM,
     "rem-n1": REM,
     "supervised": Supervised,
