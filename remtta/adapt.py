@@ -314,7 +314,10 @@ class _Run:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         new_updates = self.adapter.num_updates - update
-        if new_updates:
+        if new_updates < 0:  # the method went back to the source weights by itself
+            self.frames_in_delta = self.frames_since_reset = 0
+            self.summary.num_updates += 1  # the step before that
+        if new_updates > 0:
             self.frames_in_delta += num_images
             self.frames_since_reset += num_images
             before, every = self.summary.num_updates, self.options.save_every

@@ -194,12 +194,33 @@ class EATAConfig(ETAConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class RDumbConfig(ETAConfig):
+    """Settings of RDumb: ETA's, and when everything is forgotten.
+
+    Attributes:
+        reset_every_steps: Steps between two returns to the source weights.
+
+    The others are those of `ETAConfig`.
+
+    Source: RDumb (Press et al., NeurIPS 2023), arXiv:2306.05401.
+    """
+
+    lr: float = 2.5e-4
+    reset_every_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        check(self.reset_every_steps >= 1, "reset every steps", self.reset_every_steps, ">= 1")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
     "tent": TentConfig,
     "eta": ETAConfig,
     "eata": EATAConfig,
+    "rdumb": RDumbConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "supervised": SupervisedConfig,
@@ -213,6 +234,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "tent": "lower the entropy of predictions (Wang et al., ICLR 2021)",
     "eta": "entropy of certain, varied images (Niu et al., ICML 2022)",
     "eata": "ETA that keeps what matters on source images (Niu et al., ICML 2022)",
+    "rdumb": "ETA that starts again now and then (Press et al., NeurIPS 2023)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "supervised": "train on the true labels: an upper bound, for remtta eval",

@@ -17,6 +17,7 @@ from remtta.errors import UsageError
 from remtta.methods.eata import EATA
 from remtta.methods.eta import ETA
 from remtta.methods.pseudo_label import PseudoLabel
+from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
@@ -105,6 +106,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "tent": Tent,
     "eta": ETA,
     "eata": EATA,
+    "rdumb": RDumb,
     "rem": REM,
     "rem-n1": REM,
     "supervised": Supervised,
