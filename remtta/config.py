@@ -214,6 +214,49 @@ class RDumbConfig(ETAConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class _SARLikeConfig(MethodConfig):
+    """SGD as SAR's official code runs it for ViTs: 1e-3 at a batch of 64, doubled at a batch of 1."""
+
+    optimizer: Optimizer = "sgd"
+    lr_batch: ClassVar[int | None] = 64
+
+    @classmethod
+    def lr_at(cls, batch_size: int) -> float:
+        """In proportion to the batch, but twice that for single images."""
+        return (2 if batch_size == 1 else 1) * super().lr_at(batch_size)
+
+
+@dataclass(frozen=True)
+class SARConfig(_SARLikeConfig):
+    """Settings of SAR; the defaults are the official code's for ViTs.
+
+    Attributes:
+        entropy_margin: Images with less entropy are learned from, as a
+            fraction of ln C.
+        rho: Length of the step up the loss from which the gradient is taken.
+        reset_below: Running mean of the loss, in nats, under which the model
+            counts as collapsed and goes back to the source weights.
+        loss_momentum: How much of that running mean stays at each update.
+
+    The others are those of `MethodConfig`.
+
+    Source: SAR (Niu et al., ICLR 2023), arXiv:2302.12400.
+    """
+
+    entropy_margin: float = 0.4
+    rho: float = 0.05
+    reset_below: float = 0.2
+    loss_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check(self.entropy_margin > 0, "entropy margin", self.entropy_margin, "> 0")
+        check(math.isfinite(self.rho) and self.rho > 0, "rho", self.rho, "> 0")
+        check(self.reset_below >= 0, "reset below", self.reset_below, ">= 0")
+        check(0 <= self.loss_momentum < 1, "loss momentum", self.loss_momentum, "in [0, 1)")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -221,6 +264,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "eta": ETAConfig,
     "eata": EATAConfig,
     "rdumb": RDumbConfig,
+    "sar": SARConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "supervised": SupervisedConfig,
@@ -235,6 +279,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "eta": "entropy of certain, varied images (Niu et al., ICML 2022)",
     "eata": "ETA that keeps what matters on source images (Niu et al., ICML 2022)",
     "rdumb": "ETA that starts again now and then (Press et al., NeurIPS 2023)",
+    "sar": "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "supervised": "train on the true labels: an upper bound, for remtta eval",

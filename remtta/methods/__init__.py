@@ -19,6 +19,7 @@ from remtta.methods.eta import ETA
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
+from remtta.methods.sar import SAR
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
@@ -107,6 +108,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "eta": ETA,
     "eata": EATA,
     "rdumb": RDumb,
+    "sar": SAR,
     "rem": REM,
     "rem-n1": REM,
     "supervised": Supervised,
