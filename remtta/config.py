@@ -257,6 +257,37 @@ class SARConfig(_SARLikeConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class DeYOConfig(_SARLikeConfig):
+    """Settings of DeYO; the defaults are the official code's for ViTs.
+
+    Attributes:
+        entropy_margin: Images with less entropy are candidates, as a fraction
+            of ln C.
+        weight_margin: Entropy at which a candidate's weight by entropy is 1, as a
+            fraction of ln C.
+        plpd_margin: Candidates are learned from whose label loses more
+            probability than this when the image's patches are shuffled.
+        grid: Patches in a row and in a column of the shuffled image.
+
+    The others are those of `MethodConfig`.
+
+    Source: DeYO (Lee et al., ICLR 2024), arXiv:2403.07366.
+    """
+
+    entropy_margin: float = 0.5
+    weight_margin: float = 0.4
+    plpd_margin: float = 0.2
+    grid: int = 4
+
+    def __post_init__(self) -> None:
+        check(self.entropy_margin > 0, "entropy margin", self.entropy_margin, "> 0")
+        check(math.isfinite(self.weight_margin), "weight margin", self.weight_margin, "a finite number")
+        check(-1 <= self.plpd_margin < 1, "plpd margin", self.plpd_margin, "in [-1, 1)")
+        check(self.grid >= 2, "grid", self.grid, ">= 2")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -265,6 +296,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "eata": EATAConfig,
     "rdumb": RDumbConfig,
     "sar": SARConfig,
+    "deyo": DeYOConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "supervised": SupervisedConfig,
@@ -280,6 +312,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "eata": "ETA that keeps what matters on source images (Niu et al., ICML 2022)",
     "rdumb": "ETA that starts again now and then (Press et al., NeurIPS 2023)",
     "sar": "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)",
+    "deyo": "entropy of certain images known by shape (Lee et al., ICLR 2024)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "supervised": "train on the true labels: an upper bound, for remtta eval",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.deyo import DeYO
 from remtta.methods.eata import EATA
 from remtta.methods.eta import ETA
 from remtta.methods.pseudo_label import PseudoLabel
@@ -109,6 +110,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "eata": EATA,
     "rdumb": RDumb,
     "sar": SAR,
+    "deyo": DeYO,
     "rem": REM,
     "rem-n1": REM,
     "supervised": Supervised,
