@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
 from remtta.methods.deyo import DeYO
 from remtta.methods.eata import EATA
 from remtta.methods.eta import ETA
@@ -106,13 +107,17 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
     "pseudo-label": PseudoLabel,
     "tent": Tent,
+    "tent-come": TentCOME,
     "eta": ETA,
     "eata": EATA,
+    "eata-come": EATACOME,
     "rdumb": RDumb,
     "sar": SAR,
+    "sar-come": SARCOME,
     "deyo": DeYO,
     "rem": REM,
     "rem-n1": REM,
+    "rem-come": REMCOME,
     "supervised": Supervised,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
