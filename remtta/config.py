@@ -288,6 +288,43 @@ class DeYOConfig(_SARLikeConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class ROIDConfig(MethodConfig):
+    """Settings of ROID; the defaults are the official code's for ViTs, at a batch of 64.
+
+    Attributes:
+        clip: Probabilities count up to this in the soft likelihood ratio.
+        temperature: Of the weights exp(diversity * certainty / temperature).
+        probs_momentum: How much of the running mean of the probabilities stays at
+            each update.
+        source_momentum: How much of the adapted weights stays after each step;
+            the rest is made up from the source weights.
+
+    The others are those of `MethodConfig`; `micro_batch` must stay None.
+
+    Source: ROID (Marsden et al., WACV 2024), arXiv:2306.00650.
+    """
+
+    clip: float = 0.99
+    temperature: float = 1 / 3
+    probs_momentum: float = 0.9
+    source_momentum: float = 0.99
+    lr: float = 2.5e-4
+    optimizer: Optimizer = "sgd"
+    nesterov: bool = True
+    adapt_layers: str | None = "all"
+    lr_batch: ClassVar[int | None] = 64
+
+    def __post_init__(self) -> None:
+        check(0 < self.clip < 1, "clip", self.clip, "in (0, 1)")
+        check(self.temperature > 0, "temperature", self.temperature, "> 0")
+        for name in ("probs_momentum", "source_momentum"):
+            check(0 <= getattr(self, name) <= 1, name.replace("_", " "), getattr(self, name), "in [0, 1]")
+        rule = "left out with ROID and CMF, which weigh each image against the whole batch"
+        check(self.micro_batch is None, "micro-batch", self.micro_batch, rule)
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -300,6 +337,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "sar": SARConfig,
     "sar-come": SARConfig,
     "deyo": DeYOConfig,
+    "roid": ROIDConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "rem-come": REMConfig,
@@ -320,6 +358,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "sar": "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)",
     "sar-come": "SAR on COME's entropy",
     "deyo": "entropy of certain images known by shape (Lee et al., ICLR 2024)",
+    "roid": "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "rem-come": "REM ranking by COME's entropy",

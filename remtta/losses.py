@@ -46,6 +46,40 @@ def come_entropy(logits: Tensor) -> Tensor:
     return entropy(torch.cat([fixed_norm, unknown], dim=-1))
 
 
+def soft_likelihood_ratio(logits: Tensor, clip: float) -> Tensor:
+    """Minus the expected log odds of a prediction under itself.
+
+    -sum p ln(p / (1 - p)), with each p held at `clip` or below: a probability
+    above it has no gradient, where the odds would grow without bound.
+
+    Args:
+        logits: Shape (..., C).
+        clip: Largest probability, in (0, 1).
+
+    Returns:
+        Shape (...), in nats.
+
+    Source: ROID (Marsden et al., WACV 2024), arXiv:2306.00650.
+    """
+    log_probs = logits.log_softmax(-1).clamp(max=math.log(clip))
+    probs = log_probs.exp()
+    return -(probs * (log_probs - torch.log1p(-probs))).sum(-1)
+
+
+def symmetric_cross_entropy(first: Tensor, second: Tensor) -> Tensor:
+    """Mean of the cross-entropies of two predictions against one another; both have gradients.
+
+    Args:
+        first: Logits (..., C).
+        second: Logits (..., C).
+
+    Returns:
+        Shape (...), in nats.
+    """
+    log_first, log_second = first.log_softmax(-1), second.log_softmax(-1)
+    return -0.5 * (log_second.exp() * log_first + log_first.exp() * log_second).sum(-1)
+
+
 def masked_consistency_loss(logits: Tensor) -> Tensor:
     """Pull the predictions of more masked views towards those of less masked ones.
 

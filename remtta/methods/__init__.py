@@ -21,6 +21,7 @@ from remtta.methods.eta import ETA
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
+from remtta.methods.roid import ROID
 from remtta.methods.sar import SAR
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
@@ -115,6 +116,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "sar": SAR,
     "sar-come": SARCOME,
     "deyo": DeYO,
+    "roid": ROID,
     "rem": REM,
     "rem-n1": REM,
     "rem-come": REMCOME,
