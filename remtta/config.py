@@ -325,6 +325,36 @@ class ROIDConfig(MethodConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class CMFConfig(ROIDConfig):
+    """Settings of CMF: ROID's, and those of the hidden weights that the adapted ones are an observation of.
+
+    Attributes:
+        source_momentum: How much of the hidden weights stays at each step; the
+            rest is made up from the source weights.
+        hidden_momentum: How much of the adapted weights stays after each step;
+            the rest is made up from the hidden weights.
+        process_noise: Growth of the hidden weights' variance per step, for the
+            38,400 norm parameters of a ViT-B/16; scaled by their number.
+        least_kept: The least share of the hidden weights that an observation
+            leaves.
+
+    The others are those of `ROIDConfig`.
+
+    Source: CMF (Lee and Chang, ICLR 2024), openreview.net/forum?id=BllUWdpIOA.
+    """
+
+    hidden_momentum: float = 0.99
+    process_noise: float = 0.005
+    least_kept: float = 0.89
+
+    def __post_init__(self) -> None:
+        check(0 <= self.hidden_momentum <= 1, "hidden momentum", self.hidden_momentum, "in [0, 1]")
+        check(0 < self.process_noise < 1, "process noise", self.process_noise, "in (0, 1)")
+        check(0 <= self.least_kept <= 1, "least kept", self.least_kept, "in [0, 1]")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -338,6 +368,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "sar-come": SARConfig,
     "deyo": DeYOConfig,
     "roid": ROIDConfig,
+    "cmf": CMFConfig,
     "rem": REMConfig,
     "rem-n1": REMN1Config,
     "rem-come": REMConfig,
@@ -359,6 +390,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "sar-come": "SAR on COME's entropy",
     "deyo": "entropy of certain images known by shape (Lee et al., ICLR 2024)",
     "roid": "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)",
+    "cmf": "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)",
     "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "rem-come": "REM ranking by COME's entropy",

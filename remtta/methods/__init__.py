@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.cmf import CMF
 from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
 from remtta.methods.deyo import DeYO
 from remtta.methods.eata import EATA
@@ -117,6 +118,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "sar-come": SARCOME,
     "deyo": DeYO,
     "roid": ROID,
+    "cmf": CMF,
     "rem": REM,
     "rem-n1": REM,
     "rem-come": REMCOME,
