@@ -96,7 +96,7 @@ class EATA(ETA):
         for part in images.split(self._config.micro_batch or len(images)):
             logits = self._logits(part)
             loss = F.cross_entropy(logits, logits.detach().argmax(-1), reduction="sum") / len(images)
-            torch._foreach_add_(sums, torch.autograd.grad(loss, parameters))
+            torch._foreach_add_(sums, torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
         return sums
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
