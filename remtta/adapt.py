@@ -380,9 +380,12 @@ class _Run:
                 self._write(rows, writer)
                 if after < update:
                     self.place.frames_in_delta = self.place.frames_since_reset = 0
+                if adapted:
+                    self.place.frames_in_delta += len(images)
+                    self.place.frames_since_reset += len(images)
                 self.place.by_source += by_source * len(images)
                 self._write_events(batch)
-                self._count(batch, len(images), max(after - update, int(adapted)))
+                self._count(batch, len(images), after - update if after >= update else 1)  # the step that was undone
                 writer.echo()
         if self.guard and self.guard.retired and self.guard.options.action == "stop":
             raise GuardStop
@@ -441,8 +444,6 @@ class _Run:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         if new_updates:
-            self.place.frames_in_delta += num_images
-            self.place.frames_since_reset += num_images
             before, every = self.summary.num_updates, self.options.save_every
             self.summary.num_updates += new_updates
             if before // every != self.summary.num_updates // every:

@@ -5,6 +5,8 @@ Views are stacked by ascending mask ratio: L views, B images, C classes.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -23,6 +25,59 @@ def entropy(logits: Tensor) -> Tensor:
     """
     log_probs = logits.log_softmax(-1)
     return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def come_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the opinion that the logits are evidence for, in place of the softmax's.
+
+    The classes share exp(z) / (sum exp(z) + C) of the belief and "do not know"
+    holds the rest, C / (sum exp(z) + C). No gradient changes the logits' norm.
+
+    Args:
+        logits: Shape (..., C).
+
+    Returns:
+        Shape (...), in nats.
+
+    Source: COME (Zhang et al., ICLR 2025), arXiv:2410.10894.
+    """
+    fixed_norm = F.normalize(logits, dim=-1) * logits.detach().norm(dim=-1, keepdim=True)
+    unknown = torch.full_like(logits[..., :1], math.log(logits.shape[-1]))  # exp of it is C
+    return entropy(torch.cat([fixed_norm, unknown], dim=-1))
+
+
+def soft_likelihood_ratio(logits: Tensor, clip: float) -> Tensor:
+    """Minus the expected log odds of a prediction under itself.
+
+    -sum p ln(p / (1 - p)), with each p held at `clip` or below: a probability
+    above it has no gradient, where the odds would grow without bound.
+
+    Args:
+        logits: Shape (..., C).
+        clip: Largest probability, in (0, 1).
+
+    Returns:
+        Shape (...), in nats.
+
+    Source: ROID (Marsden et al., WACV 2024), arXiv:2306.00650.
+    """
+    log_probs = logits.log_softmax(-1).clamp(max=math.log(clip))
+    probs = log_probs.exp()
+    return -(probs * (log_probs - torch.log1p(-probs))).sum(-1)
+
+
+def symmetric_cross_entropy(first: Tensor, second: Tensor) -> Tensor:
+    """Mean of the cross-entropies of two predictions against one another; both have gradients.
+
+    Args:
+        first: Logits (..., C).
+        second: Logits (..., C).
+
+    Returns:
+        Shape (...), in nats.
+    """
+    log_first, log_second = first.log_softmax(-1), second.log_softmax(-1)
+    return -0.5 * (log_second.exp() * log_first + log_first.exp() * log_second).sum(-1)
 
 
 def masked_consistency_loss(logits: Tensor) -> Tensor:
@@ -49,7 +104,7 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
     return torch.stack([-(targets[i] * log_probs[j]).sum(-1).mean() for i, j in pairs]).sum()
 
 
-def entropy_ranking_loss(logits: Tensor, margin: float = 0.0) -> Tensor:
+def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
     """Penalise a less masked view whose entropy exceeds a more masked one's.
 
     Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged
@@ -58,6 +113,7 @@ def entropy_ranking_loss(logits: Tensor, margin: float = 0.0) -> Tensor:
     Args:
         logits: Shape (L, B, C), views by ascending mask ratio.
         margin: Required entropy gap, in nats.
+        measure: Entropy of logits (..., C).
 
     Returns:
         Scalar loss, in nats.
@@ -68,19 +124,25 @@ def entropy_ranking_loss(logits: Tensor, margin: float = 0.0) -> Tensor:
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """
     _check_views(logits)
-    entropies = entropy(logits)
+    entropies = measure(logits)
     fixed = entropies.detach()
     pairs = combinations(range(len(logits)), 2)
     return torch.stack([F.relu(entropies[i] - fixed[j] + margin).mean() for i, j in pairs]).sum()
 
 
-def rem_loss(logits: Tensor, ranking_weight: float, margin: float = 0.0) -> Tensor:
+def rem_loss(
+    logits: Tensor,
+    ranking_weight: float,
+    margin: float = 0.0,
+    measure: Callable[[Tensor], Tensor] = entropy,
+) -> Tensor:
     """The whole loss of REM: consistency plus weighted ranking.
 
     Args:
         logits: Shape (L, B, C), views by ascending mask ratio.
         ranking_weight: The paper's lambda.
         margin: Required entropy gap, in nats.
+        measure: Entropy of logits (..., C) that the views are ranked by.
 
     Returns:
         Scalar loss, in nats.
@@ -90,7 +152,7 @@ def rem_loss(logits: Tensor, ranking_weight: float, margin: float = 0.0) -> Tens
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
     """
-    return masked_consistency_loss(logits) + ranking_weight * entropy_ranking_loss(logits, margin)
+    return masked_consistency_loss(logits) + ranking_weight * entropy_ranking_loss(logits, margin, measure)
 
 
 def _check_views(logits: Tensor) -> None:

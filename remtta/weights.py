@@ -41,6 +41,11 @@ class AdaptedWeights:
         self._committed: Committed = (self._zeros(), 0)
 
     @property
+    def source(self) -> dict[str, Tensor]:
+        """The source values of the adapted parameters, not to be written to."""
+        return {name: self._source[name] for name in self.parameters}
+
+    @property
     def committed(self) -> Committed:
         """Delta and number of updates of the last commit; no later commit changes these tensors."""
         return self._committed

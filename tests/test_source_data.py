@@ -243,6 +243,23 @@ def test_the_commands_ask_before_any_work(
     assert "tent does not learn from source images" in capfd.readouterr().err
 
 
+def test_eata_learns_through_the_commands_and_from_the_cache(
+    frames: Path, clean: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--set", "entropy_margin=0.9"]
+    for name in ("one", "two"):
+        run: list[str | Path] = ["adapt", frames, *model, "--method", "eata", "--source-data", clean]
+        assert remtta_here(*run, "--batch-size", "6", "--lr", "0.01", "--output", tmp_path / name) == 0
+        text = capfd.readouterr().err
+        assert ("EATA learned from 5 source images, fewer than 2000" in text) is (name == "one")
+        assert ("are read from" in text) is (name == "two")
+    records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("one", "two")]
+    assert records[0]["source_statistics"] == records[1]["source_statistics"]
+    assert records[0]["counts"]["updates"] > 0
+    fisher = load_file(records[0]["source_statistics"]["path"])
+    assert list(fisher) == sorted(records[0]["adapted"]) and all((each >= 0).all() for each in fisher.values())
+
+
 def test_settings_of_adapt_are_checked(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.cmf import CMF
+from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
+from remtta.methods.deyo import DeYO
+from remtta.methods.eata import EATA
+from remtta.methods.eta import ETA
 from remtta.methods.pseudo_label import PseudoLabel
+from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
+from remtta.methods.roid import ROID
+from remtta.methods.sar import SAR
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
@@ -101,8 +109,19 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
     "pseudo-label": PseudoLabel,
     "tent": Tent,
+    "tent-come": TentCOME,
+    "eta": ETA,
+    "eata": EATA,
+    "eata-come": EATACOME,
+    "rdumb": RDumb,
+    "sar": SAR,
+    "sar-come": SARCOME,
+    "deyo": DeYO,
+    "roid": ROID,
+    "cmf": CMF,
     "rem": REM,
     "rem-n1": REM,
+    "rem-come": REMCOME,
     "supervised": Supervised,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""

@@ -88,6 +88,13 @@ class GradientMethod(ABC):
     def _after_step(self) -> None:  # noqa: B027 - a hook
         """What happens to the weights after the optimizer's step, before they count as committed."""
 
+    def _after_batch(self, views: Tensor) -> None:  # noqa: B027 - a hook
+        """What the method keeps of a batch's views (L, B, C), after its step; it may reset itself here."""
+
+    def _output(self, logits: Tensor) -> Tensor:
+        """The prediction (B, C) from a whole batch's plain logits (B, C)."""
+        return logits
+
     def _own_state(self) -> dict[str, Tensor]:
         """What the next update depends on besides weights, optimizer and generator."""
         return {}
@@ -149,12 +156,12 @@ class GradientMethod(ABC):
         self._last_views = self._step(images, labels)
         for _ in range(self._config.steps - 1):
             self._step(images, labels)
-        return self._last_views[0]
+        return self._output(self._last_views[0])
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Logits (B, C) of preprocessed images (B, 3, H, W), without adapting."""
-        return self._logits(images)
+        return self._output(self._logits(images))
 
     @torch.no_grad()
     def predict_source(self, images: Tensor) -> Tensor:
@@ -240,6 +247,13 @@ class GradientMethod(ABC):
     @torch.enable_grad()
     def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """One update; returns the views it was made from."""
+        views = self._gradients(images, labels)
+        self._apply_gradients()
+        self._after_batch(views)
+        return views
+
+    def _gradients(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """Leave the batch's gradients in the parameters, none where no image counts; returns the views."""
         self._optimizer.zero_grad(set_to_none=True)
         size = self._config.micro_batch or len(images)
         whole = size >= len(images)
@@ -252,21 +266,27 @@ class GradientMethod(ABC):
                 (loss if whole else loss * count).backward()
             num_counted += count
             views.append(logits.detach())
-        self._apply_gradients(1 if whole else num_counted)
+        if num_counted and not whole:
+            torch._foreach_div_(self._current_gradients(), float(num_counted))
         return torch.cat(views, dim=1)
 
-    def _apply_gradients(self, divisor: int) -> None:
-        gradients = [parameter.grad for parameter in self._weights.parameters.values() if parameter.grad is not None]
+    def _current_gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._weights.parameters.values() if parameter.grad is not None]
+
+    def _apply_gradients(self) -> None:
+        gradients = self._current_gradients()
         if not gradients:
             return
-        if divisor != 1:
-            torch._foreach_div_(gradients, float(divisor))
         if torch.isfinite(nn.utils.get_total_norm(gradients)):
             self._optimizer.step()
             self._after_step()
             self._weights.commit()
         else:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._weights.parameters.values())).device
 
     def _check_images(self, images: Tensor) -> None:
         embed = self._vit.patch_embed

@@ -40,6 +40,8 @@ class REM(GradientMethod):
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
 
+    _entropy = staticmethod(entropy)
+
     def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
         self.config = config or REMConfig()
         self.violating_share = 1.0  # recent share of images with a gradient through the plain view
@@ -95,7 +97,8 @@ class REM(GradientMethod):
         deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW
         views = self._views_with_deferred_graph(images) if deferred else self.views(images)
         self._note_violations(views)
-        return views, rem_loss(views, self.config.ranking_weight, self.margin_nats), len(images)
+        loss = rem_loss(views, self.config.ranking_weight, self.margin_nats, self._entropy)
+        return views, loss, len(images)
 
     def _views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         with self._precision(images.device):
@@ -133,5 +136,5 @@ class REM(GradientMethod):
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
         """Which images (B,) of the plain view are less certain than in some masked view, by the margin."""
-        entropies = entropy(views.float())
+        entropies = self._entropy(views.float())
         return (entropies[0] + self.margin_nats > entropies[1:]).any(0)

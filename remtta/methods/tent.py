@@ -17,9 +17,11 @@ class Tent(GradientMethod):
         config: Settings; by default those of the official code for ViTs.
     """
 
+    _entropy = staticmethod(entropy)
+
     def __init__(self, model: nn.Module, config: TentConfig | None = None) -> None:
         super().__init__(model, config or TentConfig())
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         logits = self._logits(images)
-        return logits.unsqueeze(0), entropy(logits).mean(), len(images)
+        return logits.unsqueeze(0), self._entropy(logits).mean(), len(images)

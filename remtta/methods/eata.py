@@ -1,0 +1,110 @@
+"""EATA: ETA that keeps the weights that matter to the source domain (Niu et al., ICML 2022, arXiv:2204.02610)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.config import EATAConfig
+from remtta.errors import UsageError
+from remtta.methods.eta import ETA
+
+_log = logging.getLogger("remtta")
+
+
+class EATA(ETA):
+    """ETA, with a penalty on leaving the source weights: sum of F (theta - theta_source)^2, times a factor.
+
+    F is the diagonal of the Fisher information: the mean over batches of clean
+    source images of the squared gradient of the cross-entropy against the
+    model's own labels, as in the official code. The gradient is a batch's
+    mean, so that F depends on the batch size, 64 there and in
+    `remtta.source_data`.
+
+    Args:
+        model: A timm VisionTransformer.
+        config: Settings; by default those of the official code for ViTs.
+    """
+
+    needs_source = True
+    config: EATAConfig
+
+    def __init__(self, model: nn.Module, config: EATAConfig | None = None) -> None:
+        super().__init__(model, config or EATAConfig())
+        self._fisher: dict[str, Tensor] | None = None
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """As the base says.
+
+        Raises:
+            UsageError: If it has not learned from source images.
+        """
+        if self._fisher is None:
+            raise UsageError(
+                "EATA learns from clean images of the source domain first: name a folder of them with "
+                "--source-data FOLDER, or give use_source what source_statistics returns"
+            )
+        return super().__call__(images, labels)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """The Fisher information of each adapted weight, by parameter name; the model is at its source weights.
+
+        Args:
+            batches: Preprocessed images (B, 3, H, W), of which the first
+                `fisher_images` are used.
+
+        Raises:
+            ValueError: If there is no image.
+        """
+        sums = [torch.zeros_like(parameter) for parameter in self._weights.parameters.values()]
+        left, num_batches = self.config.fisher_images, 0
+        for batch in batches:
+            images = batch[:left]
+            gradients = self._label_gradients(images)
+            torch._foreach_addcmul_(sums, gradients, gradients)
+            left, num_batches = left - len(images), num_batches + 1
+            if not left:
+                break
+        if not num_batches:
+            raise ValueError("there are no source images to learn from")
+        if left:
+            wanted = self.config.fisher_images
+            _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)
+        return {name: (total / num_batches).cpu() for name, total in zip(self.adapted_names, sums, strict=True)}
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Keep the weights by this Fisher information, from `source_statistics`.
+
+        Raises:
+            ValueError: If it is of other parameters.
+        """
+        shapes = {name: parameter.shape for name, parameter in self._weights.parameters.items()}
+        if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
+            raise ValueError("the source statistics are of other parameters than the adapted ones")
+        self._fisher = {name: statistics[name].to(self._device) for name in shapes}
+
+    def _label_gradients(self, images: Tensor) -> list[Tensor]:
+        """Gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
+        parameters = list(self._weights.parameters.values())
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for part in images.split(self._config.micro_batch or len(images)):
+            logits = self._logits(part)
+            loss = F.cross_entropy(logits, logits.detach().argmax(-1), reduction="sum") / len(images)
+            torch._foreach_add_(sums, torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+        return sums
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        assert self._fisher is not None
+        views, loss, count = super()._loss(images, labels)
+        source = self._weights.source
+        terms = [
+            (self._fisher[name] * (parameter - source[name]).square()).sum()
+            for name, parameter in self._weights.parameters.items()
+        ]
+        return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count
