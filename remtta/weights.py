@@ -40,6 +40,11 @@ class AdaptedWeights:
         self._committed: Committed = (self._zeros(), 0)
 
     @property
+    def source(self) -> Mapping[str, Tensor]:
+        """The source values, by parameter name; not to be changed."""
+        return self._source
+
+    @property
     def committed(self) -> Committed:
         """Delta and number of updates of the last commit; no later commit changes these tensors."""
         return self._committed

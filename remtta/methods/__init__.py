@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.cotta import CoTTA
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
@@ -40,6 +41,10 @@ class Method(Protocol):
     @property
     def norms_only(self) -> bool:
         """Whether only normalisation weights change, so that a delta is small."""
+
+    @property
+    def delta_refusal(self) -> str | None:
+        """Why what it learns cannot be saved as a delta, if it cannot."""
 
     @property
     def num_models(self) -> int:
@@ -98,6 +103,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "rem": REM,
     "rem-n1": REM,
     "supervised": Supervised,
+    "cotta": CoTTA,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -50,6 +50,7 @@ class GradientMethod(ABC):
     needs_source = False
     norms_only = True
     num_models = 1
+    delta_refusal: str | None = None
 
     def __init__(self, model: nn.Module, config: MethodConfig) -> None:
         self.model = model
@@ -59,13 +60,14 @@ class GradientMethod(ABC):
             raise ModelError("the model has no classifier head with at least two classes")
         model.eval().requires_grad_(False)
         named = self._chosen()
-        for parameter in named.values():
-            parameter.requires_grad_(True)
         frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
         self._weights = AdaptedWeights(named, frozen)
+        self._generator = torch.Generator().manual_seed(torch.initial_seed())
+        self._trained = self._trainable()
+        for tensor in self._trained.values():
+            tensor.requires_grad_(True)
         self._optimizer = self._new_optimizer()
         self._last_views: Tensor | None = None
-        self._generator = torch.Generator().manual_seed(torch.initial_seed())
 
     @abstractmethod
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
@@ -73,7 +75,7 @@ class GradientMethod(ABC):
 
         Args:
             images: Shape (B, 3, H, W), preprocessed.
-            labels: Shape (B,), where the method needs them.
+            labels: Shape (B,), where the method needs them; or the rows that `_targets` made.
 
         Returns:
             Logits of the views (L, B, C), the plain one first; the scalar
@@ -83,6 +85,14 @@ class GradientMethod(ABC):
     def _chosen(self) -> dict[str, nn.Parameter]:
         """The parameters that adapt, by their names in the timm model."""
         return adapted_norms(self._vit, self._config.adapt_layers)
+
+    def _trainable(self) -> Mapping[str, Tensor]:
+        """What the optimizer steps, by name: the adapted parameters, unless others learn in their place."""
+        return self._weights.parameters
+
+    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor | None:
+        """What the loss compares each image with, a row per image; made from the whole batch, before its parts."""
+        return labels
 
     def _after_step(self) -> None:  # noqa: B027 - a hook
         """What happens to the weights after the optimizer's step, before they count as committed."""
@@ -196,7 +206,7 @@ class GradientMethod(ABC):
         state[_UPDATES] = torch.tensor(self.num_updates)
         state[_GENERATOR] = self._generator.get_state()
         state.update({_OWN + name: tensor.detach().cpu().clone() for name, tensor in self._own_state().items()})
-        for name, parameter in self._weights.parameters.items():
+        for name, parameter in self._trained.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if value is not None:
                     state[f"{_OPTIMIZER_STATE}{name}:{key}"] = torch.as_tensor(value).detach().cpu().clone()
@@ -213,7 +223,7 @@ class GradientMethod(ABC):
         for name, tensor in state.items():
             if name.startswith(_OPTIMIZER_STATE):
                 parameter_name, _, key = name.removeprefix(_OPTIMIZER_STATE).rpartition(":")
-                parameter = self._weights.parameters[parameter_name]
+                parameter = self._trained[parameter_name]
                 place = "cpu" if key == "step" else parameter.device
                 self._optimizer.state[parameter][key] = tensor.to(place, copy=True)
         self._generator.set_state(state[_GENERATOR])
@@ -224,12 +234,13 @@ class GradientMethod(ABC):
     def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """One update; returns the views it was made from."""
         self._optimizer.zero_grad(set_to_none=True)
+        targets = self._targets(images, labels)
         size = self._config.micro_batch or len(images)
         whole = size >= len(images)
         views, num_counted = [], 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
-            logits, loss, count = self._loss(images[part], None if labels is None else labels[part])
+            logits, loss, count = self._loss(images[part], None if targets is None else targets[part])
             if count:
                 # The loss is a mean over images, so the parts' sums add up to the batch's.
                 (loss if whole else loss * count).backward()
@@ -239,7 +250,7 @@ class GradientMethod(ABC):
         return torch.cat(views, dim=1)
 
     def _apply_gradients(self, divisor: int) -> None:
-        gradients = [parameter.grad for parameter in self._weights.parameters.values() if parameter.grad is not None]
+        gradients = [tensor.grad for tensor in self._trained.values() if tensor.grad is not None]
         if not gradients:
             return
         if divisor != 1:
@@ -273,7 +284,7 @@ class GradientMethod(ABC):
         return contextlib.nullcontext()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
-        config, parameters = self._config, self._weights.parameters.values()
+        config, parameters = self._config, self._trained.values()
         if config.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
         return torch.optim.Adam(parameters, lr=config.lr, betas=(config.momentum, 0.999))
