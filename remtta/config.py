@@ -173,6 +173,23 @@ class CoTTAConfig(WholeModelConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class LAMEConfig(MethodConfig):
+    """Settings of LAME, which takes no step: of the shared ones only micro_batch and precision are used.
+
+    Attributes:
+        neighbours: Nearest neighbours in the batch that a prediction is pulled to.
+
+    Source: Parameter-free Online Test-time Adaptation, arXiv:2201.05718.
+    """
+
+    neighbours: int = 5
+
+    def __post_init__(self) -> None:
+        check(self.neighbours >= 1, "neighbours", self.neighbours, ">= 1")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -181,6 +198,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "rem-n1": REMN1Config,
     "supervised": SupervisedConfig,
     "cotta": CoTTAConfig,
+    "lame": LAMEConfig,
 }
 """The settings of every method, by its name on the command line."""
 
@@ -193,6 +211,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "rem-n1": "REM with one masked view, for two thirds of the time",
     "supervised": "train on the true labels: an upper bound, for remtta eval",
     "cotta": "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)",
+    "lame": "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)",
 }
 """A line about every method, by its name on the command line."""
 

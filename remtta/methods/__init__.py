@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA
+from remtta.methods.lame import LAME
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
@@ -104,6 +105,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "rem-n1": REM,
     "supervised": Supervised,
     "cotta": CoTTA,
+    "lame": LAME,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 
