@@ -190,6 +190,27 @@ class LAMEConfig(MethodConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class MEMOConfig(WholeModelConfig):
+    """Settings of MEMO; the learning rate is the paper's for transformers, without its weight decay.
+
+    With `micro_batch`, that many views go through the model at a time; each
+    then takes two forward passes, since the mean over all views comes first.
+
+    Attributes:
+        num_augmentations: Augmented views of each image.
+
+    Source: MEMO, arXiv:2110.09506.
+    """
+
+    num_augmentations: int = 64
+    lr: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -199,6 +220,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "supervised": SupervisedConfig,
     "cotta": CoTTAConfig,
     "lame": LAMEConfig,
+    "memo": MEMOConfig,
 }
 """The settings of every method, by its name on the command line."""
 
@@ -212,6 +234,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "supervised": "train on the true labels: an upper bound, for remtta eval",
     "cotta": "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)",
     "lame": "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)",
+    "memo": "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)",
 }
 """A line about every method, by its name on the command line."""
 

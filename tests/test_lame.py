@@ -18,7 +18,7 @@ from tests.conftest import random_images, tiny_vit
 def _plain(model: Any, images: Tensor, neighbours: int) -> Tensor:
     with torch.no_grad():
         features = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(images)))))[:, 0]
-        q = model(images).softmax(1)
+        q: Tensor = model(images).softmax(1)
     unit = features / features.norm(dim=1, keepdim=True)
     distance = torch.cdist(unit, unit)
     z = q.clone()

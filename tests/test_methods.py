@@ -14,6 +14,10 @@ from remtta.methods import METHODS, Method, build_method
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 GRADIENT_METHODS = [name for name in METHODS if name not in ("source", "lame")]
+AFTER_THE_UPDATE = ("memo",)  # predict with what the batch itself has taught
+QUICK: dict[str, dict[str, Any]] = {
+    "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
+}  # settings for fewer passes
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
 
@@ -64,7 +68,7 @@ def test_three_updates_equal_a_plain_loop(
 
 @pytest.mark.parametrize("name", GRADIENT_METHODS)
 def test_micro_batches_give_the_same_update(name: str) -> None:
-    settings = {"threshold": 0.35} if name == "pseudo-label" else {}
+    settings = {"threshold": 0.35} if name == "pseudo-label" else QUICK.get(name, {})
     whole = build_method(name, tiny_vit(), method_config(name, {**settings, "lr": 0.01}, batch_size=5))
     parts = build_method(
         name, tiny_vit(), method_config(name, {**settings, "lr": 0.01, "micro_batch": 2}, batch_size=5)
@@ -77,7 +81,7 @@ def test_micro_batches_give_the_same_update(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
     def make() -> Method:
-        return build_method(name, tiny_vit(), method_config(name, {"lr": 0.01}, batch_size=5))
+        return build_method(name, tiny_vit(), method_config(name, {**QUICK.get(name, {}), "lr": 0.01}, batch_size=5))
 
     through = make()
     for seed in range(2):
@@ -92,21 +96,27 @@ def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) -> None:
-    method = build_method(name, tiny_vit())
+    method = build_method(name, tiny_vit(), method_config(name, QUICK.get(name, {}), batch_size=5))
     run(method, 0)
     before = method.delta()
     predicted = method.predict(random_images(5, 1))
     assert all(torch.equal(tensor, before[key]) for key, tensor in method.delta().items())
-    torch.testing.assert_close(run(method, 1), predicted)
+    if name not in AFTER_THE_UPDATE:
+        torch.testing.assert_close(run(method, 1), predicted)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_of_one_and_a_reset(name: str) -> None:
-    method = build_method(name, tiny_vit())
+    method = build_method(name, tiny_vit(), method_config(name, QUICK.get(name, {}), batch_size=5))
+    source = method.predict(random_images(5, 2))
+    numbers = copy.deepcopy(method.state().get("generator"))
     first = run(method, 0, count=1)
     run(method, 1)
     method.reset()
     assert method.num_updates == 0
+    assert torch.equal(method.predict(random_images(5, 2)), source)
+    if numbers is not None:  # a reset does not draw the same random numbers again
+        method.load_state({**method.state(), "generator": numbers})
     assert torch.equal(run(method, 0, count=1), first)
 
 

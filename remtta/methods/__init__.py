@@ -16,6 +16,7 @@ from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA
 from remtta.methods.lame import LAME
+from remtta.methods.memo import MEMO
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
@@ -106,6 +107,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "supervised": Supervised,
     "cotta": CoTTA,
     "lame": LAME,
+    "memo": MEMO,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -1,6 +1,6 @@
 """Random augmentations of tensors, drawn from a generator whose state can be saved.
 
-The only file that imports torchvision. Pixels are float32 in [0, 1]: what
+Pixels are float32 in [0, 1]: what
 comes in preprocessed is brought back to them and normalised again.
 """
 

@@ -155,9 +155,7 @@ class GradientMethod(ABC):
             raise ValueError("this method learns from labels, and none were given")
         if self._config.episodic:
             self.reset()
-        self._last_views = self._step(images, labels)
-        for _ in range(self._config.steps - 1):
-            self._step(images, labels)
+        self._last_views = self._adapt(images, labels)
         return self._last_views[0]
 
     @torch.no_grad()
@@ -228,6 +226,13 @@ class GradientMethod(ABC):
                 self._optimizer.state[parameter][key] = tensor.to(place, copy=True)
         self._generator.set_state(state[_GENERATOR])
         self._load_own_state({name.removeprefix(_OWN): t for name, t in state.items() if name.startswith(_OWN)})
+
+    def _adapt(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """All steps on a batch; returns the views behind its prediction."""
+        views = self._step(images, labels)
+        for _ in range(self._config.steps - 1):
+            self._step(images, labels)
+        return views
 
     @torch.inference_mode(False)  # the caller may predict under no_grad or inference_mode
     @torch.enable_grad()
