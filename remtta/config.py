@@ -211,6 +211,36 @@ class MEMOConfig(WholeModelConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class FOAConfig(MethodConfig):
+    """Settings of FOA, which has no gradients: of the shared ones only episodic, micro_batch and precision are used.
+
+    Attributes:
+        num_prompts: Prompt tokens.
+        population: Candidates per batch; 4 + floor(3 ln of the prompts'
+            numbers) if None, which is the paper's 27 (and one) on ViT-B.
+        distance_weight: Weight of the distance to the source's features at a
+            batch of 64; in proportion to others, as the entropy is a sum.
+        shift_decay: Share of the running mean feature that stays at each batch.
+
+    Source: Test-Time Model Adaptation with Only Forward Passes, arXiv:2404.01650.
+    """
+
+    num_prompts: int = 3
+    population: int | None = None
+    distance_weight: float = 0.4
+    shift_decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        check(self.num_prompts >= 1, "num-prompts", self.num_prompts, ">= 1")
+        check(self.population is None or self.population >= 4, "population", self.population, ">= 4")
+        weight = self.distance_weight
+        check(math.isfinite(weight) and weight >= 0, "distance-weight", weight, ">= 0")
+        check(0 <= self.shift_decay < 1, "shift-decay", self.shift_decay, "in [0, 1)")
+        check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -221,6 +251,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "cotta": CoTTAConfig,
     "lame": LAMEConfig,
     "memo": MEMOConfig,
+    "foa": FOAConfig,
 }
 """The settings of every method, by its name on the command line."""
 
@@ -235,6 +266,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "cotta": "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)",
     "lame": "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)",
     "memo": "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)",
+    "foa": "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)",
 }
 """A line about every method, by its name on the command line."""
 

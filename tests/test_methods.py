@@ -14,11 +14,20 @@ from remtta.methods import METHODS, Method, build_method
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 GRADIENT_METHODS = [name for name in METHODS if name not in ("source", "lame")]
-AFTER_THE_UPDATE = ("memo",)  # predict with what the batch itself has taught
+AFTER_THE_UPDATE = ("memo", "foa")  # predict with what the batch itself has taught
 QUICK: dict[str, dict[str, Any]] = {
     "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
+    "foa": {"population": 6},
 }  # settings for fewer passes
 LABELS = torch.tensor([0, 3, 6, 2, 2])
+
+
+def make(name: str, **settings: Any) -> Method:
+    """A method on the tiny model, with statistics of clean images if it needs them."""
+    method: Any = build_method(name, tiny_vit(), method_config(name, {**QUICK.get(name, {}), **settings}, batch_size=5))
+    if method.needs_source:
+        method.use_source(method.source_statistics([random_images(4, seed) for seed in (7, 8)]))
+    return method  # type: ignore[no-any-return]
 
 
 def run(method: Method, seed: int, count: int = 5) -> Tensor:
@@ -68,11 +77,8 @@ def test_three_updates_equal_a_plain_loop(
 
 @pytest.mark.parametrize("name", GRADIENT_METHODS)
 def test_micro_batches_give_the_same_update(name: str) -> None:
-    settings = {"threshold": 0.35} if name == "pseudo-label" else QUICK.get(name, {})
-    whole = build_method(name, tiny_vit(), method_config(name, {**settings, "lr": 0.01}, batch_size=5))
-    parts = build_method(
-        name, tiny_vit(), method_config(name, {**settings, "lr": 0.01, "micro_batch": 2}, batch_size=5)
-    )
+    settings = {"threshold": 0.35} if name == "pseudo-label" else {}
+    whole, parts = make(name, **settings, lr=0.01), make(name, **settings, lr=0.01, micro_batch=2)
     for seed in range(2):
         torch.testing.assert_close(run(whole, seed), run(parts, seed))
     torch.testing.assert_close(parts.delta(), whole.delta())
@@ -80,14 +86,11 @@ def test_micro_batches_give_the_same_update(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
-    def make() -> Method:
-        return build_method(name, tiny_vit(), method_config(name, {**QUICK.get(name, {}), "lr": 0.01}, batch_size=5))
-
-    through = make()
+    through = make(name, lr=0.01)
     for seed in range(2):
         run(through, seed)
     state = copy.deepcopy(through.state())
-    resumed = make()
+    resumed = make(name, lr=0.01)
     resumed.load_state(state)
     assert resumed.num_updates == through.num_updates
     for seed in range(2, 5):
@@ -96,7 +99,7 @@ def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) -> None:
-    method = build_method(name, tiny_vit(), method_config(name, QUICK.get(name, {}), batch_size=5))
+    method = make(name)
     run(method, 0)
     before = method.delta()
     predicted = method.predict(random_images(5, 1))
@@ -107,7 +110,7 @@ def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) ->
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_of_one_and_a_reset(name: str) -> None:
-    method = build_method(name, tiny_vit(), method_config(name, QUICK.get(name, {}), batch_size=5))
+    method = make(name)
     source = method.predict(random_images(5, 2))
     numbers = copy.deepcopy(method.state().get("generator"))
     first = run(method, 0, count=1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA
+from remtta.methods.foa import FOA
 from remtta.methods.lame import LAME
 from remtta.methods.memo import MEMO
 from remtta.methods.pseudo_label import PseudoLabel
@@ -108,6 +109,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "cotta": CoTTA,
     "lame": LAME,
     "memo": MEMO,
+    "foa": FOA,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 
