@@ -241,6 +241,43 @@ class FOAConfig(MethodConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class ViDAConfig(WholeModelConfig):
+    """Settings of ViDA; by default those of the official code for ViT-B on ImageNet-C, at a batch of 50.
+
+    Attributes:
+        low_rank: Rank of the adapters for what the domains share.
+        high_rank: Rank of the adapters for what is each domain's own.
+        adapter_lr: Learning rate of the adapters; lr is that of the weights.
+        teacher_decay: Share of the teacher's weights that stays at each update.
+        adapter_decay: The same for its adapters.
+        num_augmentations: Augmented views that tell how unsure the teacher is.
+        threshold: How unsure it must be for the high-rank adapters to count more.
+
+    Source: ViDA, arXiv:2306.04344.
+    """
+
+    low_rank: int = 1
+    high_rank: int = 128
+    adapter_lr: float = 2e-7
+    teacher_decay: float = 0.999
+    adapter_decay: float = 0.8
+    num_augmentations: int = 10
+    threshold: float = 0.2
+    lr: float = 5e-7
+    optimizer: Optimizer = "sgd"
+
+    def __post_init__(self) -> None:
+        check(self.low_rank >= 1, "low-rank", self.low_rank, ">= 1")
+        check(self.high_rank >= 1, "high-rank", self.high_rank, ">= 1")
+        check(math.isfinite(self.adapter_lr) and self.adapter_lr > 0, "adapter-lr", self.adapter_lr, "> 0")
+        check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
+        check(0 <= self.adapter_decay < 1, "adapter-decay", self.adapter_decay, "in [0, 1)")
+        check(self.num_augmentations >= 2, "num-augmentations", self.num_augmentations, ">= 2")
+        check(math.isfinite(self.threshold) and self.threshold >= 0, "threshold", self.threshold, ">= 0")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -252,6 +289,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "lame": LAMEConfig,
     "memo": MEMOConfig,
     "foa": FOAConfig,
+    "vida": ViDAConfig,
 }
 """The settings of every method, by its name on the command line."""
 
@@ -267,6 +305,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "lame": "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)",
     "memo": "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)",
     "foa": "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)",
+    "vida": "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)",
 }
 """A line about every method, by its name on the command line."""
 

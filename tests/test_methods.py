@@ -14,10 +14,11 @@ from remtta.methods import METHODS, Method, build_method
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 GRADIENT_METHODS = [name for name in METHODS if name not in ("source", "lame")]
-AFTER_THE_UPDATE = ("memo", "foa")  # predict with what the batch itself has taught
+AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
 QUICK: dict[str, dict[str, Any]] = {
     "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
     "foa": {"population": 6},
+    "vida": {"num_augmentations": 3, "high_rank": 8},
 }  # settings for fewer passes
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 

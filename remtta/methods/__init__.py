@@ -23,6 +23,7 @@ from remtta.methods.rem import REM
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
+from remtta.methods.vida import ViDA
 from remtta.weights import Committed
 
 
@@ -110,6 +111,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "lame": LAME,
     "memo": MEMO,
     "foa": FOA,
+    "vida": ViDA,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -288,8 +289,12 @@ class GradientMethod(ABC):
             return torch.autocast(device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer steps, in groups that may have their own learning rates."""
+        return [{"params": list(self._trained.values())}]
+
     def _new_optimizer(self) -> torch.optim.Optimizer:
-        config, parameters = self._config, self._trained.values()
+        config, parameters = self._config, self._parameter_groups()
         if config.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
         return torch.optim.Adam(parameters, lr=config.lr, betas=(config.momentum, 0.999))
