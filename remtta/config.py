@@ -278,6 +278,36 @@ class ViDAConfig(WholeModelConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class ContinualMAEConfig(WholeModelConfig):
+    """Settings of Continual-MAE; by default those of the official code for ViT-B, at a batch of 20.
+
+    Attributes:
+        mask_ratio: Share of the patches to mask, the most uncertain ones, in (0, 1).
+        num_dropouts: Forward passes under dropout that tell how uncertain they are.
+        dropout: Share of the embedded numbers that dropout removes.
+        hog_weight: Weight of the reconstruction of gradient histograms.
+        restore: Probability of each weight to go back to the source.
+
+    Source: Continual-MAE, arXiv:2312.12480.
+    """
+
+    mask_ratio: float = 0.5
+    num_dropouts: int = 10
+    dropout: float = 0.1
+    hog_weight: float = 0.5
+    restore: float = 0.01
+    lr: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check(0 < self.mask_ratio < 1, "mask-ratio", self.mask_ratio, "in (0, 1)")
+        check(self.num_dropouts >= 2, "num-dropouts", self.num_dropouts, ">= 2")
+        check(0 < self.dropout < 1, "dropout", self.dropout, "in (0, 1)")
+        check(math.isfinite(self.hog_weight) and self.hog_weight >= 0, "hog-weight", self.hog_weight, ">= 0")
+        check(0 <= self.restore < 1, "restore", self.restore, "in [0, 1)")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -290,6 +320,7 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "memo": MEMOConfig,
     "foa": FOAConfig,
     "vida": ViDAConfig,
+    "continual-mae": ContinualMAEConfig,
 }
 """The settings of every method, by its name on the command line."""
 
@@ -306,6 +337,7 @@ METHOD_SUMMARIES: dict[str, str] = {
     "memo": "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)",
     "foa": "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)",
     "vida": "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)",
+    "continual-mae": "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)",
 }
 """A line about every method, by its name on the command line."""
 

@@ -19,6 +19,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
     "foa": {"population": 6},
     "vida": {"num_augmentations": 3, "high_rank": 8},
+    "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
 }  # settings for fewer passes
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.continual_mae import ContinualMAE
 from remtta.methods.cotta import CoTTA
 from remtta.methods.foa import FOA
 from remtta.methods.lame import LAME
@@ -112,6 +113,7 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "memo": MEMO,
     "foa": FOA,
     "vida": ViDA,
+    "continual-mae": ContinualMAE,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -35,9 +35,12 @@ class PixelSpace:
 
     def augment(self, images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
         """Apply an augmentation of pixels to preprocessed images (..., 3, H, W)."""
-        mean, std = self._mean.to(images.device), self._std.to(images.device)
-        pixels = (images * std + mean).clamp(0, 1)
-        return (augmentation(pixels, generator) - mean) / std
+        pixels = augmentation(self.to_pixels(images), generator)
+        return (pixels - self._mean.to(images.device)) / self._std.to(images.device)
+
+    def to_pixels(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] of preprocessed images (..., 3, H, W)."""
+        return (images * self._std.to(images.device) + self._mean.to(images.device)).clamp(0, 1)
 
 
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
