@@ -308,6 +308,56 @@ class ContinualMAEConfig(WholeModelConfig):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class PETALConfig(CoTTAConfig):
+    """Settings of PETAL: CoTTA's and these; by default those of the official code.
+
+    The learning rate, too, is the official code's, for a ResNet-50.
+
+    Attributes:
+        restore: Share of the weights, those of least squared gradient, that go back to the source.
+        posterior_weight: Weight of the distance to the source's posterior.
+        swag_lr: Learning rate of the steps on clean images that tell the posterior.
+
+    Source: A Probabilistic Framework for Lifelong Test-Time Adaptation, arXiv:2212.09713.
+    """
+
+    restore: float = 0.003
+    posterior_weight: float = 1e-11
+    swag_lr: float = 1e-4
+    lr: float = 1e-2
+
+    def __post_init__(self) -> None:
+        weight = self.posterior_weight
+        check(math.isfinite(weight) and weight >= 0, "posterior-weight", weight, ">= 0")
+        check(math.isfinite(self.swag_lr) and self.swag_lr > 0, "swag-lr", self.swag_lr, "> 0")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class VDPConfig(MethodConfig):
+    """Settings of VDP. No official code could be read: the values are this project's, the teacher's CoTTA's.
+
+    Attributes:
+        prompt_share: Height and width of a prompt, as a share of the image's.
+        teacher_decay: Share of the teacher's prompts that stays at each update.
+        homeostasis: How strongly sensitive numbers of the domain-agnostic prompt are held back.
+
+    Source: Decorate the Newcomers, arXiv:2212.04145.
+    """
+
+    prompt_share: float = 0.25
+    teacher_decay: float = 0.999
+    homeostasis: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
+        check(0 < self.prompt_share <= 1, "prompt-share", self.prompt_share, "in (0, 1]")
+        check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
+        check(math.isfinite(self.homeostasis) and self.homeostasis >= 0, "homeostasis", self.homeostasis, ">= 0")
+        super().__post_init__()
+
+
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "source": MethodConfig,
     "pseudo-label": PseudoLabelConfig,
@@ -321,6 +371,8 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     "foa": FOAConfig,
     "vida": ViDAConfig,
     "continual-mae": ContinualMAEConfig,
+    "petal": PETALConfig,
+    "vdp": VDPConfig,
 }
 """The settings of every method, by its name on the command line."""
 
@@ -338,6 +390,8 @@ METHOD_SUMMARIES: dict[str, str] = {
     "foa": "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)",
     "vida": "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)",
     "continual-mae": "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)",
+    "petal": "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)",
+    "vdp": "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)",
 }
 """A line about every method, by its name on the command line."""
 

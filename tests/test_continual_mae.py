@@ -130,7 +130,7 @@ def test_a_reset_and_a_resume_carry_the_decoder() -> None:
 
 
 def test_a_share_that_masks_no_patch_is_refused() -> None:
-    with pytest.raises(UsageError, match="mask ratio 0.01 masks none of 64 patches; choose a larger one"):
+    with pytest.raises(UsageError, match=r"mask ratio 0\.01 masks none of 64 patches; choose a larger one"):
         ContinualMAE(tiny_vit(), ContinualMAEConfig(mask_ratio=0.01))
 
 

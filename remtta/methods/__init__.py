@@ -19,11 +19,13 @@ from remtta.methods.cotta import CoTTA
 from remtta.methods.foa import FOA
 from remtta.methods.lame import LAME
 from remtta.methods.memo import MEMO
+from remtta.methods.petal import PETAL
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rem import REM
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
+from remtta.methods.vdp import VDP
 from remtta.methods.vida import ViDA
 from remtta.weights import Committed
 
@@ -114,6 +116,8 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "foa": FOA,
     "vida": ViDA,
     "continual-mae": ContinualMAE,
+    "petal": PETAL,
+    "vdp": VDP,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -67,6 +67,10 @@ class CoTTA(TeacherMethod):
 
     def _after_step(self) -> None:
         super()._after_step()
+        self._restore()
+
+    def _restore(self) -> None:
+        """Put some of the student's weights back to the source's."""
         restore_at_random(self._trained, self._weights.source, self.config.restore, self._generator)
 
     def _own_state(self) -> dict[str, Tensor]:
