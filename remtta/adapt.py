@@ -96,7 +96,8 @@ def adapt_stream(
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
     and `run.json` into the output folder. A source that yields no frame at all
-    leaves nothing behind.
+    leaves nothing behind. Of a method that changes every weight a delta is
+    written only with `save_full`.
 
     Args:
         model: A timm classifier, as from `load_model`; adapted in place.
@@ -115,7 +116,8 @@ def adapt_stream(
         ends it early without an exception.
 
     Raises:
-        UsageError: If the source does not exist or the folder holds another run.
+        UsageError: If the source does not exist, the folder holds another run,
+            or `save_full` asks for what the method cannot save.
         StreamError: If the source yields no readable frame.
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
@@ -130,6 +132,8 @@ def adapt_stream(
     adapter = build_method(method, model, config)
     if adapter.needs_labels:
         raise UsageError(f"{method} learns from labels, which a stream has none of; use it in remtta eval")
+    if options.save_full and adapter.delta_refusal:
+        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
     if delta is not None:
         check_base(delta, base_sha256)
         adapter.load_delta(delta.tensors, delta.updates)
@@ -142,6 +146,11 @@ def adapt_stream(
     _log.debug(
         "%s adapts %d tensors, %s", method, len(adapter.adapted_names), ", ".join(adapter.adapted_names) or "none"
     )
+    if not adapter.norms_only and not options.save_full and not adapter.delta_refusal:
+        megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
+        _log.warning(
+            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", method, DELTA, megabytes
+        )
     run = _Run(model, adapter, stream, folder, method, config, options, delta, base_sha256)
     return run.execute(echo, on_batch, interrupts or Interrupts())
 
@@ -172,6 +181,7 @@ class _Run:
         self.frames_in_delta = start.frames if start else 0
         self.frames_since_reset = 0
         self.committed = adapter.committed  # as of the last batch whose predictions are written
+        self.saves_delta = adapter.norms_only or options.save_full
         self.started = datetime.now(UTC)
         self.environment = environment(self.device)
         _log.debug("preprocessing: %s", self.preprocessing)
@@ -227,7 +237,7 @@ class _Run:
                 self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = FolderLock(self.folder)
             claim_folder(self.folder, overwrite=self.options.overwrite)
-            size = sum(tensor.nbytes for tensor in self.committed[0].values())
+            size = sum(tensor.nbytes for tensor in self.committed[0].values()) if self.saves_delta else 0
             self.reserve = Reserve(self.folder / RESERVE, 2 * size + 2 * RECORD_BYTES)
             self._write_record()
         return self.reserve
@@ -324,7 +334,7 @@ class _Run:
 
     def _save_delta(self) -> None:
         tensors, updates = self.committed
-        if not tensors:
+        if not tensors or not self.saves_delta:
             return
         delta = Delta(
             tensors={name: tensor.cpu() for name, tensor in tensors.items()},

@@ -130,6 +130,16 @@ def test_foa_goes_on_from_its_state_and_a_reset_is_the_source() -> None:
         torch.testing.assert_close(resumed.predict(random_images(2)), tiny_vit()(random_images(2)))
 
 
+def test_starting_from_a_delta_searches_afresh() -> None:
+    foa = _foa()
+    foa(random_images(4))
+    foa.load_delta({"head.bias": torch.arange(7.0)})
+    with torch.no_grad():
+        expected = tiny_vit()(random_images(2)) + torch.arange(7.0)
+    torch.testing.assert_close(foa.predict(random_images(2)), expected)
+    assert int(foa._cma.counts[0]) == 0
+
+
 def test_one_image_and_one_that_is_no_number() -> None:
     foa = _foa()
     assert torch.isfinite(foa(random_images(1))).all()

@@ -125,6 +125,28 @@ def test_a_batch_of_one_and_a_reset(name: str) -> None:
     assert torch.equal(run(method, 0, count=1), first)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
+    inside, outside = make(name, lr=0.01), make(name, lr=0.01)
+    for seed in range(2):
+        with torch.inference_mode():
+            logits = run(inside, seed)
+        assert torch.equal(logits, run(outside, seed))
+    with torch.inference_mode():
+        inside.reset()
+    outside.reset()
+    assert torch.equal(run(inside, 5), run(outside, 5))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bf16_is_near_and_gives_float32(name: str) -> None:
+    exact, fast = make(name), make(name, precision="bf16")
+    for seed in range(2):
+        logits = run(fast, seed)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.01, rtol=0)
+
+
 def test_no_confident_prediction_is_no_update() -> None:
     method = build_method(
         "pseudo-label", tiny_vit(), method_config("pseudo-label", {"threshold": 0.9999}, batch_size=5)

@@ -64,7 +64,7 @@ def evaluate(
     """Run methods over labelled domains and measure them.
 
     Writes `predictions.jsonl` (a row per image, method and seed), `results.json`,
-    `table.md` and a delta per method and seed into the output folder.
+    `table.md` and a delta per seed and method that changes only norms into the output folder.
 
     Args:
         model: A timm classifier, as from `load_model`; back at its source weights afterwards.
@@ -340,7 +340,7 @@ class _Evaluation:
     def _finish_run(self, adapter: Method, method: str, seed: int, position: Position) -> dict[str, Any]:
         delta = adapter.delta()
         trainable = sum(tensor.numel() for tensor in delta.values())
-        if delta:
+        if delta and adapter.norms_only:  # one of every weight is as large as the model
             with writing(self.folder / DELTAS):
                 (self.folder / DELTAS).mkdir(exist_ok=True)
             save_delta(

@@ -51,7 +51,7 @@ class CoTTA(TeacherMethod):
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         source = self._in_parts(lambda part: self._run(self._weights.source, part), images)
         unsure = bool(source.softmax(-1).amax(-1).mean() < self.config.augment_below)
-        self._counts += torch.tensor([1, int(unsure)])
+        self._counts = self._counts + torch.tensor([1, int(unsure)])
         if not unsure:
             return self._in_parts(self._logits, images)
         total = torch.zeros_like(source)

@@ -15,7 +15,7 @@ from remtta.errors import ModelError, UsageError
 from remtta.layers import unwrap
 from remtta.losses import entropy
 from remtta.methods.cmaes import CMAES
-from remtta.methods.prompts import classify_with_prompts
+from remtta.methods.prompts import classify_with_prompts, feature_distance, moments
 from remtta.methods.source import Source
 
 _log = logging.getLogger("remtta")
@@ -28,12 +28,12 @@ class FOA(Source):
     """Search prompt tokens whose features look like the source's, without gradients; shift the class feature.
 
     Every candidate of a generation of CMA-ES, and the best one of the batch
-    before (at first: no prompts at all), predicts the batch; its fitness is the entropy of the predictions
-    plus the distance of its class tokens' mean and deviation, block by block
-    (the last one after the final norm), from those of clean source images.
-    The prediction of the fittest is returned. Before the classifier, the class
-    token moves by the source's mean minus a running mean over the batches
-    before. Micro-batches give the same, since fitness is that of the batch.
+    before (at first: no prompts at all), predicts the batch; its fitness is
+    the entropy of the predictions plus the distance of its class tokens' mean
+    and deviation, block by block (the last one after the final norm), from
+    those of clean source images. The prediction of the fittest is returned.
+    Before the classifier, the class token moves by the source's mean minus a
+    running mean over the batches before. A micro-batch only splits the passes.
 
     Written from the paper's mathematics and not compared with official code.
     Deviations are over B, not B - 1, so that a batch of one has one: 0.
@@ -43,7 +43,7 @@ class FOA(Source):
         config: Settings; the paper's by default.
 
     Raises:
-        ModelError: If its classifier reads other tokens than the class token.
+        ModelError: If its classifier reads other tokens.
     """
 
     adapts = True
@@ -65,8 +65,8 @@ class FOA(Source):
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Mean and deviation (depth, D) of the class tokens of clean images, without prompts; on the CPU."""
-        tokens = torch.cat([self._forward(images, None, None)[1].cpu().double() for images in batches], dim=1)
-        return {_MEAN: tokens.mean(1).float(), _STD: tokens.std(1, correction=0).float()}
+        mean, std = moments(self._forward(images, None, None)[1].cpu() for images in batches)
+        return {_MEAN: mean, _STD: std}
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Compare with what `source_statistics` returned, on this or an equal model."""
@@ -74,12 +74,8 @@ class FOA(Source):
         self._statistics = {name: tensor.to(device) for name, tensor in statistics.items()}
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits (B, C) of the fittest prompts for preprocessed images (B, 3, H, W); then a generation is done.
-
-        Raises:
-            UsageError: If it has no statistics of the source.
-        """
-        source = self._source()
+        """Logits (B, C) of the fittest prompts for preprocessed images (B, 3, H, W), after a generation."""
+        self._source()  # refuses to go on without
         if self.config.episodic:
             self.reset()
         candidates, shift = self._cma.ask(self._generator), self._shift()
@@ -87,7 +83,7 @@ class FOA(Source):
         logits, mean, best = torch.empty(0), torch.empty(0), self._best
         for prompts in [self._best, *candidates]:
             predicted, tokens = self._forward(images, prompts, shift)
-            value = self._fitness(predicted, tokens, source)
+            value = self._fitness(predicted, tokens)
             if not fitness or value < min(fitness):
                 logits, mean, best = predicted, tokens[-1].mean(0), prompts
             fitness.append(value)
@@ -109,6 +105,14 @@ class FOA(Source):
     def reset(self) -> None:
         """Back to the first generation, with no prompts and no shift."""
         super().reset()
+        self._forget()
+
+    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Search afresh on source plus delta."""
+        super().load_delta(delta, num_updates)
+        self._forget()
+
+    def _forget(self) -> None:
         self._cma.reset()
         self._best = self._running = None
 
@@ -116,8 +120,8 @@ class FOA(Source):
         """Everything the next generation depends on, but for the source's statistics."""
         state = {**super().state(), _GENERATOR: self._generator.get_state()}
         state.update({_CMA + name: tensor for name, tensor in self._cma.state().items()})
-        learned = {_BEST: self._best, _RUNNING: self._running}
-        return {**state, **{name: tensor.cpu().clone() for name, tensor in learned.items() if tensor is not None}}
+        learned = ((_BEST, self._best), (_RUNNING, self._running))
+        return state | {name: tensor.cpu().clone() for name, tensor in learned if tensor is not None}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
@@ -126,21 +130,18 @@ class FOA(Source):
         super().load_state({name: tensor for name, tensor in state.items() if name not in own})
         self._cma.load_state({name.removeprefix(_CMA): tensor for name, tensor in cma.items()})
         self._generator.set_state(state[_GENERATOR])
-        self._best = state[_BEST].clone() if _BEST in state else None
+        self._best = state.get(_BEST)
         self._running = state[_RUNNING].to(self._vit.cls_token.device) if _RUNNING in state else None
 
     def _source(self) -> dict[str, Tensor]:
         if self._statistics is None:
-            raise UsageError(
-                "foa compares features with those of clean source images; name some by --source-data FOLDER"
-            )
+            raise UsageError("foa needs features of clean source images; name some by --source-data FOLDER")
         return self._statistics
 
-    def _fitness(self, logits: Tensor, tokens: Tensor, source: Mapping[str, Tensor]) -> float:
-        distance = (tokens.mean(1) - source[_MEAN]).norm(dim=-1).sum()
-        distance += (tokens.std(1, correction=0) - source[_STD]).norm(dim=-1).sum()
-        weight = self.config.distance_weight * len(logits) / 64
-        value = float(entropy(logits).sum() + weight * distance)
+    def _fitness(self, logits: Tensor, tokens: Tensor) -> float:
+        source = self._source()
+        distance = feature_distance(tokens, source[_MEAN], source[_STD])
+        value = float(entropy(logits).sum() + self.config.distance_weight * len(logits) / 64 * distance)
         return value if math.isfinite(value) else math.inf
 
     def _shift(self) -> Tensor | None:

@@ -240,6 +240,7 @@ class GradientMethod(ABC):
     def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """One update; returns the views it was made from."""
         self._optimizer.zero_grad(set_to_none=True)
+        images = images.clone() if images.is_inference() else images  # which no graph may hold
         targets = self._targets(images, labels)
         size = self._config.micro_batch or len(images)
         whole = size >= len(images)

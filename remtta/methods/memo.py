@@ -79,6 +79,7 @@ class MEMO(GradientMethod):
     def _predict_adapted(self, image: Tensor) -> tuple[Tensor, bool]:
         """Logits (C,) of one image from after the update, and whether there was one."""
         adapted = False
+        image = image.clone() if image.is_inference() else image  # which no graph may hold
         for _ in range(self.config.steps):
             self._optimizer.zero_grad(set_to_none=True)
             views = torch.stack(
