@@ -413,6 +413,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:
         check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
+    if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
+        settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
     if kind.lr_batch and "lr" not in settings:
         settings = {**settings, "lr": kind.lr * batch_size / kind.lr_batch}
     return kind(**settings)

@@ -176,6 +176,14 @@ def test_tents_learning_rate_grows_with_the_batch_unless_given() -> None:
     assert TentConfig().adapt_layers == "all"
 
 
+def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> None:
+    assert method_config("cotta", {}, batch_size=16).nesterov
+    assert not method_config("cotta", {"optimizer": "adam"}, batch_size=16).nesterov
+    assert not method_config("cotta", {"momentum": 0.0}, batch_size=16).nesterov
+    with pytest.raises(UsageError, match="nesterov must be used with sgd and momentum"):
+        method_config("cotta", {"optimizer": "adam", "nesterov": True}, batch_size=16)
+
+
 def test_a_setting_the_method_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a setting of tent must be one of lr, .*, got mask_ratios"):
         method_config("tent", {"mask_ratios": (0, 0.1)}, batch_size=16)
