@@ -51,6 +51,7 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     within 0.06, in random order; rotation within 15 degrees, shift within
     1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
     deviation of 0.001-0.5; a flip every second time; noise of deviation 0.005.
+    Order and ranges were not compared with official code.
 
     Args:
         pixels: Shape (B, 3, H, W), in [0, 1].

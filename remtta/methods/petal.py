@@ -27,6 +27,8 @@ class PETAL(CoTTA):
     The posterior is SWAG's diagonal one: mean and variance of the weights
     along SGD on clean images. Streams have no labels, so each step is towards
     the source model's own answers; this is assumed, as is the learning rate.
+    Not compared with official code. `state` leaves the posterior out: give it
+    again by `use_source` before going on.
 
     Args:
         model: A timm VisionTransformer, whose weights become the teacher's.

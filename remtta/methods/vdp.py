@@ -25,9 +25,10 @@ class VDP(GradientMethod):
     latter's numbers are held near the teacher's, the more so the more
     sensitive the loss has been to them (a running mean of its gradients' size).
 
-    No official code could be read, and the paper leaves much open. Assumed: the
-    squares lie at two random places, the same in every run, start at zero and
-    may overlap; loss and teacher are CoTTA's, without augmentations.
+    Not compared with official code, of which none could be read: this follows
+    the paper's idea, and its constants are this project's. Assumed: the squares
+    lie at two random places, the same in every run, start at zero and may
+    overlap; loss and teacher are CoTTA's, without augmentations.
 
     Args:
         model: A timm VisionTransformer, frozen.

@@ -30,7 +30,8 @@ class ViDA(TeacherMethod):
 
     The official code starts from adapters that were trained on the source.
     Here they start at zero: down is random (deviation 1 / rank), up is zero.
-    The threshold and U are the paper's; the augmentations are CoTTA's.
+    U and its threshold follow the paper; the augmentations are CoTTA's. Not
+    compared with official code, whose high-rank scale is known never to change.
 
     Args:
         model: A timm VisionTransformer, whose weights become the teacher's.
