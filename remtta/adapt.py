@@ -49,6 +49,8 @@ from remtta.streams.prefetch import DecodedFrame, prefetch
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
 RECORD_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
 MOST_RESERVED_BYTES = 64 * 1024**2  # a method that changes all weights would ask for gigabytes
+SLOW_SAVE_S = 0.5
+SAVING_SHARE = 20  # a state that takes longer to save is saved so seldom that it costs 1 / 20 of the time
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
 
 _log = logging.getLogger("remtta")
@@ -121,7 +123,8 @@ def adapt_stream(
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
     and `run.json` into the output folder. A source that yields no frame at all
-    leaves nothing behind.
+    leaves nothing behind. Of a method that changes every weight a delta is
+    written only with `save_full`.
 
     Args:
         model: A timm classifier, as from `load_model`; adapted in place.
@@ -142,7 +145,8 @@ def adapt_stream(
         ends it early without an exception.
 
     Raises:
-        UsageError: If the source does not exist, the folder holds another run, or source images are missing.
+        UsageError: If the source does not exist, the folder holds another run, source images are missing,
+            or `save_full` asks for what the method cannot save.
         StreamError: If the source yields no readable frame.
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
@@ -160,6 +164,8 @@ def adapt_stream(
     adapter = build_method(method, model, config)
     if adapter.needs_labels:
         raise UsageError(f"{method} learns from labels, which a stream has none of; use it in remtta eval")
+    if options.save_full and adapter.delta_refusal:
+        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
     check_source_data([method], source_data)
     interrupts = interrupts or Interrupts()
     learned = None
@@ -177,6 +183,11 @@ def adapt_stream(
     _log.debug(
         "%s adapts %d tensors, %s", method, len(adapter.adapted_names), ", ".join(adapter.adapted_names) or "none"
     )
+    if not adapter.norms_only and not options.save_full and not adapter.delta_refusal:
+        megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
+        _log.warning(
+            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", method, DELTA, megabytes
+        )
     run = _Run(model, adapter, stream, folder, method, config, options, delta, learned, base_sha256)
     return run.execute(echo, on_batch, interrupts)
 
@@ -208,7 +219,10 @@ class _Run:
         self.place = Place(frames_in_delta=start.frames if start else 0)
         self.between_batches = True  # no update has begun whose predictions are not written
         self.batch_seconds = math.inf
+        self.saved_at = time.monotonic()
+        self.saving_seconds = 0.0
         self.committed = adapter.committed  # as of the last batch whose predictions are written
+        self.saves_delta = adapter.norms_only or options.save_full
         self.started = datetime.now(UTC)
         self.environment = environment(self.device)
         _log.debug("preprocessing: %s", self.preprocessing)
@@ -447,7 +461,9 @@ class _Run:
             before, every = self.summary.num_updates, self.options.save_every
             self.summary.num_updates += new_updates
             if before // every != self.summary.num_updates // every:
-                self._save_state()
+                slow = self.saving_seconds > SLOW_SAVE_S
+                if not slow or time.monotonic() - self.saved_at > SAVING_SHARE * self.saving_seconds:
+                    self._save_state()
                 self._save_delta()
                 self._write_record()
 
@@ -471,12 +487,15 @@ class _Run:
         self.place.updates, self.place.seconds = summary.num_updates, summary.seconds
         self.place.num_bytes = self._claim().sync()
         self.place.event_bytes = self.events.sync() if self.events else 0
+        started = time.monotonic()
         state = {**self.adapter.state(), **(self.guard.state() if self.guard else {})}
         save_place(self.folder / STATE, self.place, state)
+        self.saved_at = time.monotonic()
+        self.saving_seconds = self.saved_at - started
 
     def _save_delta(self) -> None:
         tensors, updates = self.committed
-        if not tensors:
+        if not tensors or not self.saves_delta:
             return
         delta = Delta(
             tensors={name: tensor.cpu() for name, tensor in tensors.items()},

@@ -73,6 +73,8 @@ class RunOptions:
         topk: Classes listed per prediction.
         logits: Write all logits as well.
         save_every: Updates between two saves of the delta.
+        save_full: Save a delta also of a method that changes every weight,
+            which is as large as the model.
         reset_every: Go back to the source weights before the first batch
             after this many frames, so after whole batches; None for never.
         on_error: "skip" or "stop" at a frame that cannot be read.
@@ -89,6 +91,7 @@ class RunOptions:
     topk: int = 5
     logits: bool = False
     save_every: int = 20
+    save_full: bool = False
     reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "skip"
     overwrite: bool = False

@@ -106,6 +106,10 @@ def adapt(
     save_every: Annotated[
         int, typer.Option(help="Updates between saves of the delta.", rich_help_panel=_STREAM)
     ] = _OPTIONS.save_every,
+    save_full: Annotated[
+        bool,
+        typer.Option("--save-full", help="Save a delta also where every weight changes.", rich_help_panel=_STREAM),
+    ] = False,
     sort: Annotated[
         opt.Sorts, typer.Option(help="Order of a folder's or glob's files.", rich_help_panel=_STREAM)
     ] = opt.Sorts.NAME,
@@ -173,6 +177,7 @@ def adapt(
                 topk=topk,
                 logits=logits,
                 save_every=save_every,
+                save_full=save_full,
                 reset_every=reset_every,
                 on_error=on_error.value,
                 overwrite=overwrite,

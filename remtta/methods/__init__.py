@@ -16,9 +16,15 @@ from remtta.config import METHOD_CONFIGS, MethodConfig
 from remtta.errors import UsageError
 from remtta.methods.cmf import CMF
 from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
+from remtta.methods.continual_mae import ContinualMAE
+from remtta.methods.cotta import CoTTA
 from remtta.methods.deyo import DeYO
 from remtta.methods.eata import EATA
 from remtta.methods.eta import ETA
+from remtta.methods.foa import FOA
+from remtta.methods.lame import LAME
+from remtta.methods.memo import MEMO
+from remtta.methods.petal import PETAL
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
@@ -27,6 +33,8 @@ from remtta.methods.sar import SAR
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
+from remtta.methods.vdp import VDP
+from remtta.methods.vida import ViDA
 from remtta.weights import Committed
 
 
@@ -48,6 +56,10 @@ class Method(Protocol):
     @property
     def norms_only(self) -> bool:
         """Whether only normalisation weights change, so that a delta is small."""
+
+    @property
+    def delta_refusal(self) -> str | None:
+        """Why what it learns cannot be saved as a delta, if it cannot."""
 
     @property
     def num_models(self) -> int:
@@ -123,6 +135,14 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "rem-n1": REM,
     "rem-come": REMCOME,
     "supervised": Supervised,
+    "cotta": CoTTA,
+    "lame": LAME,
+    "memo": MEMO,
+    "foa": FOA,
+    "vida": ViDA,
+    "continual-mae": ContinualMAE,
+    "petal": PETAL,
+    "vdp": VDP,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ class GradientMethod(ABC):
     needs_source = False
     norms_only = True
     num_models = 1
+    delta_refusal: str | None = None
 
     def __init__(self, model: nn.Module, config: MethodConfig) -> None:
         self.model = model
@@ -59,14 +61,15 @@ class GradientMethod(ABC):
             raise ModelError("the model has no classifier head with at least two classes")
         model.eval().requires_grad_(False)
         named = self._chosen()
-        for parameter in named.values():
-            parameter.requires_grad_(True)
         frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
         self._weights = AdaptedWeights(named, frozen)
-        self._lr = config.lr
+        self._lr_factor = 1.0
+        self._generator = torch.Generator().manual_seed(torch.initial_seed())
+        self._trained = self._trainable()
+        for tensor in self._trained.values():
+            tensor.requires_grad_(True)
         self._optimizer = self._new_optimizer()
         self._last_views: Tensor | None = None
-        self._generator = torch.Generator().manual_seed(torch.initial_seed())
 
     @abstractmethod
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
@@ -74,7 +77,7 @@ class GradientMethod(ABC):
 
         Args:
             images: Shape (B, 3, H, W), preprocessed.
-            labels: Shape (B,), where the method needs them.
+            labels: Shape (B,), where the method needs them; or the rows that `_targets` made.
 
         Returns:
             Logits of the views (L, B, C), the plain one first; the scalar
@@ -84,6 +87,14 @@ class GradientMethod(ABC):
     def _chosen(self) -> dict[str, nn.Parameter]:
         """The parameters that adapt, by their names in the timm model."""
         return adapted_norms(self._vit, self._config.adapt_layers)
+
+    def _trainable(self) -> Mapping[str, Tensor]:
+        """What the optimizer steps, by name: the adapted parameters, unless others learn in their place."""
+        return self._weights.parameters
+
+    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor | None:
+        """What the loss compares each image with, a row per image; made from the whole batch, before its parts."""
+        return labels
 
     def _after_step(self) -> None:  # noqa: B027 - a hook
         """What happens to the weights after the optimizer's step, before they count as committed."""
@@ -153,9 +164,7 @@ class GradientMethod(ABC):
             raise ValueError("this method learns from labels, and none were given")
         if self._config.episodic:
             self.reset()
-        self._last_views = self._step(images, labels)
-        for _ in range(self._config.steps - 1):
-            self._step(images, labels)
+        self._last_views = self._adapt(images, labels)
         return self._output(self._last_views[0])
 
     @torch.no_grad()
@@ -174,11 +183,12 @@ class GradientMethod(ABC):
         return self._weights.drift()
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the config's learning rate, for this and every later optimizer."""
-        self._lr = self._config.lr * factor
+        """Multiply the config's learning rates, for this and every later optimizer."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._lr
+            group["lr"] *= factor / self._lr_factor
+        self._lr_factor = factor
 
+    @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:
         """Go back to the source weights, exactly, and forget everything learned."""
         self._weights.reset()
@@ -220,7 +230,7 @@ class GradientMethod(ABC):
         state[_UPDATES] = torch.tensor(self.num_updates)
         state[_GENERATOR] = self._generator.get_state()
         state.update({_OWN + name: tensor.detach().cpu().clone() for name, tensor in self._own_state().items()})
-        for name, parameter in self._weights.parameters.items():
+        for name, parameter in self._trained.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if value is not None:
                     state[f"{_OPTIMIZER_STATE}{name}:{key}"] = torch.as_tensor(value).detach().cpu().clone()
@@ -237,11 +247,18 @@ class GradientMethod(ABC):
         for name, tensor in state.items():
             if name.startswith(_OPTIMIZER_STATE):
                 parameter_name, _, key = name.removeprefix(_OPTIMIZER_STATE).rpartition(":")
-                parameter = self._weights.parameters[parameter_name]
+                parameter = self._trained[parameter_name]
                 place = "cpu" if key == "step" else parameter.device
                 self._optimizer.state[parameter][key] = tensor.to(place, copy=True)
         self._generator.set_state(state[_GENERATOR])
         self._load_own_state({name.removeprefix(_OWN): t for name, t in state.items() if name.startswith(_OWN)})
+
+    def _adapt(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """All steps on a batch; returns the views behind its prediction."""
+        views = self._step(images, labels)
+        for _ in range(self._config.steps - 1):
+            self._step(images, labels)
+        return views
 
     @torch.inference_mode(False)  # the caller may predict under no_grad or inference_mode
     @torch.enable_grad()
@@ -255,12 +272,14 @@ class GradientMethod(ABC):
     def _gradients(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """Leave the batch's gradients in the parameters, none where no image counts; returns the views."""
         self._optimizer.zero_grad(set_to_none=True)
+        images = images.clone() if images.is_inference() else images  # which no graph may hold
+        targets = self._targets(images, labels)
         size = self._config.micro_batch or len(images)
         whole = size >= len(images)
         views, num_counted = [], 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
-            logits, loss, count = self._loss(images[part], None if labels is None else labels[part])
+            logits, loss, count = self._loss(images[part], None if targets is None else targets[part])
             if count:
                 # The loss is a mean over images, so the parts' sums add up to the batch's.
                 (loss if whole else loss * count).backward()
@@ -271,7 +290,7 @@ class GradientMethod(ABC):
         return torch.cat(views, dim=1)
 
     def _current_gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._weights.parameters.values() if parameter.grad is not None]
+        return [tensor.grad for tensor in self._trained.values() if tensor.grad is not None]
 
     def _apply_gradients(self) -> None:
         gradients = self._current_gradients()
@@ -309,8 +328,14 @@ class GradientMethod(ABC):
             return torch.autocast(device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer steps, in groups that may have their own learning rates."""
+        return [{"params": list(self._trained.values())}]
+
     def _new_optimizer(self) -> torch.optim.Optimizer:
-        config, parameters = self._config, self._weights.parameters.values()
+        config, groups = self._config, self._parameter_groups()
+        for group in groups:
+            group["lr"] = group.get("lr", config.lr) * self._lr_factor
         if config.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=self._lr, momentum=config.momentum, nesterov=config.nesterov)
-        return torch.optim.Adam(parameters, lr=self._lr, betas=(config.momentum, 0.999))
+            return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.Adam(groups, betas=(config.momentum, 0.999))

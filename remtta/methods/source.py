@@ -24,6 +24,7 @@ class Source:
     needs_labels = False
     needs_source = False
     norms_only = True
+    delta_refusal: str | None = None
     num_forwards = 1.0
     num_backwards = 0.0
     num_models = 1
@@ -59,10 +60,13 @@ class Source:
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """The same."""
-        bf16 = self._precision == "bf16"
-        with torch.autocast(images.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+        with self._autocast(images.device):
             logits: Tensor = self.model(images)
         return logits.float()
+
+    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        bf16 = self._precision == "bf16"
+        return torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
 
     def reset(self) -> None:
         """Back to the weights without any delta."""

@@ -1,0 +1,90 @@
+"""Random augmentations of tensors, drawn from a generator whose state can be saved.
+
+Pixels are float32 in [0, 1]: what
+comes in preprocessed is brought back to them and normalised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as T
+
+from remtta.methods.randomness import integer, spawn, uniform
+from remtta.models import preprocessing_of
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+_BILINEAR = InterpolationMode.BILINEAR
+
+
+class PixelSpace:
+    """The way from a model's preprocessed space to pixels in [0, 1] and back.
+
+    Args:
+        model: A timm model; mean and deviation are those of its own config.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        preprocessing = preprocessing_of(model)
+        self._mean = torch.tensor(preprocessing.mean).view(-1, 1, 1)
+        self._std = torch.tensor(preprocessing.std).view(-1, 1, 1)
+
+    def augment(self, images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+        """Apply an augmentation of pixels to preprocessed images (..., 3, H, W)."""
+        pixels = augmentation(self.to_pixels(images), generator)
+        return (pixels - self._mean.to(images.device)) / self._std.to(images.device)
+
+    def to_pixels(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] of preprocessed images (..., 3, H, W)."""
+        return (images * self._std.to(images.device) + self._mean.to(images.device)).clamp(0, 1)
+
+
+def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """CoTTA's augmentation: colours, a small affine map, blur, flip and noise.
+
+    One set of numbers is drawn for all images; the noise is each image's own.
+    Brightness 0.6-1.4, contrast and gamma 0.7-1.3, saturation 0.5-1.5 and hue
+    within 0.06, in random order; rotation within 15 degrees, shift within
+    1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
+    deviation of 0.001-0.5; a flip every second time; noise of deviation 0.005.
+    Order and ranges were not compared with official code.
+
+    Args:
+        pixels: Shape (B, 3, H, W), in [0, 1].
+        generator: Where the numbers come from.
+
+    Returns:
+        The same shape, in [0, 1].
+
+    Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
+    """
+    height, width = pixels.shape[-2:]
+    factors: list[tuple[Callable[[Tensor, float], Tensor], float, float]] = [
+        (T.adjust_brightness, 0.6, 1.4),
+        (T.adjust_contrast, 0.7, 1.3),
+        (T.adjust_saturation, 0.5, 1.5),
+        (T.adjust_hue, -0.06, 0.06),
+        (T.adjust_gamma, 0.7, 1.3),
+    ]
+    for number in torch.randperm(len(factors), generator=generator).tolist():
+        adjust, low, high = factors[number]
+        pixels = adjust(pixels, uniform(generator, low, high))
+    pixels = T.pad(pixels, [width // 2, height // 2], padding_mode="edge")  # so that no black corner turns in
+    pixels = T.affine(
+        pixels,
+        angle=uniform(generator, -15, 15),
+        translate=[uniform(generator, -1, 1) * size / 16 for size in (pixels.shape[-1], pixels.shape[-2])],
+        scale=uniform(generator, 0.9, 1.1),
+        shear=[0.0, 0.0],
+        interpolation=_BILINEAR,
+    )
+    sigma = uniform(generator, 0.001, 0.5)
+    pixels = T.center_crop(T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma]), [height, width])
+    if integer(generator, 0, 1):
+        pixels = T.horizontal_flip(pixels)
+    noise = torch.randn(pixels.shape, generator=spawn(generator, pixels.device), device=pixels.device)
+    return (pixels + 0.005 * noise).clamp(0, 1)

@@ -1,0 +1,148 @@
+"""Continual-MAE: adaptive distribution masked autoencoders (Liu et al., CVPR 2024, arXiv:2312.12480)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.config import ContinualMAEConfig
+from remtta.engine import classify, embed
+from remtta.errors import UsageError
+from remtta.methods.augmentations import PixelSpace
+from remtta.methods.gradient import GradientMethod
+from remtta.methods.hog import hog_patches, hog_size
+from remtta.methods.teacher import restore_at_random
+
+_TOKEN, _WEIGHT, _BIAS = "mask_token", "hog.weight", "hog.bias"
+_INITIAL_STD = 0.02
+
+
+class ContinualMAE(GradientMethod):
+    """Predict, then learn to say the same, and to describe what is hidden, where the most uncertain patches are masked.
+
+    A patch is the more uncertain the more its final feature varies under
+    dropout. The loss is the cross-entropy of the masked view to the plain one
+    plus the weighted squared error of gradient histograms (HOG) at the masked
+    patches; then a random share of the weights goes back to the source.
+
+    Not compared with official code. Assumed: dropout of 10 % where timm has
+    its `pos_drop`; variance summed over the feature; masked patches embed as a
+    learned token; one linear layer reconstructs. Token and layer start at
+    random with deviation 0.02 and are not trained on the source first.
+
+    Args:
+        model: A timm VisionTransformer.
+        config: Settings; by default those of the official code.
+
+    Raises:
+        UsageError: If the mask ratio masks no patch.
+    """
+
+    norms_only = False
+    num_models = 2  # the adapting one and the source
+
+    def __init__(self, model: nn.Module, config: ContinualMAEConfig | None = None) -> None:
+        self.config = config or ContinualMAEConfig()
+        super().__init__(model, self.config)
+        self._pixels = PixelSpace(self._vit)
+        patches, ratio = self._vit.patch_embed.num_patches, self.config.mask_ratio
+        if int(ratio * patches) < 1:
+            raise UsageError(f"mask ratio {ratio:g} masks none of {patches} patches; choose a larger one")
+
+    @property
+    def num_forwards(self) -> float:
+        """Forward passes per image: under dropout, plain and masked."""
+        return self.config.steps * (self.config.num_dropouts + 2)
+
+    @property
+    def num_backwards(self) -> float:
+        """Backward passes per image: the masked view's."""
+        return self.config.steps
+
+    def _chosen(self) -> dict[str, nn.Parameter]:
+        return dict(self._vit.named_parameters())
+
+    def _trainable(self) -> Mapping[str, Tensor]:
+        self._patch_size: tuple[int, int] = tuple(self._vit.patch_embed.patch_size)
+        self._decoder = self._new_decoder()
+        return {**self._weights.parameters, **self._decoder}
+
+    def _new_decoder(self) -> dict[str, Tensor]:
+        """The mask token (D,) and the layer from tokens to HOG, always the same at first."""
+        generator = torch.Generator().manual_seed(0)
+        width, like = self._vit.embed_dim, self._vit.cls_token
+        size = hog_size(self._patch_size)
+        token = _INITIAL_STD * torch.randn(width, generator=generator)
+        weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
+        return {_TOKEN: token.to(like), _WEIGHT: weight.to(like), _BIAS: like.new_zeros(size)}
+
+    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        # A seed per image and pass, so that an image's dropout is the same in any micro-batch.
+        return torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self._generator)
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        assert labels is not None  # the seeds
+        with torch.no_grad(), self._precision(images.device):
+            tokens = embed(self._vit, images)
+            plain = classify(self._vit, tokens).float()
+            masked = self._most_uncertain(tokens, labels)
+        with self._precision(images.device):
+            logits, described = self._masked_view(images, masked)
+        truth = hog_patches(self._pixels.to_pixels(images), self._patch_size)
+        agree = -(plain.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
+        describe = F.mse_loss(described.float()[masked], truth[masked])
+        return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
+
+    def _most_uncertain(self, tokens: Tensor, seeds: Tensor) -> Tensor:
+        """Which patches (B, N) vary most under dropout of the embedded tokens (B, P + N, D)."""
+        mean, spread = torch.zeros_like(tokens), torch.zeros_like(tokens)
+        for number, column in enumerate(seeds.T, start=1):  # Welford's running variance
+            x = _dropped(tokens, column, self.config.dropout)
+            for block in self._vit.blocks:
+                x = block(x)
+            x = self._vit.norm(x)
+            off = x - mean
+            mean = mean + off / number
+            spread = spread + off * (x - mean)
+        uncertainty = spread.float().sum(-1)[:, self._vit.num_prefix_tokens :]
+        count = int(self.config.mask_ratio * uncertainty.shape[1])
+        chosen = uncertainty.topk(count, dim=1).indices
+        return torch.zeros_like(uncertainty, dtype=torch.bool).scatter_(1, chosen, True)
+
+    def _masked_view(self, images: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C), and what the decoder makes of every patch (B, N, F), with these patches hidden."""
+        vit = self._vit
+        patches = vit.patch_embed(images)
+        hidden = masked.view(patches.shape[:-1]).unsqueeze(-1)
+        x = vit.norm_pre(vit._pos_embed(torch.where(hidden, self._decoder[_TOKEN].to(patches), patches)))
+        for block in vit.blocks:
+            x = block(x)
+        x = vit.norm(x)
+        described = F.linear(x[:, vit.num_prefix_tokens :], self._decoder[_WEIGHT], self._decoder[_BIAS])
+        return vit.forward_head(x), described
+
+    def _after_step(self) -> None:
+        restore_at_random(self._weights.parameters, self._weights.source, self.config.restore, self._generator)
+
+    def _own_state(self) -> dict[str, Tensor]:
+        return self._decoder
+
+    @torch.no_grad()
+    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._decoder.items():
+            tensor.copy_(state[name])
+
+    def _forget(self) -> None:
+        self._load_own_state(self._new_decoder())
+
+
+def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:
+    """Tokens (B, T, D) after dropout, each image's drawn from its seed."""
+    draws = []
+    for seed in seeds.tolist():
+        generator = torch.Generator(tokens.device).manual_seed(seed)
+        draws.append(torch.rand(tokens.shape[1:], generator=generator, device=tokens.device))
+    return tokens * (torch.stack(draws) >= rate) / (1 - rate)

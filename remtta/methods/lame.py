@@ -1,0 +1,96 @@
+"""LAME: correct a batch's predictions, and leave the model alone (Boudiaf et al., CVPR 2022, arXiv:2201.05718)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.config import LAMEConfig
+from remtta.layers import unwrap
+from remtta.methods.source import Source
+
+_MAX_STEPS = 100
+_TOLERANCE = 1e-8  # relative change of the objective at which the assignments have settled
+
+
+class LAME(Source):
+    """Predict so that images with near features get near predictions; no weight changes.
+
+    What is returned are log-probabilities: their softmax is the corrected
+    prediction. A batch of one has no neighbours, and is predicted as it is.
+    Micro-batches split the forward passes; the correction sees the whole batch.
+
+    Written from the paper's mathematics and not compared with official code.
+
+    Args:
+        model: A timm VisionTransformer, put in eval mode and frozen.
+        config: Settings; the paper's by default.
+
+    Raises:
+        ModelError: If the model is no VisionTransformer.
+    """
+
+    delta_refusal = "LAME corrects predictions and changes no weights"
+
+    def __init__(self, model: nn.Module, config: LAMEConfig | None = None) -> None:
+        self.config = config or LAMEConfig()
+        super().__init__(model, self.config)
+        self._vit = unwrap(model)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
+        features, logits = [], []
+        for part in images.split(self.config.micro_batch or len(images)):
+            with self._autocast(images.device):
+                tokens = self._vit.forward_features(part)
+                features.append(self._vit.forward_head(tokens, pre_logits=True).float())
+                logits.append(self._vit.forward_head(tokens).float())
+        affinity = neighbour_affinity(torch.cat(features), self.config.neighbours)
+        return laplacian_correction(torch.cat(logits).log_softmax(-1), affinity)
+
+
+def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
+    """Who is among whose nearest neighbours, by cosine.
+
+    Args:
+        features: Shape (B, D).
+        neighbours: How many each has, itself left out; all others in a smaller batch.
+
+    Returns:
+        Shape (B, B): row i is 1 at the neighbours of i, else 0.
+    """
+    similarity = F.normalize(features, dim=-1) @ F.normalize(features, dim=-1).T
+    similarity.fill_diagonal_(-torch.inf)
+    nearest = similarity.topk(min(neighbours, len(features) - 1), dim=-1).indices
+    return torch.zeros_like(similarity).scatter_(1, nearest, 1.0)
+
+
+def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
+    """Assignments near the predictions and alike among neighbours, by the concave-convex procedure.
+
+    Minimises sum_i KL(z_i, q_i) - sum_ij w_ij z_i . z_j over distributions
+    z_i: each step sets z_i proportional to q_i exp(sum_j w_ij z_j).
+
+    Args:
+        log_probs: Logarithms of the model's predictions q, shape (B, C).
+        affinity: The weights w, shape (B, B).
+
+    Returns:
+        Logarithms of z, shape (B, C).
+
+    Source: Parameter-free Online Test-time Adaptation, arXiv:2201.05718.
+    """
+    log_z, earlier = log_probs, math.nan  # which no objective equals
+    for _ in range(_MAX_STEPS):
+        pull = affinity @ log_z.exp()
+        log_z = (log_probs + pull).log_softmax(-1)
+        z = log_z.exp()
+        objective = float((z * (log_z - log_probs)).sum() - (z * (affinity @ z)).sum())
+        if abs(objective - earlier) <= _TOLERANCE * abs(earlier):
+            break
+        earlier = objective
+    return log_z

@@ -1,0 +1,107 @@
+"""PETAL: a probabilistic framework for lifelong adaptation (Brahma and Rai, CVPR 2023, arXiv:2212.09713)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.config import PETALConfig
+from remtta.errors import UsageError
+from remtta.methods.cotta import CoTTA
+
+_MEAN, _VARIANCE = "mean.", "variance."
+_MIN_VARIANCE = 1e-6
+
+
+class PETAL(CoTTA):
+    """CoTTA with a student that stays near the posterior of the source's weights.
+
+    The loss adds posterior_weight / 2 * sum (theta - mean)^2 / (variance +
+    1e-6) over the student's weights. After the step, the weights of least
+    squared gradient (under its quantile over all weights) go back to the
+    source, where CoTTA chooses at random.
+
+    The posterior is SWAG's diagonal one: mean and variance of the weights
+    along SGD on clean images. Streams have no labels, so each step is towards
+    the source model's own answers; this is assumed, as is the learning rate.
+    Not compared with official code. `state` leaves the posterior out: give it
+    again by `use_source` before going on.
+
+    Args:
+        model: A timm VisionTransformer, whose weights become the teacher's.
+        config: Settings; by default those of the official code.
+    """
+
+    needs_source = True
+    num_models = 5  # teacher, student, source, and the posterior's mean and variance
+
+    def __init__(self, model: nn.Module, config: PETALConfig | None = None) -> None:
+        self._settings = config or PETALConfig()
+        self._statistics: dict[str, Tensor] | None = None
+        super().__init__(model, self._settings)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Mean and variance of the weights along SGD from the source, one step per batch of clean images."""
+        source = {name: self._weights.source[name] for name in self._trained}
+        weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
+        mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
+        spread = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
+        optimizer = torch.optim.SGD(weights.values(), lr=self._settings.swag_lr, momentum=0.9)
+        count = 0
+        for count, images in enumerate(batches, start=1):
+            with torch.no_grad():
+                answers = self._run(source, images).argmax(-1)
+            optimizer.zero_grad()
+            F.cross_entropy(self._run(weights, images), answers).backward()
+            optimizer.step()
+            for name, tensor in weights.items():  # Welford's running variance
+                off = tensor.detach() - mean[name]
+                mean[name] += off / count
+                spread[name] += off * (tensor.detach() - mean[name])
+        statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
+        return {**statistics, **{_VARIANCE + name: (tensor / max(1, count)).cpu() for name, tensor in spread.items()}}
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Stay near what `source_statistics` returned, on this or an equal model."""
+        device = self._vit.cls_token.device
+        self._statistics = {name: tensor.to(device) for name, tensor in statistics.items()}
+
+    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        self._known_statistics()
+        return super()._targets(images, labels)
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        views, loss, count = super()._loss(images, labels)
+        return views, loss + self._settings.posterior_weight * self._distance(), count
+
+    def _distance(self) -> Tensor:
+        """Half the squared Mahalanobis distance of the student's weights from the source's posterior."""
+        known = self._known_statistics()
+        return (
+            0.5
+            * torch.stack(
+                [
+                    ((tensor - known[_MEAN + name]).square() / (known[_VARIANCE + name] + _MIN_VARIANCE)).sum()
+                    for name, tensor in self._trained.items()
+                ]
+            ).sum()
+        )
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        squared = {name: t.grad.square() for name, t in self._trained.items() if t.grad is not None}
+        flat = torch.cat([tensor.flatten() for tensor in squared.values()])
+        threshold = flat.kthvalue(1 + int(self._settings.restore * (len(flat) - 1))).values
+        for name, tensor in squared.items():
+            weight = self._trained[name]
+            weight.copy_(torch.where(tensor < threshold, self._weights.source[name], weight))
+
+    def _known_statistics(self) -> dict[str, Tensor]:
+        if self._statistics is None:
+            raise UsageError("petal learns a posterior from clean source images; name some by --source-data FOLDER")
+        return self._statistics

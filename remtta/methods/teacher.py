@@ -1,0 +1,90 @@
+"""What the methods share in which a student learns from a slowly following teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from remtta.engine import classify, embed
+from remtta.methods.gradient import GradientMethod
+from remtta.methods.randomness import spawn
+
+_STUDENT = "student."
+
+
+class TeacherMethod(GradientMethod):
+    """Predict with a teacher; a student learns from it, and the teacher follows the student.
+
+    The weights in the model are the teacher's: what the model predicts, what
+    the method returns and what `delta` holds are one thing. The student is a
+    second set of weights that runs through the same model.
+    """
+
+    norms_only = False
+    num_models = 2
+    teacher_decay: float
+
+    def _chosen(self) -> dict[str, nn.Parameter]:
+        return dict(self._vit.named_parameters())
+
+    def _trainable(self) -> Mapping[str, Tensor]:
+        self._classifier = _Classifier(self._vit)
+        return {name: parameter.detach().clone() for name, parameter in self._weights.parameters.items()}
+
+    def _own_state(self) -> dict[str, Tensor]:
+        return {_STUDENT + name: tensor for name, tensor in self._trained.items()}
+
+    @torch.no_grad()
+    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._trained.items():
+            tensor.copy_(state[_STUDENT + name])
+
+    @torch.no_grad()
+    def _forget(self) -> None:
+        for name, parameter in self._weights.parameters.items():
+            self._trained[name].copy_(parameter)
+
+    def _after_step(self) -> None:
+        parameters = self._weights.parameters
+        follow(parameters, {name: self._trained[name] for name in parameters}, self.teacher_decay)
+
+    def _run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """Logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
+        named = {f"vit.{name}": tensor for name, tensor in weights.items()}
+        with self._precision(images.device):
+            logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
+        return logits.float()
+
+    def _in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """Predict a whole batch, at most a micro-batch at a time."""
+        return torch.cat([predict(part) for part in images.split(self._config.micro_batch or len(images))])
+
+
+class _Classifier(nn.Module):
+    """The forward pass as a module, whose weights `functional_call` can replace."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: Tensor) -> Tensor:
+        return classify(self.vit, embed(self.vit, images))
+
+
+@torch.no_grad()
+def follow(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], decay: float) -> None:
+    """Move a teacher's tensors towards the student's, in place: decay * teacher + (1 - decay) * student."""
+    for name, tensor in teacher.items():
+        tensor.lerp_(student[name], 1 - decay)
+
+
+@torch.no_grad()
+def restore_at_random(
+    weights: Mapping[str, Tensor], source: Mapping[str, Tensor], share: float, generator: torch.Generator
+) -> None:
+    """Put a random share of all values back to those of the source, in place."""
+    for name, tensor in weights.items():
+        drawn = torch.rand(tensor.shape, generator=spawn(generator, tensor.device), device=tensor.device)
+        tensor.copy_(torch.where(drawn < share, source[name], tensor))
