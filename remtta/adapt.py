@@ -22,10 +22,9 @@ from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
 from remtta.files import FolderLock, Reserve, write_json, writing
-from remtta.guard import Guard, describe
+from remtta.guard import describe, guarded
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
-from remtta.methods.gradient import GradientMethod
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
 from remtta.options import RunOptions
 from remtta.predictions import PredictionWriter, ReaderGone, Row, prediction_rows
@@ -229,8 +228,7 @@ class _Run:
         _log.debug("base weights: sha256 %s, on %s", base_sha256, self.device)
         self.writer: PredictionWriter | None = None
         self.events: PredictionWriter | None = None
-        watched = options.guard is not None and isinstance(adapter, GradientMethod) and not config.episodic
-        self.guard = Guard(adapter, options.guard) if watched else None  # type: ignore[arg-type]
+        self.guard = guarded(adapter, options.guard, config)
         self.reserve: Reserve | None = None
         self.lock: FolderLock | None = None
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remtta.config import MethodConfig
 from remtta.losses import entropy
+from remtta.methods import Method
 from remtta.methods.gradient import GradientMethod
 from remtta.options import GuardOptions
 from remtta.reservoir import Reservoir
@@ -25,6 +27,13 @@ _PREFIX = "guard."
 _BISECTIONS = 25
 _RENEWED_TOGETHER = 8  # a forward pass of a single image wastes most of its time
 _LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would raise alarms by chance
+
+
+def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
+    """A guard for a method whose changes to the weights add up; None for others, or if there is to be none."""
+    if options is None or config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
+        return None
+    return Guard(method, options)
 
 
 def mutual_information(logits: Tensor) -> float:

@@ -82,6 +82,8 @@ class AdaptedWeights:
 
     def drift(self) -> float:
         """Norm of the committed change over the norm of the source weights."""
+        if not self._source:
+            return 0.0
         change, source = (
             torch.nn.utils.get_total_norm(tensors.values()) for tensors in (self._committed[0], self._source)
         )

@@ -50,6 +50,7 @@ class GradientMethod(ABC):
     needs_labels = False
     needs_source = False
     norms_only = True
+    accumulates = True  # what a batch taught is still there at the next
     num_models = 1
     delta_refusal: str | None = None
 

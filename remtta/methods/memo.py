@@ -30,6 +30,7 @@ class MEMO(GradientMethod):
     """
 
     norms_only = False
+    accumulates = False
     num_models = 2  # the adapting one, and the weights to go back to
     delta_refusal = "MEMO puts its weights back after every image"
 
