@@ -640,6 +640,15 @@ METHOD_SUMMARIES: dict[str, str] = {
 """A line about every method, by its name on the command line."""
 
 
+GUARDED = "+guard"
+"""Ending of a method's name in an evaluation that asks for it under the guard."""
+
+
+def unguarded(name: str) -> str:
+    """The method's own name: `rem` for `rem+guard`."""
+    return name.removesuffix(GUARDED)
+
+
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
     """A method's config: its published defaults with these settings in place of some.
 

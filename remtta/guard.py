@@ -77,6 +77,7 @@ class _Standing:
     alarms: int = 0  # not yet forgiven
     total_alarms: int = 0
     calm: int = 0  # batches since the last alarm or pardon
+    looked: int = 0
     doubting: bool = False
     retired: bool = False
 
@@ -112,6 +113,11 @@ class Guard:
         """Alarms so far."""
         return self._now.total_alarms
 
+    @property
+    def num_looked(self) -> int:
+        """Forward passes of one image that it took beside the method's."""
+        return self._now.looked
+
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) to answer with for preprocessed images (B, 3, H, W); the method then adapts to them.
 
@@ -119,8 +125,7 @@ class Guard:
         """
         self.from_source = False
         if self.retired:
-            self.from_source = True
-            return self.method.predict_source(images)
+            return self._by_source(images)
         logits = self.method(images, labels)
         if not torch.isfinite(logits).all():
             self._roll_back("outputs that are not finite numbers")
@@ -163,11 +168,13 @@ class Guard:
         if count:
             chosen = torch.linspace(0, batch - 1, count).round().long()
             now.credit -= count
+            now.looked += count
             picked = images[chosen]
             self.reservoir.add(picked, self.method.predict_source(picked), logits[chosen], now.clock)
         stale = self.reservoir.stale(now.clock - self.options.fresh, most=int(now.credit))
         if len(stale) >= min(_RENEWED_TOGETHER, int(now.credit)) > 0:
             now.credit -= len(stale)
+            now.looked += len(stale)
             again = self.reservoir.images[stale].to(images)
             self.reservoir.renew(stale, self.method.predict(again), now.clock)
         now.credit = min(now.credit, self.options.size)
@@ -217,6 +224,7 @@ class Guard:
 
     def _by_source(self, images: Tensor) -> Tensor:
         self.from_source = True
+        self._now.looked += len(images)
         return self.method.predict_source(images)
 
     def _note(self, event: str, **details: Any) -> None:

@@ -130,6 +130,7 @@ class EvalOptions:
         cost_ratio: Time-constrained: time of an adapting batch over that of a
             plain forward pass; measured if None.
         on_error: "stop" or "skip" at an image that cannot be read.
+        guard: What watches the methods named with +guard.
         save_every_s: Seconds between two saves of the progress.
         overwrite: Replace an earlier evaluation in the folder.
         resume: Go on with the one in the folder.
@@ -147,6 +148,7 @@ class EvalOptions:
     dirichlet: float | None = None
     cost_ratio: float | None = None
     on_error: Literal["skip", "stop"] = "stop"
+    guard: GuardOptions = GuardOptions()
     save_every_s: float = 30.0
     overwrite: bool = False
     resume: bool = False

@@ -405,3 +405,29 @@ def test_resume_goes_on_in_the_folder_it_is_given(
     assert "going on with" in capfd.readouterr().err
     assert remtta_here("adapt", frames, *options, "--output", tmp_path / "whole") == 0
     assert (run / "predictions.jsonl").read_bytes() == (tmp_path / "whole" / "predictions.jsonl").read_bytes()
+
+
+def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "long"
+    folder.mkdir()
+    for number in range(60):
+        draw_image(number).save(folder / f"{number}.png")
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "6", "--lr", "0.9", "-q"]
+    stopping = ("--guard", "stop", "--guard-retries", "0")
+    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping) == 5
+    record = json.loads((tmp_path / "stop" / "run.json").read_text())
+    assert record["exit_reason"] == "guard" and record["guard"]["retired"]
+    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "off", "--guard", "off") == 0
+    assert json.loads((tmp_path / "off" / "run.json").read_text())["guard"] is None
+
+
+def test_eval_sets_a_guarded_method_like_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    for number in range(2 * NUM_CLASSES):
+        path = tmp_path / "tree" / "fog" / f"c{number % NUM_CLASSES}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_image(number).save(path)
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--set", "rem.lr=0.02", "--no-plots", "-q"]
+    run = tmp_path / "run"
+    assert remtta_here("eval", tmp_path / "tree", *options, "--methods", "rem,rem+guard", "-o", run) == 0
+    methods = json.loads((run / "results.json").read_text())["methods"]
+    assert [methods[name]["config"]["lr"] for name in ("rem", "rem+guard")] == [0.02, 0.02]

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from remtta import adapt_stream
-from remtta.config import REMConfig, TentConfig, method_config
+from remtta.config import MethodConfig, REMConfig, TentConfig, method_config
 from remtta.errors import UsageError
+from remtta.evaluation import evaluate, open_dataset
+from remtta.evaluation.datasets import Dataset
 from remtta.guard import Guard, describe, information_gap, mutual_information
 from remtta.methods import build_method
 from remtta.methods.gradient import GradientMethod
-from remtta.options import GuardOptions, RunOptions
+from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.reservoir import Reservoir
 from tests.conftest import NUM_CLASSES, draw_image, random_images, tiny_vit
 
@@ -272,3 +274,54 @@ def test_the_guard_leaves_episodic_runs_and_the_source_alone(frames: Path, tmp_p
     for name in ("a", "b"):
         assert json.loads((tmp_path / name / "run.json").read_text())["guard"] is None
     assert NUM_CLASSES == 7
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Dataset:
+    for domain in ("fog", "snow"):
+        for number in range(40):
+            path = tmp_path / "tree" / domain / f"class_{number % NUM_CLASSES}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw_image(number + (1000 if domain == "snow" else 0)).save(path)
+    return open_dataset(tmp_path / "tree", num_classes=NUM_CLASSES)
+
+
+def test_an_evaluation_reports_a_method_with_and_without_the_guard(tree: Dataset, tmp_path: Path) -> None:
+    methods = dict.fromkeys(("rem", "rem+guard"), REMConfig(lr=0.05))
+    options = EvalOptions(batch_size=8, guard=GuardOptions(**{**QUICK, "most_drift": 0.1}, retries=1))
+    both = evaluate(tiny_vit(), tree, tmp_path / "both", methods=methods, options=options)["methods"]
+    rows = rows_of(tmp_path / "both" / "predictions.jsonl")
+    by_source = [row for row in rows if row.get("answered_by") == "source"]
+    assert {row["method"] for row in by_source} == {"rem+guard"}
+    assert both["rem+guard"]["guard"] == {"alarms": 2, "retired": True, "answered_by_source": len(by_source)}
+    assert "guard" not in both["rem"] and both["rem"]["forwards_per_image"] == 3
+    assert both["rem+guard"]["forwards_per_image"] > 3
+    alone = evaluate(tiny_vit(), tree, tmp_path / "alone", methods={"rem": REMConfig(lr=0.05)}, options=options)
+    assert alone["methods"]["rem"]["error"] == both["rem"]["error"]
+
+
+def test_an_evaluation_under_the_guard_goes_on_to_the_same_rows(tree: Dataset, tmp_path: Path) -> None:
+    methods = {"rem+guard": REMConfig(lr=0.05)}
+    guard = GuardOptions(**{**QUICK, "most_drift": 0.1})
+    evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods, options=EvalOptions(batch_size=8, guard=guard))
+    step, calls = Guard.__call__, 0
+
+    def stopped(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise KeyboardInterrupt
+        return step(self, images, labels)
+
+    parts = EvalOptions(batch_size=8, guard=guard, save_every_s=0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Guard, "__call__", stopped)
+        evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=parts)
+    resumed = EvalOptions(batch_size=8, guard=guard, resume=True)
+    evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=resumed)
+    assert rows_of(tmp_path / "parts" / "predictions.jsonl") == rows_of(tmp_path / "whole" / "predictions.jsonl")
+
+
+def test_there_is_nothing_to_guard_in_the_source_method(tree: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="source keeps nothing from batch to batch"):
+        evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source+guard": MethodConfig()})

@@ -14,7 +14,7 @@ import typer
 from remtta.cli import options as opt
 from remtta.cli.loading import building, model_arguments
 from remtta.cli.reporting import command, refused_values
-from remtta.config import METHOD_CONFIGS, MethodConfig, method_config
+from remtta.config import METHOD_CONFIGS, MethodConfig, method_config, unguarded
 from remtta.errors import UsageError
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
 from remtta.runs import default_folder
@@ -100,7 +100,10 @@ def evaluate(
         str, typer.Option("--seeds", "--seed", help="One run each: 0,1,2.", rich_help_panel=_PROTOCOL)
     ] = "0",
     methods: Annotated[
-        str, typer.Option(help=f"Of {', '.join(METHOD_CONFIGS)}.", rich_help_panel="Method")
+        str,
+        typer.Option(
+            help=f"Of {', '.join(METHOD_CONFIGS)}; rem+guard is REM under the guard.", rich_help_panel="Method"
+        ),
     ] = "source,rem",
     settings: Annotated[
         list[str] | None,
@@ -197,7 +200,7 @@ def evaluate(
         fixed = None if protocol is None else PROTOCOLS[protocol]
         size = batch_size or (fixed.batch_size if fixed else DEFAULT_BATCH_SIZE)
         configs = _method_configs(_names(methods), shared, settings or [], batch_size=size)
-        check_source_data(configs, source_data)
+        check_source_data(map(unguarded, configs), source_data)
         if threads:
             torch.set_num_threads(threads)
         arguments = model_arguments(
@@ -310,19 +313,22 @@ def _method_configs(
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in single:
         method, _, setting = text.partition(".")
-        if method not in own:
+        meant = [name for name in names if name == method or unguarded(name) == method]
+        if not meant:
             raise UsageError(f"--set {text}: write METHOD.KEY=VALUE with a method of --methods ({', '.join(own)})")
-        own[method] |= opt.parse_pairs([setting], "--set")
+        for name in meant:
+            own[name] |= opt.parse_pairs([setting], "--set")
     used: set[str] = set()
     configs = {}
     for name in names:
-        if name not in METHOD_CONFIGS:
-            raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
-        known = METHOD_CONFIGS[name].__dataclass_fields__
+        plain = unguarded(name)
+        if plain not in METHOD_CONFIGS:
+            raise UsageError(f'unknown method "{plain}"; choose {", ".join(METHOD_CONFIGS)}, each also with +guard')
+        known = METHOD_CONFIGS[plain].__dataclass_fields__
         applying = {key: value for key, value in shared.items() if key in known}
         used |= applying.keys()
         with refused_values():
-            configs[name] = method_config(name, applying | own[name], batch_size=batch_size)
+            configs[name] = method_config(plain, applying | own[name], batch_size=batch_size)
     if unused := shared.keys() - used:
         raise UsageError(f"none of {', '.join(names)} has a setting {', '.join(sorted(unused))}")
     return configs

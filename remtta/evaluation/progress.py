@@ -24,6 +24,7 @@ class Position:
         skip: Batches that the time-constrained scenario still only predicts.
         cost_ratio: The ratio that scenario goes by.
         adapted: Images that entered an update.
+        by_source: Images that the guard had the source model answer.
         skipped: Images left out because they could not be read.
         seconds: Time spent in the method.
         peak_bytes: Most memory so far.
@@ -35,6 +36,7 @@ class Position:
     skip: int = 0
     cost_ratio: float | None = None
     adapted: int = 0
+    by_source: int = 0
     skipped: int = 0
     seconds: float = 0.0
     peak_bytes: int = 0

@@ -121,7 +121,10 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
             }
     seconds = sum(seed["timing"]["seconds"] for seed in seeds)
     images = sum(seed["images"] for seed in seeds)
-    content |= {name: first[name] for name in ("config", "forwards_per_image", "backwards_per_image", "models_held")}
+    content |= {name: first[name] for name in ("config", "backwards_per_image", "models_held")}
+    content["forwards_per_image"] = mean_and_std([seed["forwards_per_image"] for seed in seeds])[0]
+    if first["guard"] is not None:
+        content["guard"] = {name: sum(seed["guard"][name] for seed in seeds) for name in first["guard"]}
     content |= {name: first[name] for name in ("trainable_parameters", "adapted")}
     content["timing"] = {
         "seconds": seconds,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remtta.config import MethodConfig
+from remtta.config import MethodConfig, unguarded
 from remtta.deltas import Delta, save_delta
 from remtta.environment import environment
 from remtta.errors import RemttaError, StreamError, UsageError
@@ -29,6 +29,7 @@ from remtta.evaluation.progress import Position, Progress, load_progress, save_p
 from remtta.evaluation.results import markdown_table, read_rows, summarise, tally_rows
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import FolderLock, write_atomically, write_json, writing
+from remtta.guard import Guard, guarded
 from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import entropy
 from remtta.memory import peak_bytes, start_peak
@@ -91,7 +92,7 @@ def evaluate(
         Stopped: If a signal came in; the progress is saved for `resume`.
     """
     options = options or EvalOptions()
-    check_source_data(methods, source_data)
+    check_source_data(map(unguarded, methods), source_data)
     base_sha256 = state_sha256(model)
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
@@ -129,6 +130,7 @@ class _Evaluation:
         self.plans = {seed: plan_visits(dataset, options, seed) for seed in options.seeds}
         self.saved_at = time.monotonic()
         self.saving_seconds = 0.0
+        self.guard: Guard | None = None
         self.learned: dict[str, dict[str, Any]] = {}
 
     def execute(self, source_data: str | Path | None, interrupts: Interrupts) -> dict[str, Any]:
@@ -153,11 +155,14 @@ class _Evaluation:
             runs = list(itertools.product(self.methods, self.options.seeds))
             for method, seed in runs[len(progress.finished) :]:
                 torch.manual_seed(seed)
-                adapter = build_method(method, self.model, self.methods[method])
+                adapter = build_method(unguarded(method), self.model, self.methods[method])
                 adapter.reset()
+                self.guard = self._guard(method, adapter)
                 if method in self.learned:
                     self._use_source(adapter, method)
                 if state:
+                    if self.guard:
+                        self.guard.load_state(state)
                     adapter.load_state(state)
                 with contextlib.closing(self._frames(seed, progress.position, interrupts)) as frames:
                     self._run(adapter, method, seed, frames, progress, writer, interrupts)
@@ -170,18 +175,29 @@ class _Evaluation:
             (self.folder / PROGRESS).unlink(missing_ok=True)
         return results
 
+    def _guard(self, method: str, adapter: Method) -> Guard | None:
+        if method == unguarded(method):
+            return None
+        guard = guarded(adapter, self.options.guard, self.methods[method])
+        if guard is None:
+            raise UsageError(f"{unguarded(method)} keeps nothing from batch to batch that a guard could undo")
+        return guard
+
+    def _state(self, adapter: Method) -> dict[str, Tensor]:
+        return {**adapter.state(), **(self.guard.state() if self.guard else {})}
+
     def _learn_from_source(self, source_data: str | Path, interrupts: Interrupts) -> None:
         """Have the statistics of every method that needs some on the disk, before anything is recorded."""
         for method, config in self.methods.items():
-            adapter = build_method(method, self.model, config)
+            adapter = build_method(unguarded(method), self.model, config)
             if adapter.needs_source:
                 self.learned[method] = learn_from_source(
-                    adapter, self.model, source_data, method=method, config=config, wait=interrupts.check
+                    adapter, self.model, source_data, method=unguarded(method), config=config, wait=interrupts.check
                 )
 
     def _use_source(self, adapter: Method, method: str) -> None:
         path = self.learned[method]["path"]
-        learn_from_source(adapter, self.model, path, method=method, config=self.methods[method])
+        learn_from_source(adapter, self.model, path, method=unguarded(method), config=self.methods[method])
 
     def _refuse_earlier(self) -> None:
         earlier = [name for name in (RESULTS, PREDICTIONS) if (self.folder / name).exists()]
@@ -252,6 +268,8 @@ class _Evaluation:
             tallies = self._earlier_rows(method, seed, number) if position.start else {}
             if visit.reset and position.start == 0:
                 adapter.reset()
+                if self.guard:
+                    self.guard.reset()
             while position.start < len(visit.items):
                 size = min(self.options.batch_size, len(visit.items) - position.start)
                 try:
@@ -265,14 +283,14 @@ class _Evaluation:
                         position.index += len(batch)
                         pause = max(self.options.save_every_s, SAVING_SHARE * self.saving_seconds)
                         if time.monotonic() - self.saved_at > pause:
-                            self._save(progress, adapter.state(), writer)
+                            self._save(progress, self._state(adapter), writer)
                 except Stopped:
-                    self._save(progress, adapter.state(), writer)
+                    self._save(progress, self._state(adapter), writer)
                     _log.info("the progress is saved: the same command with --resume goes on")
                     raise
             _report(tallies, visit)
             position.visit, position.start = number + 1, 0
-            self._save(progress, adapter.state(), writer)
+            self._save(progress, self._state(adapter), writer)
 
     def _process(
         self, adapter: Method, visit: Visit, batch: Sequence[DecodedFrame], position: Position
@@ -311,7 +329,8 @@ class _Evaluation:
         update = adapter.num_updates
         started = time.perf_counter()
         if learn:
-            logits = adapter(pixels, labels if adapter.needs_labels else None).cpu()
+            step = self.guard or adapter
+            logits = step(pixels, labels if adapter.needs_labels else None).cpu()
         else:
             logits = adapter.predict(pixels).cpu()
         position.seconds += time.perf_counter() - started
@@ -321,9 +340,12 @@ class _Evaluation:
             )
         adapted = learn and adapter.num_updates != update
         position.adapted += len(images) if adapted else 0
+        by_source = learn and self.guard is not None and self.guard.from_source
+        position.by_source += by_source * len(images)
         rows = self._rows(logits)
         for row in rows:
-            row |= {"update": update, "adapted": adapted}
+            row |= {"update": 0 if by_source else update, "adapted": adapted}
+            row |= {"answered_by": "source"} if by_source else {}
         views = adapter.last_views if learn else None
         if views is not None and len(views) > 1:
             for row, distance, nats in zip(rows, *_view_metrics(views), strict=True):
@@ -398,12 +420,26 @@ class _Evaluation:
             "adapted_images": position.adapted,
             "updates": adapter.num_updates,
             "cost_ratio": position.cost_ratio,
-            "forwards_per_image": adapter.num_forwards,
+            "forwards_per_image": adapter.num_forwards + self._looked(position),
             "backwards_per_image": adapter.num_backwards,
             "models_held": adapter.num_models,
+            "guard": self._guard_record(position),
             "trainable_parameters": trainable,
             "adapted": list(adapter.adapted_names),
             "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
+        }
+
+    def _looked(self, position: Position) -> float:
+        """Forward passes per image that the guard took."""
+        return self.guard.num_looked / max(1, position.index - position.skipped) if self.guard else 0.0
+
+    def _guard_record(self, position: Position) -> dict[str, Any] | None:
+        if self.guard is None:
+            return None
+        return {
+            "alarms": self.guard.total_alarms,
+            "retired": self.guard.retired,
+            "answered_by_source": position.by_source,
         }
 
     def _results(self, status: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
