@@ -24,7 +24,7 @@ from remtta.options import GuardOptions
 from remtta.reservoir import Reservoir
 
 _PREFIX = "guard."
-_BISECTIONS = 25
+_BISECTIONS = 14  # the scale to one part in two thousand
 _RENEWED_TOGETHER = 8  # a forward pass of a single image wastes most of its time
 _LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would raise alarms by chance
 

@@ -46,7 +46,7 @@ class GuardOptions:
     lr_factor: float = 0.5
     forgive_after: int = 500
     most_drift: float = 0.5
-    cost: float = 0.08
+    cost: float = 0.07
     fresh: int = 16
 
     @property
