@@ -17,7 +17,8 @@ from remtta import RunOptions, adapt_stream, load_delta
 from remtta.config import method_config
 from remtta.errors import UsageError
 from remtta.losses import come_entropy, rem_loss, soft_likelihood_ratio, symmetric_cross_entropy
-from remtta.methods import Method, augment, build_method
+from remtta.methods import Method, build_method
+from remtta.methods.augmentations import PixelSpace, soft_jitter
 from remtta.methods.filters import shuffle_patches
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
@@ -416,8 +417,7 @@ class PlainROID:
         mean = sum(diversity) / len(diversity)
         chosen = [place for place in range(len(rows)) if diversity[place] >= mean]
         self.left_out += len(rows) - len(chosen)
-        half = torch.full((3, 1, 1), 0.5)
-        views = self.model(augment.augment(images[chosen], half, half, self.generator))
+        views = self.model(PixelSpace(self.model).augment(images[chosen], soft_jitter, self.generator))
         loss = torch.zeros(())
         for place, view in zip(chosen, views, strict=True):
             p, q = logits[place].softmax(-1), view.softmax(-1)
@@ -515,47 +515,6 @@ def test_the_symmetric_cross_entropy_treats_both_alike() -> None:
     one, two = torch.tensor([[0.0, 1.0, -1.0]]), torch.tensor([[2.0, 0.0, 0.5]])
     torch.testing.assert_close(symmetric_cross_entropy(one, two), symmetric_cross_entropy(two, one))
     torch.testing.assert_close(symmetric_cross_entropy(one, one), entropy_of(one[0]).unsqueeze(0))
-
-
-NEUTRAL = {"_BRIGHTNESS": 1.0, "_CONTRAST": 1.0, "_SATURATION": 1.0, "_GAMMA": 1.0}
-STILL = {"_DEGREES": 0.0, "_SHIFT": 0.0, "_SCALE": 1.0}
-
-
-def augmented(monkeypatch: pytest.MonkeyPatch, images: Tensor, fixed: dict[str, float], seed: int = 0) -> Tensor:
-    """Views of images in [0, 1] with some kinds of change held at one value."""
-    for name, value in fixed.items():
-        monkeypatch.setattr(augment, name, (value, value))
-    mean, std = torch.full((3, 1, 1), 0.4), torch.full((3, 1, 1), 0.3)
-    generator = torch.Generator().manual_seed(seed)
-    return augment.augment((images - mean) / std, mean, std, generator) * std + mean
-
-
-def test_views_without_change_are_the_images_or_their_mirror_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.rand(12, 3, 8, 12, generator=torch.Generator().manual_seed(1))
-    views = augmented(monkeypatch, images, NEUTRAL | STILL)
-    mirrored = [(view - image).abs().max() > 0.01 for view, image in zip(views, images, strict=True)]
-    expected = torch.stack([image.flip(-1) if m else image for m, image in zip(mirrored, images, strict=True)])
-    torch.testing.assert_close(views, expected, atol=1e-5, rtol=0)
-    assert 0 < sum(bool(m) for m in mirrored) < 12
-
-
-def test_views_are_shifted_rotated_and_recoloured(monkeypatch: pytest.MonkeyPatch) -> None:
-    image = torch.rand(1, 3, 8, 16, generator=torch.Generator().manual_seed(1))
-    shifted = augmented(monkeypatch, image, {**NEUTRAL, **STILL, "_SHIFT": 0.25}, seed=0)
-    turned = augmented(monkeypatch, image, {**NEUTRAL, **STILL, "_DEGREES": 180.0}, seed=0)
-    plain = augmented(monkeypatch, image, NEUTRAL | STILL, seed=0)
-    torch.testing.assert_close(turned, plain.flip(-1, -2), atol=1e-4, rtol=0)
-    torch.testing.assert_close(plain, image, atol=1e-5, rtol=0)  # this seed mirrors nothing
-    # A quarter of the height is 2 pixels, of the width 4, in the direction of the corner at the bottom right.
-    torch.testing.assert_close(shifted[..., :-2, :-4], plain[..., 2:, 4:], atol=1e-4, rtol=0)
-    brighter = augmented(monkeypatch, 0.5 * image, {**NEUTRAL, **STILL, "_BRIGHTNESS": 1.2}, seed=0)
-    torch.testing.assert_close(brighter, 0.6 * plain, atol=1e-5, rtol=0)
-    darker = augmented(monkeypatch, image, {**NEUTRAL, **STILL, "_GAMMA": 2.0}, seed=0)
-    torch.testing.assert_close(darker, plain**2, atol=1e-4, rtol=0)
-    grey = augmented(monkeypatch, image, {**NEUTRAL, **STILL, "_SATURATION": 0.0}, seed=0)
-    torch.testing.assert_close(grey[:, 0], grey[:, 2], atol=1e-5, rtol=0)
-    flat = augmented(monkeypatch, image, {**NEUTRAL, **STILL, "_CONTRAST": 0.0}, seed=0)
-    torch.testing.assert_close(flat, flat[..., :1, :1].expand_as(flat), atol=1e-5, rtol=0)
 
 
 # --- What all of them keep ---------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from remtta.config import CoTTAConfig
 from remtta.errors import UsageError
 from remtta.losses import symmetric_cross_entropy
-from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods import augmentations
+from remtta.methods.augmentations import PixelSpace, jitter, soft_jitter
 from remtta.methods.cotta import CoTTA
 from remtta.methods.teacher import follow, restore_at_random
 from tests.conftest import random_images, tiny_vit
@@ -193,3 +194,23 @@ def test_a_setting_of_cotta_out_of_range_is_refused(changes: dict[str, Any], mes
     with pytest.raises(UsageError) as caught:
         CoTTAConfig(**changes)
     assert str(caught.value) == message
+
+
+def test_a_soft_augmentation_changes_less_and_none_only_mirrors() -> None:
+    images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+    still = augmentations._Ranges(0, 0, 0, 0, 0, 0, 0, 0.001)
+    changes: dict[str, float] = {"soft": 0.0, "strong": 0.0}
+    mirrored = 0
+    for seed in range(6):
+        for name, augmentation in (("soft", soft_jitter), ("strong", jitter)):
+            view = augmentation(images, torch.Generator().manual_seed(seed))
+            changes[name] += float((view.mean((2, 3)) - images.mean((2, 3))).abs().mean())
+    assert 0.01 < changes["soft"] < changes["strong"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(augmentations, "uniform", lambda generator, low, high: (low + high) / 2)
+        for seed in range(6):
+            view = augmentations._jitter(images, torch.Generator().manual_seed(seed), still)
+            flipped = (view - images.flip(-1)).abs().max() < 0.1
+            mirrored += bool(flipped)
+            torch.testing.assert_close(view, images.flip(-1) if flipped else images, atol=0.03, rtol=0)
+    assert 0 < mirrored < 6

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from remtta.config import ROIDConfig
 from remtta.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from remtta.methods.augment import augment
+from remtta.methods.augmentations import PixelSpace, soft_jitter
 from remtta.methods.filters import cosines, running_mean
 from remtta.methods.gradient import GradientMethod
-from remtta.models import preprocessing_of
 
 _MEAN_PROBS = "mean_probs"
 
@@ -44,9 +43,7 @@ class ROID(GradientMethod):
     def __init__(self, model: nn.Module, config: ROIDConfig | None = None) -> None:
         self.config = config or ROIDConfig()
         super().__init__(model, self.config)
-        chosen = preprocessing_of(self._vit)
-        self._pixel_mean = torch.tensor(chosen.mean, device=self._device).view(3, 1, 1)
-        self._pixel_std = torch.tensor(chosen.std, device=self._device).view(3, 1, 1)
+        self._pixels = PixelSpace(self._vit)
         self._forget()
 
     @property
@@ -58,7 +55,7 @@ class ROID(GradientMethod):
         logits = self._logits(images)
         weights = self._image_weights(logits.detach())
         kept = weights > 0
-        views = augment(images[kept], self._pixel_mean, self._pixel_std, self._generator)
+        views = self._pixels.augment(images[kept], soft_jitter, self._generator)
         losses = soft_likelihood_ratio(logits[kept], self.config.clip)
         losses = losses + symmetric_cross_entropy(self._logits(views), logits[kept])
         return logits.unsqueeze(0), (weights[kept] * losses).sum() / len(images), int(kept.sum())
