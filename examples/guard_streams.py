@@ -43,8 +43,7 @@ Images = tuple[Tensor, Tensor, Tensor]
 
 def plain(data: list[Images], rng: np.random.Generator) -> Images:
     """One domain after the other."""
-    images, labels, domains = zip(*data, strict=True)
-    return torch.cat(images), torch.cat(labels), torch.cat(domains)
+    return _joined(data)
 
 
 def class_sorted(data: list[Images], rng: np.random.Generator) -> Images:
@@ -80,6 +79,11 @@ STREAMS = {
 }
 
 
+def _joined(parts: list[Images]) -> Images:
+    images, labels, domains = ([part[place] for part in parts] for place in range(3))
+    return torch.cat(images), torch.cat(labels), torch.cat(domains)
+
+
 def _turns(domain: Images) -> list[Images]:
     images, labels, domains = (part.split(TURN) for part in domain)
     return list(zip(images, labels, domains, strict=True))
@@ -90,8 +94,7 @@ def _with_intruders(data: list[Images], make: Callable[[tuple[int, ...]], Tensor
     for images, labels, domains in data:
         nobody = torch.full((INTRUDERS,), -1)
         parts += [(images, labels, domains), (make((INTRUDERS, *images.shape[1:])), nobody, nobody)]
-    images, labels, domains = zip(*parts, strict=True)
-    return torch.cat(images), torch.cat(labels), torch.cat(domains)
+    return _joined(parts)
 
 
 def read(root: str, model: torch.nn.Module, limit: int) -> tuple[list[Images], list[str]]:

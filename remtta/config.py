@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from remtta.errors import UsageError
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
+Masking = Literal["attention", "random", "background", "features"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,23 @@ class REMConfig(MethodConfig):
         ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
         margin: Entropy gap asked of neighbouring views (Eq. 4), as a fraction
             of log C so that one value suits any number of classes C.
+        consistency_weight: Weight of the masked consistency loss, 1 in the
+            paper (Eq. 5). 0 leaves it out, as ranking_weight 0 does the other
+            ("Effect of Each Component"); not both.
+        masking: Which patch tokens a masked view leaves out: "attention", those
+            the class token attends to most (Eq. 2); "background", those it
+            attends to least, or "random" ("Effect of Masking Strategy"); or
+            "features", those of the largest L2 norm, which needs no softmax
+            attention (REM-FA, "Experiments on Different Network
+            Architectures"). A view leaves out what less masked ones do, and more.
+        confident_below: Learn only from images whose unmasked prediction has
+            less entropy, as a fraction of log C; the loss of the others is zero,
+            and stays in the mean. None for every image. The paper's active
+            sample criterion ("Comparison with Augmentation-based EM
+            approaches"); it names no threshold, and EATA's is 0.4.
+        gap_weighting: Weigh each batch's loss by its estimated domain gap, as
+            `REM` says. This project's answer to what the paper leaves open
+            ("Failure Case Analysis").
 
     The others are those of `MethodConfig`.
 
@@ -92,12 +110,25 @@ class REMConfig(MethodConfig):
     mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
     ranking_weight: float = 1.0
     margin: float = 0.0
+    consistency_weight: float = 1.0
+    masking: Masking = "attention"
+    confident_below: float | None = None
+    gap_weighting: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
         _check_mask_ratios(self.mask_ratios)
         check(math.isfinite(self.ranking_weight) and self.ranking_weight >= 0, "lambda", self.ranking_weight, ">= 0")
         check(math.isfinite(self.margin) and self.margin >= 0, "margin", self.margin, ">= 0")
+        weight = self.consistency_weight
+        check(math.isfinite(weight) and weight >= 0, "consistency weight", weight, ">= 0")
+        check(weight > 0 or self.ranking_weight > 0, "consistency weight", weight, "> 0 where lambda is 0")
+        check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
+        threshold = self.confident_below
+        check(threshold is None or 0 < threshold < math.inf, "confident below", threshold, "> 0 and finite")
+        check(isinstance(self.gap_weighting, bool), "gap weighting", self.gap_weighting, "True or False")
+        forgets = self.gap_weighting and self.episodic
+        check(not forgets, "gap weighting", True, "left out where episodic, as it compares a batch with earlier ones")
         super().__post_init__()
 
 

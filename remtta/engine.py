@@ -45,9 +45,7 @@ def classify(vit: VisionTransformer, tokens: Tensor) -> Tensor:
 
     Of the last block only the tokens are computed that the classifier reads.
     """
-    for block in vit.blocks[:-1]:
-        tokens = block(tokens)
-    return _classify_last(vit, tokens)
+    return _classify_last(vit, _before_last(vit, tokens))
 
 
 def classify_with_attention(vit: VisionTransformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,11 +59,37 @@ def classify_with_attention(vit: VisionTransformer, tokens: Tensor) -> tuple[Ten
         Logits of shape (B, C), and the attention of shape (B, N), which
         carries no gradient.
     """
-    for block in vit.blocks[:-1]:
-        tokens = block(tokens)
+    tokens = _before_last(vit, tokens)
     with torch.no_grad():
         cls_attn = class_attention(vit.blocks[-1], tokens)[:, vit.num_prefix_tokens :]
     return _classify_last(vit, tokens), cls_attn
+
+
+def classify_with_feature_norms(vit: VisionTransformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and how strong the feature of each patch is.
+
+    Args:
+        vit: The classifier, in eval mode.
+        tokens: Shape (B, P + N, D).
+
+    Returns:
+        Logits of shape (B, C), and L2 norms of shape (B, N) of the patch
+        tokens that enter the last block, where the attention is read, too;
+        they carry no gradient.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, "Experiments on
+    Different Network Architectures" (feature activation; it names no layer).
+    """
+    tokens = _before_last(vit, tokens)
+    norms = tokens[:, vit.num_prefix_tokens :].detach().float().norm(dim=-1)
+    return _classify_last(vit, tokens), norms
+
+
+def _before_last(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+    """The tokens that enter the last block."""
+    for block in vit.blocks[:-1]:
+        tokens = block(tokens)
+    return tokens
 
 
 def _classify_last(vit: VisionTransformer, tokens: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ def rem_loss(
     ranking_weight: float,
     margin: float = 0.0,
     measure: Callable[[Tensor], Tensor] = entropy,
+    consistency_weight: float = 1.0,
 ) -> Tensor:
     """The whole loss of REM: consistency plus weighted ranking.
 
@@ -143,6 +144,7 @@ def rem_loss(
         ranking_weight: The paper's lambda.
         margin: Required entropy gap, in nats.
         measure: Entropy of logits (..., C) that the views are ranked by.
+        consistency_weight: Weight of the consistency, 1 in the paper.
 
     Returns:
         Scalar loss, in nats.
@@ -152,7 +154,25 @@ def rem_loss(
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
     """
-    return masked_consistency_loss(logits) + ranking_weight * entropy_ranking_loss(logits, margin, measure)
+    consistency = masked_consistency_loss(logits)
+    if consistency_weight != 1:
+        consistency = consistency_weight * consistency
+    return consistency + ranking_weight * entropy_ranking_loss(logits, margin, measure)
+
+
+def total_variation(logits: Tensor) -> Tensor:
+    """Total variation distance of the masked views' predictions from the plain one's: half the L1 distance.
+
+    Args:
+        logits: Shape (L, B, C), the plain view first.
+
+    Returns:
+        Shape (B,), in [0, 1]: the mean over the L - 1 masked views.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, "Failure Case Analysis".
+    """
+    probs = logits.softmax(-1)
+    return 0.5 * (probs[1:] - probs[0]).abs().sum(-1).mean(0)
 
 
 def _check_views(logits: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""From attention to the patch tokens that a masked view keeps."""
+"""From scores to the patch tokens that a masked view keeps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def num_kept(num_patches: int, mask_ratio: float) -> int:
     return kept
 
 
-def keep_indices(cls_attn: Tensor, mask_ratio: float) -> Tensor:
-    """The patch tokens a masked view keeps: the ones attended least.
+def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
+    """The patch tokens a masked view keeps: the ones of the lowest scores.
 
-    What the class token attends to most is the object, and that is what the
-    explicit mask chaining of the paper hides.
+    The paper's score is the attention of the class token: what it attends to
+    most is the object, and that is what its explicit mask chaining hides. A
+    larger ratio hides what a smaller one does, and more.
 
     Args:
-        cls_attn: Shape (B, N), attention of the class token to N patch tokens.
+        scores: Shape (B, N), one per patch token, of each image's own scale.
         mask_ratio: Fraction of patch tokens to leave out, in [0, 1).
 
     Returns:
@@ -36,9 +37,26 @@ def keep_indices(cls_attn: Tensor, mask_ratio: float) -> Tensor:
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, section 3.2.
     """
-    kept = num_kept(cls_attn.shape[1], mask_ratio)
-    indices = cls_attn.topk(kept, dim=1, largest=False, sorted=False).indices
+    kept = num_kept(scores.shape[1], mask_ratio)
+    indices = scores.topk(kept, dim=1, largest=False, sorted=False).indices
     return indices.sort(dim=1).values
+
+
+def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> Tensor:
+    """Scores that hide patch tokens in a random order, another for each image.
+
+    Args:
+        batch: Images B.
+        num_patches: Patch tokens N of each.
+        generator: Random numbers, on the CPU; drawn image by image, so that
+            the parts of a batch get what the whole of it would.
+
+    Returns:
+        Shape (B, N), on the CPU; each row has 0 to N - 1 in some order.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
+    """
+    return torch.stack([torch.randperm(num_patches, generator=generator) for _ in range(batch)])
 
 
 def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:

@@ -8,6 +8,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file
 
 import remtta
 from tests.conftest import NUM_CLASSES, TINY, draw_image
@@ -15,12 +19,17 @@ from tests.conftest import NUM_CLASSES, TINY, draw_image
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> ModuleType:
-    """An example script whose models are the tiny random one."""
+def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> ModuleType:
+    """An example script whose models are the tiny random one."""
+    module = script(name)
 
     def load_tiny(_: object, **__: Any) -> Any:
         return remtta.load_model(
@@ -64,6 +73,53 @@ def test_adapt_video_and_restore_delta(
     assert capsys.readouterr().out.endswith("10 frames, 1 updates\n")
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])
     assert capsys.readouterr().out.endswith("12 adapted tensors, from 10 frames of rem\n")
+
+
+def draw_classes(folder: Path, count: int) -> Path:
+    for number, name in enumerate(("cat", "dog", "ship")):
+        (folder / name).mkdir(parents=True)
+        for seed in range(count):
+            draw_image(10 * number + seed, 32, 32).save(folder / name / f"{seed}.png")
+    return folder
+
+
+@pytest.mark.parametrize("mixup", ["0", "0.2"])
+def test_a_cifar10_model_is_trained_and_loads(tmp_path: Path, mixup: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data, output = tmp_path / "data", tmp_path / "model.safetensors"
+    draw_classes(data / "train", 2)
+    test = draw_classes(data / "test", 1)
+    module = script("train_cifar10_model")
+    options = ["--epochs", "2", "--batch-size", "6", "--workers", "0", "--mixup", mixup]
+    module.main([str(data), str(output), *options])
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("epoch 1: loss ") and last.startswith("epoch 2: loss ")
+    told = float(last.partition("test error ")[2].partition(" %")[0])
+    kwargs = {"img_size": 32, "patch_size": 4, "depth": 6}  # as the script's docstring tells remtta eval
+    model = remtta.load_model("vit_tiny_patch16_224", checkpoint=output, num_classes=3, model_kwargs=kwargs)
+    transform = module.transform(augment=False)
+    images = torch.stack([transform(Image.open(path)) for path in sorted(test.glob("*/*.png"))])
+    assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.1
+    with torch.no_grad():
+        wrong = (model.eval()(images).argmax(1) != torch.arange(3)).float().mean()
+    assert told == pytest.approx(100 * wrong.item(), abs=0.01)
+    stored = load_file(output)
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    torch.manual_seed(0)
+    fresh = timm.create_model("vit_tiny_patch16_224", num_classes=3, **kwargs).state_dict()
+    assert (stored["head.weight"].float() - fresh["head.weight"]).abs().max() > 1e-4  # it has learned something
+
+
+def test_training_without_test_images_and_with_other_test_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_classes(tmp_path / "train", 1)
+    arguments = [str(tmp_path), str(tmp_path / "model.safetensors"), "--epochs", "1", "--workers", "0"]
+    script("train_cifar10_model").main(arguments)
+    assert "test error" not in capsys.readouterr().out
+    draw_classes(tmp_path / "test", 1)
+    (tmp_path / "test" / "dog").rename(tmp_path / "test" / "horse")
+    with pytest.raises(SystemExit, match="do not have the same classes"):
+        script("train_cifar10_model").main(arguments)
 
 
 def test_examples_use_only_public_names() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta.losses import entropy, entropy_ranking_loss, masked_consistency_loss, rem_loss
+from remtta.losses import entropy, entropy_ranking_loss, masked_consistency_loss, rem_loss, total_variation
 
 LN2, LN3 = math.log(2), math.log(3)
 SURE, HALF, OPPOSITE = (0.75, 0.25), (0.5, 0.5), (0.25, 0.75)
@@ -115,3 +115,15 @@ def test_logits_without_two_views_are_refused_with_their_shape(
     with pytest.raises(ValueError, match=r"shape \(L, B, C\) with at least 2 views, got ") as caught:
         loss(torch.zeros(shape))
     assert str(caught.value).endswith(str(shape))
+
+
+def test_total_variation_averages_half_the_absolute_differences_over_masked_views() -> None:
+    logits = torch.cat([_views(SURE, HALF, OPPOSITE), _views(HALF, HALF, SURE)], dim=1)
+    # (1/4 + 1/2) / 2 and (0 + 1/4) / 2
+    torch.testing.assert_close(total_variation(logits), torch.tensor([0.375, 0.125], dtype=torch.float64))
+
+
+def test_rem_loss_weighs_the_consistency_too() -> None:
+    views = _views(HALF, SURE, OPPOSITE)
+    ranking, consistency = entropy_ranking_loss(views), masked_consistency_loss(views)
+    torch.testing.assert_close(rem_loss(views, 2.0, consistency_weight=0.25), 0.25 * consistency + 2 * ranking)

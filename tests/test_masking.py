@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from remtta.masking import gather_patches, keep_indices, num_kept
+from remtta.masking import gather_patches, keep_indices, num_kept, random_scores
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,15 @@ def test_ties_still_keep_the_right_number_of_different_patches() -> None:
     assert [sorted(set(row)) for row in kept] == kept
     assert [len(row) for row in kept] == [6, 6]
     assert 9 in kept[1]  # the least attended stays, whatever happens among the equal ones
+
+
+def test_random_scores_are_an_order_per_image_and_parts_of_a_batch_get_the_same() -> None:
+    whole = random_scores(6, 20, torch.Generator().manual_seed(3))
+    assert torch.equal(whole.sort(dim=1).values, torch.arange(20).expand(6, -1))
+    assert len({tuple(row) for row in whole.tolist()}) == 6
+    generator = torch.Generator().manual_seed(3)
+    parts = [random_scores(count, 20, generator) for count in (1, 2, 3)]
+    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_gathering_keeps_all_prefix_tokens_and_the_chosen_patches() -> None:

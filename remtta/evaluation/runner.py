@@ -31,7 +31,7 @@ from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import FolderLock, write_atomically, write_json, writing
 from remtta.guard import Guard, guarded
 from remtta.interrupts import Interrupts, Stopped
-from remtta.losses import entropy
+from remtta.losses import entropy, total_variation
 from remtta.memory import peak_bytes, start_peak
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
@@ -506,10 +506,8 @@ def _view_metrics(views: Tensor) -> tuple[list[float], list[list[float]]]:
     Returns:
         Distances (B,), the mean over the masked views; entropies (B, L).
     """
-    probs = views.float().softmax(-1)
-    distances = 0.5 * (probs[1:] - probs[0]).abs().sum(-1).mean(0)
     nats = entropy(views.float()).abs().T
-    return distances.tolist(), nats.tolist()
+    return total_variation(views.float()).tolist(), nats.tolist()
 
 
 def _measure_cost_ratio(adapter: Method, pixels: Tensor, labels: Tensor) -> float:

@@ -82,7 +82,8 @@ class GradientMethod(ABC):
 
         Returns:
             Logits of the views (L, B, C), the plain one first; the scalar
-            loss; and how many of the images it is a mean over, 0 for none.
+            loss, a constant where no image teaches anything; and how many of
+            the images it is a mean over, 0 for none.
         """
 
     def _chosen(self) -> dict[str, nn.Parameter]:
@@ -281,13 +282,14 @@ class GradientMethod(ABC):
         for start in range(0, len(images), size):
             part = slice(start, start + size)
             logits, loss, count = self._loss(images[part], None if targets is None else targets[part])
-            if count:
+            if count and loss.requires_grad:  # else none of these images teaches anything
                 # The loss is a mean over images, so the parts' sums add up to the batch's.
                 (loss if whole else loss * count).backward()
             num_counted += count
             views.append(logits.detach())
-        if num_counted and not whole:
-            torch._foreach_div_(self._current_gradients(), float(num_counted))
+        gradients = self._current_gradients()
+        if gradients and not whole:
+            torch._foreach_div_(gradients, float(num_counted))
         return torch.cat(views, dim=1)
 
     def _current_gradients(self) -> list[Tensor]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from remtta.config import REMConfig
-from remtta.engine import class_attention, classify, classify_with_attention, embed
-from remtta.losses import entropy, rem_loss
-from remtta.masking import gather_patches, keep_indices, num_kept
+from remtta.engine import (
+    class_attention,
+    classify,
+    classify_with_attention,
+    classify_with_feature_norms,
+    embed,
+)
+from remtta.losses import entropy, rem_loss, total_variation
+from remtta.masking import gather_patches, keep_indices, num_kept, random_scores
 from remtta.methods.gradient import GradientMethod
 
 _VIOLATING = "violating_share"
+_GAP, _GAP_BATCHES = "mean_gap", "gap_batches"
 _DEFER_BELOW = (
     0.4  # a deferred graph costs a forward pass more for each violating image, and saves a backward for each other
 )
 _SHARE_STEP = 0.2
+_GAP_MEMORY = 100  # batches: several domains of a benchmark, or else a domain would be compared with itself
+_GAP_WEIGHTS = (0.5, 2.0)
 
 
 class REM(GradientMethod):
@@ -27,6 +37,14 @@ class REM(GradientMethod):
     The model is adapted in place: everything but the chosen norms is frozen,
     and it is put in eval mode. A batch whose gradients are not finite numbers
     is predicted and not adapted to.
+
+    With `gap_weighting`, the gradients of a batch are multiplied by a weight,
+    which is the same as multiplying its loss. The domain gap g of a batch is
+    the total variation distance of masked from unmasked predictions, averaged
+    over masked views and images. m is the mean of g over all batches up to and
+    with this one, and from 100 batches on moves by 1/100 of the difference with
+    each. The weight is g / m, held within 1/2 and 2. A reset forgets m. (The
+    paper suggests to weigh by the gap, and says no rule.)
 
     Args:
         model: A timm VisionTransformer with a class token, float32, possibly
@@ -45,12 +63,17 @@ class REM(GradientMethod):
     def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
         self.config = config or REMConfig()
         self.violating_share = 1.0  # recent share of images with a gradient through the plain view
+        self.mean_gap = 0.0
+        self._gap_batches = 0
         super().__init__(model, self.config)
         self.margin_nats = self.config.margin * math.log(self._vit.num_classes)
+        threshold = self.config.confident_below
+        self._confident_nats = None if threshold is None else threshold * math.log(self._vit.num_classes)
         for ratio in self.config.mask_ratios:
             num_kept(self._vit.patch_embed.num_patches, ratio)
-        with torch.no_grad():  # refuses an attention that REM cannot read, before any image is
-            class_attention(self._vit.blocks[-1], self._vit.cls_token.new_zeros(1, 2, self._vit.embed_dim))
+        if self.config.masking in ("attention", "background"):
+            with torch.no_grad():  # refuses an attention that REM cannot read, before any image is
+                class_attention(self._vit.blocks[-1], self._vit.cls_token.new_zeros(1, 2, self._vit.embed_dim))
 
     @property
     def num_forwards(self) -> float:
@@ -71,46 +94,104 @@ class REM(GradientMethod):
 
         Returns:
             Shape (L, B, C), by ascending mask ratio, the plain view first.
+            Random masks are the ones that the next update would draw.
 
         Source: Eq. 2 and section 3.2 (explicit mask chaining).
         """
-        logits, _kept = self._views(images)
+        with self._undrawn():
+            logits, _kept = self._views(images)
         return logits
 
     @torch.no_grad()
     def kept_patches(self, images: Tensor) -> list[Tensor]:
-        """Positions (B, K) of the patch tokens that each masked view keeps."""
-        _, kept = self._views(images)
+        """Positions (B, K) of the patch tokens that each masked view keeps, of the same masks as `views`."""
+        with self._undrawn():
+            _, kept = self._views(images)
         return kept
 
+    @contextlib.contextmanager
+    def _undrawn(self) -> Iterator[None]:
+        """Leave the random numbers as they were: who looks at the masks must not change the next ones."""
+        state = self._generator.get_state()
+        try:
+            yield
+        finally:
+            self._generator.set_state(state)
+
     def _own_state(self) -> dict[str, Tensor]:
-        return {_VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64)}
+        return {
+            _VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64),
+            _GAP: torch.tensor(self.mean_gap, dtype=torch.float64),
+            _GAP_BATCHES: torch.tensor(self._gap_batches),
+        }
 
     def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
         self.violating_share = float(state[_VIOLATING])
+        self.mean_gap = float(state[_GAP])
+        self._gap_batches = int(state[_GAP_BATCHES])
 
     def _forget(self) -> None:
         self.violating_share = 1.0
+        self.mean_gap = 0.0
+        self._gap_batches = 0
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        if self._confident_nats is not None:
+            views, confident = self._views_of_confident(images, self._confident_nats)
+            share = float(confident.float().mean())
+            return views, share * self._mean_loss(views[:, confident]) if share else views.new_zeros(()), len(images)
         # Counting the violating images would make a GPU wait for the host.
         deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW
-        views = self._views_with_deferred_graph(images) if deferred else self.views(images)
+        views = self._views_with_deferred_graph(images) if deferred else self._views(images)[0]
         self._note_violations(views)
-        loss = rem_loss(views, self.config.ranking_weight, self.margin_nats, self._entropy)
-        return views, loss, len(images)
+        return views, self._mean_loss(views), len(images)
+
+    def _mean_loss(self, views: Tensor) -> Tensor:
+        config = self.config
+        return rem_loss(views, config.ranking_weight, self.margin_nats, self._entropy, config.consistency_weight)
+
+    def _gradients(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        views = super()._gradients(images, labels)
+        gap = float(total_variation(views).mean()) if self.config.gap_weighting else math.nan
+        if math.isfinite(gap):
+            weight = self._gap_weight(gap)
+            if gradients := self._current_gradients():
+                torch._foreach_mul_(gradients, weight)
+        return views
+
+    def _gap_weight(self, gap: float) -> float:
+        """The weight of a batch with this domain gap, which the running mean takes in."""
+        self._gap_batches += 1
+        self.mean_gap += (gap - self.mean_gap) / min(self._gap_batches, _GAP_MEMORY)
+        least, most = _GAP_WEIGHTS
+        return min(max(gap / self.mean_gap, least), most) if self.mean_gap > 0 else 1.0
 
     def _views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         with self._precision(images.device):
             tokens = embed(self._vit, images)
-            logits, cls_attn = classify_with_attention(self._vit, tokens)
-            kept, masked = self._masked_views(tokens, cls_attn)
+            logits, scores = self._classify_and_score(tokens)
+            kept = self._kept(scores)
+            masked = [classify(self._vit, chosen) for chosen in self._masked(tokens, kept)]
         return torch.stack([logits, *masked]).float(), kept
 
-    def _masked_views(self, tokens: Tensor, cls_attn: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        kept = [keep_indices(cls_attn, ratio) for ratio in self.config.mask_ratios[1:]]
-        prefix = self._vit.num_prefix_tokens
-        return kept, [classify(self._vit, gather_patches(tokens, indices, prefix)) for indices in kept]
+    def _classify_and_score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) of the plain view, and scores (B, N) by which its patch tokens are left out, highest first."""
+        masking = self.config.masking
+        if masking == "random":
+            num_patches = tokens.shape[1] - self._vit.num_prefix_tokens
+            scores = random_scores(len(tokens), num_patches, self._generator).to(tokens.device)
+            return classify(self._vit, tokens), scores
+        if masking == "features":
+            return classify_with_feature_norms(self._vit, tokens)
+        logits, cls_attn = classify_with_attention(self._vit, tokens)
+        return logits, -cls_attn if masking == "background" else cls_attn
+
+    def _kept(self, scores: Tensor) -> list[Tensor]:
+        return [keep_indices(scores, ratio) for ratio in self.config.mask_ratios[1:]]
+
+    def _masked(self, tokens: Tensor, kept: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The tokens (B, P + K, D) of each masked view."""
+        return (gather_patches(tokens, indices, self._vit.num_prefix_tokens) for indices in kept)
 
     def _views_with_deferred_graph(self, images: Tensor) -> Tensor:
         """The views, with a graph of the plain one only for images that get a gradient through it.
@@ -121,12 +202,38 @@ class REM(GradientMethod):
         with self._precision(images.device):
             tokens = embed(self._vit, images)
             with torch.no_grad():
-                logits, cls_attn = classify_with_attention(self._vit, tokens)
-            _, masked = self._masked_views(tokens, cls_attn)
+                logits, scores = self._classify_and_score(tokens)
+            masked = [classify(self._vit, chosen) for chosen in self._masked(tokens, self._kept(scores))]
             violating = self._violating(torch.stack([logits, *masked])).nonzero().squeeze(1)
             if len(violating):
                 logits = logits.index_copy(0, violating, classify(self._vit, tokens[violating]))
         return torch.stack([logits, *masked]).float()
+
+    def _views_of_confident(self, images: Tensor, most_nats: float) -> tuple[Tensor, Tensor]:
+        """The views, with a graph only for images of less entropy in the plain one; and which images (B,) they are.
+
+        Of those, the plain view has a graph where the order is violated, as in `_views_with_deferred_graph`.
+        """
+        with self._precision(images.device):
+            tokens = embed(self._vit, images)
+            with torch.no_grad():
+                logits, scores = self._classify_and_score(tokens)
+                confident = self._entropy(logits.float()) < most_nats
+            masked = [self._classify_with_graph(m, confident) for m in self._masked(tokens, self._kept(scores))]
+            violating = self._violating(torch.stack([logits, *masked])) & confident
+            if violating.any():
+                chosen = violating.nonzero().squeeze(1)
+                logits = logits.index_copy(0, chosen, classify(self._vit, tokens[chosen]))
+        return torch.stack([logits, *masked]).float(), confident
+
+    def _classify_with_graph(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Logits (B, C), with a graph for the wanted images (B,) only."""
+        with_graph, without = (chosen.nonzero().squeeze(1) for chosen in (wanted, ~wanted))
+        parts = [classify(self._vit, tokens[with_graph])] if len(with_graph) else []
+        if len(without):
+            with torch.no_grad():
+                parts.append(classify(self._vit, tokens[without]))
+        return torch.cat(parts)[torch.cat([with_graph, without]).argsort()]
 
     def _note_violations(self, views: Tensor) -> None:
         if views.device.type == "cpu":
