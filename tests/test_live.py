@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from remtta import REM, REMConfig, RunOptions, adapt_stream, load_delta
+from remtta.adapt import RunSummary
 from remtta.errors import FrameError, StreamError, UsageError
+from remtta.guard import Guard
+from remtta.inspection import describe_run
+from remtta.interrupts import Interrupts
+from remtta.models import preprocessing_of
+from remtta.options import GuardOptions
+from remtta.resume import load_place
+from remtta.runs import EVENTS, PREDICTIONS, RECORD, STATE
+from remtta.streams import Stream, open_stream
 from remtta.streams import live as live_module
-from remtta.streams import open_stream
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.live import LiveOptions, LiveSource
+from tests.conftest import draw_image, random_images, tiny_vit
 
 UNDECODABLE, HANGS, GATE = "undecodable", "hangs", "gate"
 REFUSED = None
@@ -303,3 +319,229 @@ def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(option
 def test_impossible_options_are_refused(options: Any) -> None:
     with pytest.raises(UsageError, match="must be"):
         open_stream("0", **options)
+
+
+# Runs over live sources
+
+
+def noise(seed: int) -> np.ndarray:
+    """A frame as a live source gives it."""
+    return np.asarray(draw_image(seed))
+
+
+def cam(*scripts: Script, limit: int | None = None, **options: Any) -> Stream:
+    """A stream of a fake camera that ends with its last script."""
+    source = source_of(FakeCamera(*scripts), Clock(), reconnect_for=60, **options)
+    return Stream("0", "camera", islice(source.frames(), limit), live_source=source)
+
+
+def go(stream: Stream, folder: Path, method: str = "rem", **more: Any) -> RunSummary:
+    options = RunOptions(**{"batch_size": 3, "save_every": 2, "logits": True, **more.pop("options", {})})
+    config = REMConfig(lr=0.01) if method == "rem" else None
+    return adapt_stream(tiny_vit(), stream, folder, method=method, config=config, options=options, **more)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def counts_of(folder: Path) -> dict[str, Any]:
+    counts: dict[str, Any] = json.loads((folder / RECORD).read_text())["counts"]
+    return counts
+
+
+GAP = {"source": "camera 0", "seconds": 0.5, "reason": "the connection ended", "attempts": 1}
+
+
+def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_path: Path) -> None:
+    stream = cam([noise(0), noise(1)], [noise(2), UNDECODABLE, noise(3)], limit=5)
+    summary = go(stream, tmp_path, options={"guard": None})
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert rows[2] == {"gap": True, **GAP}
+    assert [row["index"] for row in rows if "gap" not in row] == [0, 1, 2, 3, 4]
+    assert [row.get("error") for row in rows] == [None, None, None, None, "cannot be decoded", None]
+    assert [row["adapted"] for row in rows if "class" in row] == [True] * 4
+    [event] = lines_of(tmp_path / EVENTS)
+    assert {"frame": 2, "event": "gap", **GAP}.items() <= event.items() and "time" in event
+    assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (5, 1, 2)
+    assert counts_of(tmp_path)["gaps"] == 1 and counts_of(tmp_path)["dropped"] == 0
+    told = describe_run(tmp_path)["predictions"]
+    assert (told["predicted"], told["errors"], told["gaps"]) == (4, 1, 1)
+
+
+def test_a_source_that_stays_lost_ends_the_run_with_all_its_frames_predicted(tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match="did not come back within 60 s"):
+        go(cam([noise(number) for number in range(5)]), tmp_path)
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)]
+    assert "did not come back" in json.loads((tmp_path / RECORD).read_text())["exit_reason"]
+
+
+def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
+    go(cam([noise(0)], [noise(1), noise(2)], [noise(3)], limit=4), tmp_path)
+    assert load_place(tmp_path / STATE)[0].gaps == 2
+    # As a kill before the first save would leave it.
+    (tmp_path / STATE).unlink()
+    go(cam([noise(4)], [noise(5)], limit=2), tmp_path, options={"resume": True})
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert [row.get("index", "gap") for row in rows] == [0, "gap", 1, 2, "gap", 3, 4, "gap", 5]
+    assert counts_of(tmp_path)["frames"] == 6 and counts_of(tmp_path)["gaps"] == 3
+    assert [event["frame"] for event in lines_of(tmp_path / EVENTS)] == [1, 3, 5]
+
+
+def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path) -> None:
+    source = LiveSource(0, LiveOptions(), connect=FakeCamera([noise(0), noise(1)]))  # real time
+    stopped_at = []
+
+    def stop() -> None:
+        assert happens(lambda: source.state == "reconnecting")
+        stopped_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    with Interrupts() as interrupts:
+        stream = Stream("0", "camera", source.frames(), live_source=source)
+        summary = go(stream, tmp_path, options={"batch_size": 1}, interrupts=interrupts)
+    assert time.monotonic() - stopped_at[0] < 1.5
+    assert summary.exit_reason == "SIGTERM"
+    assert summary.num_frames + counts_of(tmp_path)["dropped"] == 2
+
+
+def test_latest_predicts_what_the_camera_shows_now_however_long_the_model_took(tmp_path: Path) -> None:
+    class Endless(FakeCapture):
+        def grab(self) -> bool:
+            time.sleep(0.001)
+            self.num_grabbed += 1
+            self.step = noise(self.num_grabbed)
+            return True
+
+    capture = Endless([])
+    source = LiveSource(0, LiveOptions(), connect=lambda: capture)
+    shown = []
+
+    def busy(summary: RunSummary) -> None:
+        before = capture.num_grabbed
+        assert happens(lambda: capture.num_grabbed > before + 30)
+        shown.append(capture.num_grabbed)
+
+    stream = Stream("0", "camera", islice(source.frames(), 12), live_source=source)
+    go(stream, tmp_path, options={"batch_size": 3}, on_batch=busy)
+    frames = [row["frame"] for row in lines_of(tmp_path / PREDICTIONS)]
+    assert len(frames) == 12 and frames == sorted(set(frames))
+    for batch, now in enumerate(shown[:3], 1):
+        assert frames[3 * batch] >= now - 3 - 1  # the batch's own length, and the frame in the reader's hand
+    assert counts_of(tmp_path)["dropped"] >= frames[-1] + 1 - 12 > 60
+
+
+# Frames that are answered, but not learned from
+
+
+BLACK, DUPLICATE = "black frame", "duplicate of the frame before"
+
+
+def video(*images: Image.Image | None) -> Stream:
+    """A video of these frames; None is a black one."""
+
+    def frames() -> Iterator[Frame]:
+        for number, image in enumerate(images):
+            shown = image or Image.fromarray(np.random.default_rng(number).integers(0, 3, (36, 40, 3), dtype=np.uint8))
+            yield Frame("clip.mp4", lambda shown=shown: shown, number, 0.1 * number)  # type: ignore[misc]
+
+    return Stream("clip.mp4", "video", frames())
+
+
+a, b, c, d, e = (draw_image(seed) for seed in range(5))
+
+
+@pytest.mark.parametrize("guard", [None, GuardOptions()])
+def test_black_and_repeated_frames_are_predicted_but_change_no_weights(
+    guard: GuardOptions | None, tmp_path: Path
+) -> None:
+    go(video(a, None, None, b, b, c, c, c, d), tmp_path / "run", options={"batch_size": 4, "guard": guard})
+    rows = lines_of(tmp_path / "run" / PREDICTIONS)
+    reasons = [None, BLACK, BLACK, None, DUPLICATE, None, DUPLICATE, DUPLICATE, None]
+    assert [row.get("not_adapted") for row in rows] == reasons
+    assert [row["adapted"] for row in rows] == [reason is None for reason in reasons]
+    assert [row["update"] for row in rows] == [0] * 4 + [1] * 4 + [2]
+
+    model = tiny_vit()
+    rem, preprocessing = REM(model, REMConfig(lr=0.01)), preprocessing_of(model)
+    transform = preprocessing.transform()
+
+    def pixels(*images: Image.Image) -> torch.Tensor:
+        return preprocessing.normalise(torch.stack([transform(image) for image in images]))
+
+    first = rem(pixels(a, b))
+    second = rem.predict(pixels(b, c))
+    rem(pixels(c))
+    third = rem(pixels(d))
+    found = torch.tensor([row["logits"] for row in rows])
+    torch.testing.assert_close(found[[0, 3]], first, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[[4, 5]], second, rtol=1e-4, atol=1e-4)  # from before the update on c
+    torch.testing.assert_close(found[[8]], third, rtol=1e-4, atol=1e-4)
+    delta = load_delta(tmp_path / "run")
+    assert (delta.frames, delta.updates) == (4, 3)
+    for name, tensor in rem.delta().items():
+        torch.testing.assert_close(delta.tensors[name], tensor, rtol=1e-3, atol=1e-6)
+    assert counts_of(tmp_path / "run")["not_adapted"] == 5
+
+
+def test_a_batch_without_a_fit_frame_is_no_update(tmp_path: Path) -> None:
+    summary = go(video(None, None, None, a, a, a), tmp_path)
+    assert summary.num_predicted == 6 and summary.num_updates == 1
+    assert load_delta(tmp_path).frames == 1
+
+
+def test_a_dark_frame_with_something_on_it_is_not_black(tmp_path: Path) -> None:
+    night = np.zeros((32, 32, 3), np.uint8)
+    night[10:14, 10:14] = 120  # mean below 2, but a lamp is to be seen
+    dim = np.full((32, 32, 3), 4, np.uint8)
+    go(video(Image.fromarray(night), Image.fromarray(dim)), tmp_path)
+    assert [row["adapted"] for row in lines_of(tmp_path / PREDICTIONS)] == [True, True]
+
+
+def test_stills_are_learned_from_as_they_are(tmp_path: Path) -> None:
+    black = Image.new("RGB", (32, 32))
+    stills = [Frame(f"{number}.png", lambda image=image: image) for number, image in enumerate([a, a, black])]  # type: ignore[misc]
+    go(Stream("stills", "folder", iter(stills)), tmp_path)
+    assert [row["adapted"] for row in lines_of(tmp_path / PREDICTIONS)] == [True] * 3
+
+
+def test_a_method_that_never_adapts_gives_no_reasons(tmp_path: Path) -> None:
+    go(video(a, a, None), tmp_path, "source")
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert [(row["adapted"], "not_adapted" in row) for row in rows] == [(False, False)] * 3
+
+
+def test_a_resumed_run_still_knows_the_frame_before(tmp_path: Path) -> None:
+    images = [a, b, c, c, d, d, e]
+    go(video(*images), tmp_path / "whole")
+    go(video(*images[:3]), tmp_path / "parts")
+    go(video(*images), tmp_path / "parts", options={"resume": True})
+    whole, parts = ((tmp_path / name / PREDICTIONS).read_bytes() for name in ("whole", "parts"))
+    assert parts == whole and whole.count(DUPLICATE.encode()) == 2
+
+
+def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
+    rem = REM(tiny_vit(), REMConfig(lr=0.05))
+    guard = Guard(rem)
+    images = random_images(4)
+    source = rem.predict(images)
+    guard(images)
+    assert not torch.equal(guard.predict(images), source) and not guard.from_source
+    state = guard.state()
+    guard.load_state({**state, "guard.doubting": torch.tensor(1.0)})
+    assert torch.equal(guard.predict(images), source) and guard.from_source
+
+
+def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Guard, "_judge", lambda self: True)
+    images = [a, b, c, None, d, d]
+    go(video(*images), tmp_path)
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert [row.get("answered_by") for row in rows] == ["source"] * 6
+    go(video(*images), tmp_path / "source", "source")
+    wanted = torch.tensor([row["logits"] for row in lines_of(tmp_path / "source" / PREDICTIONS)])
+    torch.testing.assert_close(torch.tensor([row["logits"] for row in rows]), wanted, rtol=1e-4, atol=1e-4)
