@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -31,7 +36,8 @@ from remtta.streams import Stream, open_stream
 from remtta.streams import live as live_module
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.live import LiveOptions, LiveSource
-from tests.conftest import draw_image, random_images, tiny_vit
+from tests.conftest import TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.test_cli import remtta_here
 
 UNDECODABLE, HANGS, GATE = "undecodable", "hangs", "gate"
 REFUSED = None
@@ -545,3 +551,102 @@ def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
     go(video(*images), tmp_path / "source", "source")
     wanted = torch.tensor([row["logits"] for row in lines_of(tmp_path / "source" / PREDICTIONS)])
     torch.testing.assert_close(torch.tensor([row["logits"] for row in rows]), wanted, rtol=1e-4, atol=1e-4)
+
+
+# The real thing: MJPEG over HTTP, as web cameras serve it
+
+
+class WebCamera(http.server.BaseHTTPRequestHandler):
+    """Serves 6 frames per connection, of another size in each; `most` connections, then none."""
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.connections += 1
+        if server.connections > server.most:
+            self.send_error(503)
+            return
+        height, width = (48, 64) if server.connections == 1 else (60, 80)
+        self.send_response(200)
+        self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # whoever has seen enough hangs up
+            for number in range(6):
+                seed = 10 * server.connections + number
+                jpeg = cv2.imencode(".jpg", np.asarray(draw_image(seed, width, height)))[1].tobytes()
+                self.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(jpeg))
+                self.wfile.write(jpeg + b"\r\n")
+                time.sleep(0.02)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def web_camera() -> Iterator[Any]:
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WebCamera)
+    server.connections, server.most = 0, 3
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
+    try:
+        probe = cv2.VideoCapture(server.url, cv2.CAP_FFMPEG)
+        if not probe.grab():
+            pytest.skip("this OpenCV reads no MJPEG over HTTP")
+        probe.release()
+        server.connections, server.most = 0, 2
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_web_camera_that_drops_out_and_comes_back_larger(
+    web_camera: Any, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    options = ["--buffer", "all", "--limit", "9", "-b", "4", "-o", str(run)]
+    assert remtta_here("adapt", web_camera.url, *TINY_OPTIONS, "--checkpoint", checkpoint, *options) == 0
+    rows = lines_of(run / PREDICTIONS)
+    assert [row.get("frame", "gap") for row in rows] == [0, 1, 2, 3, 4, 5, "gap", 6, 7, 8]
+    assert all("class" in row and row["adapted"] for row in rows if "gap" not in row)
+    assert 0.25 <= rows[6]["seconds"] < 10 and rows[6]["attempts"] == 1
+    assert rows[7]["time_s"] - rows[5]["time_s"] == pytest.approx(rows[6]["seconds"], abs=0.01)
+    told = capfd.readouterr().err
+    assert "is lost (the connection ended); trying to get it back for 60 s" in told
+    assert "now gives frames of 80 x 60 pixels" in told
+    written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
+    assert len(written) >= 5 and not any(b"secret" in content for content in [*written, told.encode()])
+
+
+def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
+    web_camera: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ["--checkpoint", str(checkpoint), "--buffer", "all", "-b", "4", "-o", str(run)]
+    command = [sys.executable, "-m", "remtta", "adapt", web_camera.url, *TINY_OPTIONS, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert happens(lambda: web_camera.connections > 2 and len(lines_of(run / PREDICTIONS)) == 13, within_s=60)
+    process.send_signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143, stderr
+    assert time.monotonic() - signalled < 5  # a second, but for the end of a busy machine's interpreter
+    assert json.loads((run / RECORD).read_text())["exit_reason"] == "SIGTERM"
+    assert load_delta(run).updates == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--reconnect-for", "5"], "--reconnect-for is for cameras and network streams"),
+        (["--buffer", "all"], "--buffer is for cameras and network streams"),
+        (["--buffer", "some"], "--buffer"),
+        (["--reconnect-for", "-1"], "--reconnect-for"),
+    ],
+)
+def test_options_of_live_sources_are_refused_where_they_mean_nothing(
+    options: list[str], told: str, frames: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, *options) == 2
+    assert told in capfd.readouterr().err

@@ -120,6 +120,22 @@ def adapt(
     null: Annotated[
         bool, typer.Option("-0", "--null", help="Paths on stdin end in NUL.", rich_help_panel=_STREAM)
     ] = False,
+    reconnect_for: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Try so long to get a lost camera or network stream back; 0: end there. Default: 60.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
+    buffer: Annotated[
+        opt.Buffers | None,
+        typer.Option(
+            help="Frames of a live source that count when the model is slower. Default: latest.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
     on_error: Annotated[
         opt.OnError, typer.Option(help="At a frame that cannot be read.", rich_help_panel=_STREAM)
     ] = opt.OnError.SKIP,
@@ -190,7 +206,15 @@ def adapt(
         # What needs no torch comes first: a wrong path is told at once.
         if predictions and sys.stdout is None:
             raise UsageError("--predictions - needs standard output, which is closed")
-        stream = open_stream(source, sort=sort.value, frame_stride=frame_stride, limit=limit, null_separated=null)
+        stream = open_stream(
+            source,
+            sort=sort.value,
+            frame_stride=frame_stride,
+            limit=limit,
+            null_separated=null,
+            reconnect_for=reconnect_for,
+            buffer=None if buffer is None else buffer.value,
+        )
         folder = output or default_folder()
         if not resume:
             check_folder(folder, overwrite=overwrite)

@@ -55,6 +55,13 @@ class Guards(StrEnum):
     STOP = "stop"
 
 
+class Buffers(StrEnum):
+    """Values of --buffer."""
+
+    LATEST = "latest"
+    ALL = "all"
+
+
 class OnError(StrEnum):
     """Values of --on-error."""
 
