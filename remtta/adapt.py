@@ -24,6 +24,7 @@ from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
 from remtta.files import FolderLock, Reserve, write_json, writing
 from remtta.guard import describe, guarded
+from remtta.health import HealthFile
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
@@ -117,6 +118,7 @@ def adapt_stream(
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     echo: BinaryIO | None = None,
+    health: str | Path | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
@@ -138,6 +140,7 @@ def adapt_stream(
         source_data: Clean source images (a folder), or the statistics of some (a file), for
             methods that learn from them first.
         echo: A binary stream that gets the prediction lines as well.
+        health: A JSON file that is replaced every few seconds with how the run is.
         on_batch: Called after every batch with the counts so far.
         interrupts: Turns signals into a clean stop.
 
@@ -190,7 +193,10 @@ def adapt_stream(
             "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", method, DELTA, megabytes
         )
     run = _Run(model, adapter, stream, folder, method, config, options, delta, learned, base_sha256)
-    return run.execute(echo, on_batch, interrupts)
+    if health is None:
+        return run.execute(echo, on_batch, interrupts)
+    with contextlib.closing(HealthFile(Path(health), run.health)):
+        return run.execute(echo, on_batch, interrupts)
 
 
 class _Run:
@@ -235,6 +241,7 @@ class _Run:
         self.lock: FolderLock | None = None
         self.demand = self._demand()
         self.dropped_before = 0
+        self.last_frame: str | None = None  # time at which a frame was last predicted
 
     def execute(
         self, echo: BinaryIO | None, on_batch: Callable[[RunSummary], None] | None, interrupts: Interrupts
@@ -276,6 +283,20 @@ class _Run:
                 if self.writer or self.summary.signum is not None:
                     self._finish()
         return self.summary
+
+    def health(self) -> dict[str, Any]:
+        """How the run is, at any moment and from any thread."""
+        summary, live = self.summary, self.stream.live_source
+        ended = summary.exit_reason != "running"
+        return {
+            "state": summary.exit_reason if ended or live is None else live.state,
+            "frames": summary.num_frames,
+            "skipped": summary.num_skipped,
+            "updates": summary.num_updates,
+            "last_frame": self.last_frame,
+            "guard_alarms": self.guard.total_alarms if self.guard else None,
+            **self._live_counts(),
+        }
 
     def _claim(self, echo: BinaryIO | None = None) -> PredictionWriter:
         """Make the folder this run's, once."""
@@ -511,6 +532,7 @@ class _Run:
 
     def _count(self, batch: list[DecodedFrame], num_images: int, new_updates: int) -> None:
         self.summary.num_frames += len(batch)
+        self.last_frame = datetime.now(UTC).isoformat(timespec="seconds")
         self.summary.num_skipped += len(batch) - num_images
         self.place.last = batch[-1].source, batch[-1].number
         if self.options.on_error == "skip":

@@ -136,6 +136,14 @@ def adapt(
             rich_help_panel=_STREAM,
         ),
     ] = None,
+    health: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON file, replaced every few seconds with time, state, frames and updates.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
     on_error: Annotated[
         opt.OnError, typer.Option(help="At a frame that cannot be read.", rich_help_panel=_STREAM)
     ] = opt.OnError.SKIP,
@@ -262,6 +270,7 @@ def adapt(
                 delta=start,
                 source_data=source_data,
                 echo=sys.stdout.buffer if predictions else None,
+                health=health,
                 on_batch=advance,
                 interrupts=interrupts,
             )
