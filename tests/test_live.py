@@ -615,6 +615,8 @@ def test_a_web_camera_that_drops_out_and_comes_back_larger(
     told = capfd.readouterr().err
     assert "is lost (the connection ended); trying to get it back for 60 s" in told
     assert "now gives frames of 80 x 60 pixels" in told
+    assert remtta_here("inspect", run) == 0
+    assert "frames       9, 0 skipped; 3 updates; 1 gaps\n" in capfd.readouterr().out
     written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
     assert len(written) >= 5 and not any(b"secret" in content for content in [*written, told.encode()])
 
