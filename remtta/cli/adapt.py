@@ -13,7 +13,7 @@ import typer
 from remtta.cli import options as opt
 from remtta.cli.loading import building, model_arguments
 from remtta.cli.progress import progress
-from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
+from remtta.cli.reporting import close_stdout, command, refused_values, say, signal_exit_code
 from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
 from remtta.options import GuardOptions, RunOptions
@@ -152,6 +152,7 @@ def adapt(
     compile_model: opt.Compile = False,
     threads: opt.Threads = None,
     seed: opt.Seed = 0,
+    log_format: opt.LogFormat = opt.LogFormats.TEXT,
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
@@ -168,7 +169,8 @@ def adapt(
 
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq .label
     """
-    with command(verbose=verbose, quiet=quiet, debug=debug) as interrupts:
+    as_json = log_format == opt.LogFormats.JSON
+    with command(verbose=verbose, quiet=quiet, debug=debug, as_json=as_json) as interrupts:
         if predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if method not in _METHODS:
@@ -259,7 +261,7 @@ def adapt(
             _log.info("compiling the model; the first batches take a minute or more")
             compile_blocks(classifier)
         options = dataclasses.replace(options, model=building(arguments))
-        with progress(stream.num_frames, hidden=quiet) as advance:
+        with progress(stream.num_frames, hidden=quiet, lines=as_json) as advance:
             summary = adapt_stream(
                 classifier,
                 stream,
@@ -277,7 +279,7 @@ def adapt(
         if summary.exit_reason == "closed pipe":
             close_stdout()
         if not quiet:
-            typer.echo(summary.report(), err=True)
+            say(summary.report(), as_json=as_json)
     if summary.exit_reason == "guard":
         raise typer.Exit(_STOPPED_BY_GUARD)
     raise typer.Exit(signal_exit_code(summary.signum))
