@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     shown = None
     with open(Path(args.output) / "predictions.jsonl", encoding="utf-8") as file:
         for row in map(json.loads, file):
-            if "error" not in row and row["class"] != shown:
+            if "class" in row and row["class"] != shown:
                 shown = row["class"]
                 print(f"{row['time_s']:8.2f} s  {row['label'] or shown}  ({row['prob']:.0%})")
     print(f"{summary.num_frames} frames, {summary.num_updates} updates")

@@ -7,8 +7,9 @@ import dataclasses
 import itertools
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
 from remtta.files import FolderLock, Reserve, write_json, writing
 from remtta.guard import describe, guarded
+from remtta.health import HealthFile
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, state_sha256
@@ -43,6 +45,7 @@ from remtta.runs import (
 )
 from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams import Stream, open_stream
+from remtta.streams.fitness import not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
@@ -115,6 +118,7 @@ def adapt_stream(
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     echo: BinaryIO | None = None,
+    health: str | Path | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
@@ -136,6 +140,7 @@ def adapt_stream(
         source_data: Clean source images (a folder), or the statistics of some (a file), for
             methods that learn from them first.
         echo: A binary stream that gets the prediction lines as well.
+        health: A JSON file that is replaced every few seconds with how the run is.
         on_batch: Called after every batch with the counts so far.
         interrupts: Turns signals into a clean stop.
 
@@ -188,7 +193,10 @@ def adapt_stream(
             "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", method, DELTA, megabytes
         )
     run = _Run(model, adapter, stream, folder, method, config, options, delta, learned, base_sha256)
-    return run.execute(echo, on_batch, interrupts)
+    if health is None:
+        return run.execute(echo, on_batch, interrupts)
+    with contextlib.closing(HealthFile(Path(health), run.health)):
+        return run.execute(echo, on_batch, interrupts)
 
 
 class _Run:
@@ -231,6 +239,9 @@ class _Run:
         self.guard = guarded(adapter, options.guard, config)
         self.reserve: Reserve | None = None
         self.lock: FolderLock | None = None
+        self.demand = self._demand()
+        self.dropped_before = 0
+        self.last_frame: str | None = None  # time at which a frame was last predicted
 
     def execute(
         self, echo: BinaryIO | None, on_batch: Callable[[RunSummary], None] | None, interrupts: Interrupts
@@ -240,7 +251,7 @@ class _Run:
             with interrupts.held():
                 self._resume(echo)
             started -= self.summary.seconds
-            with contextlib.closing(self._frames(interrupts)) as frames:
+            with contextlib.closing(self.stream), contextlib.closing(self._frames(interrupts)) as frames:
                 first = next(frames, None)
                 if first is None and not self.summary.num_resumed:
                     raise StreamError(f"{self.stream.name}: the stream held no frames")
@@ -273,6 +284,20 @@ class _Run:
                     self._finish()
         return self.summary
 
+    def health(self) -> dict[str, Any]:
+        """How the run is, at any moment and from any thread."""
+        summary, live = self.summary, self.stream.live_source
+        ended = summary.exit_reason != "running"
+        return {
+            "state": summary.exit_reason if ended or live is None else live.state,
+            "frames": summary.num_frames,
+            "skipped": summary.num_skipped,
+            "updates": summary.num_updates,
+            "last_frame": self.last_frame,
+            "guard_alarms": self.guard.total_alarms if self.guard else None,
+            **self._live_counts(),
+        }
+
     def _claim(self, echo: BinaryIO | None = None) -> PredictionWriter:
         """Make the folder this run's, once."""
         if self.writer is None:
@@ -300,7 +325,7 @@ class _Run:
         writer = PredictionWriter(predictions, echo, keep_bytes=place.num_bytes, keep_tail=True, durable=True)
         if self.stream.live:  # what came after the last save cannot be seen again
             place.count(writer.unsaved_rows())
-        self.place = place
+        self.place, self.dropped_before = place, place.dropped
         self.summary.num_frames, self.summary.num_skipped = place.frames, place.skipped
         self.summary.num_updates, self.summary.seconds = place.updates, place.seconds
         self.summary.num_resumed = record.get("resumed", 0) + 1
@@ -314,7 +339,7 @@ class _Run:
 
     def _begin(self, writer: PredictionWriter, event_bytes: int = 0) -> PredictionWriter:
         self.writer = writer
-        if self.guard:
+        if self.guard or self.stream.live:
             keep_tail = self.summary.num_resumed > 0
             path = self.folder / EVENTS
             self.events = PredictionWriter(path, keep_bytes=event_bytes, keep_tail=keep_tail, durable=True)
@@ -346,21 +371,44 @@ class _Run:
             self.preprocessing.transform(),
             ahead=ahead,
             first=self.place.frames,
+            demand=self.demand,
             wait=interrupts.check,
         )
 
+    def _demand(self) -> threading.Semaphore | None:
+        """Permits to read frames, where those read ahead would be old ones by the time they are predicted."""
+        live = self.stream.live_source
+        if live is None or not live.newest_only:
+            return None
+        live.keep = self.options.batch_size
+        return threading.Semaphore(self.options.batch_size)
+
+    def _want(self, num_frames: int) -> None:
+        if self.demand and num_frames:
+            self.demand.release(num_frames)
+
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """Batches of `batch_size` readable frames, unreadable ones in their places between them."""
+        """Batches of `batch_size` readable frames, unreadable ones in their places between them.
+
+        A stream that fails still has the frames before that predicted.
+        """
         size = self.options.batch_size
         batch: list[DecodedFrame] = []
         readable = 0
-        for frame in frames:
-            batch.append(frame)
-            readable += frame.image is not None
-            # An unreadable frame that no readable one waits for need not wait either.
-            if readable in (0, size) or (frame.error and self.options.on_error == "stop"):
+        try:
+            for frame in frames:
+                batch.append(frame)
+                readable += frame.image is not None
+                self._want(frame.image is None)  # another one in its place
+                # An unreadable frame that no readable one waits for need not wait either.
+                if readable in (0, size) or (frame.error and self.options.on_error == "stop"):
+                    yield batch
+                    self._want(readable)
+                    batch, readable = [], 0
+        except StreamError:
+            if batch:
                 yield batch
-                batch, readable = [], 0
+            raise
         if batch:
             yield batch
 
@@ -373,7 +421,8 @@ class _Run:
             if images and self._reset_is_due():
                 self._reset()
             update = self.adapter.num_updates  # since the last reset
-            logits = self._predict(torch.stack(images), batch) if images else None
+            unfit, fingerprint = self._unfit(batch)
+            logits = self._predict(torch.stack(images), batch, unfit) if images else None
             by_source = bool(images) and self.guard is not None and self.guard.from_source
             after = self.adapter.num_updates
             adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
@@ -384,6 +433,7 @@ class _Run:
                     logits,
                     update=0 if by_source else update,
                     adapted=adapted,
+                    not_adapted=unfit,
                     by_source=by_source,
                     labels=self.labels,
                     topk=self.options.topk,
@@ -393,8 +443,10 @@ class _Run:
                 if after < update:
                     self.place.frames_in_delta = self.place.frames_since_reset = 0
                 if adapted:
-                    self.place.frames_in_delta += len(images)
-                    self.place.frames_since_reset += len(images)
+                    self.place.frames_in_delta += len(images) - len(unfit)
+                    self.place.frames_since_reset += len(images) - len(unfit)
+                self.place.not_adapted += len(unfit)
+                self.place.fingerprint = fingerprint
                 self.place.by_source += by_source * len(images)
                 self._write_events(batch)
                 self._count(batch, len(images), after - update if after >= update else 1)  # the step that was undone
@@ -411,14 +463,28 @@ class _Run:
             self.guard.reset()
         self.place.frames_in_delta = self.place.frames_since_reset = 0
 
+    def _unfit(self, batch: list[DecodedFrame]) -> tuple[dict[int, str], str | None]:
+        """Why which frames are not adapted on, by index, and the last frame's fingerprint."""
+        return not_to_learn_from(batch, self.place.fingerprint) if self.adapter.adapts else ({}, None)
+
     def _write_events(self, batch: list[DecodedFrame]) -> None:
-        """What the guard decided, as lines of the events file and messages."""
-        if self.guard and self.events:
-            for event in self.guard.events():
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                self.events.write([{"time": now, "frame": batch[0].index, **event}])
-                level = logging.DEBUG if event["event"] in ("doubt", "trust", "pardon") else logging.WARNING
-                _log.log(level, "frame %d: %s", batch[0].index, describe(event))
+        """Gaps, and what the guard decided, as lines of the events file; the guard's as messages, too."""
+        if self.events is None:
+            return
+        for frame in batch:
+            if frame.gap:
+                self.place.gaps += 1
+                gap = {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)}
+                self._write_event(frame.index, gap)
+        for event in self.guard.events() if self.guard else []:
+            self._write_event(batch[0].index, event)
+            level = logging.DEBUG if event["event"] in ("doubt", "trust", "pardon") else logging.WARNING
+            _log.log(level, "frame %d: %s", batch[0].index, describe(event))
+
+    def _write_event(self, index: int, event: dict[str, Any]) -> None:
+        if self.events:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self.events.write([{"time": now, "frame": index, **event}])
 
     def _write(self, rows: list[Row], writer: PredictionWriter) -> None:
         agreed = writer.num_changed == 0
@@ -429,17 +495,22 @@ class _Run:
             _log.warning(
                 "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
                 "another machine, device or number of threads?",
-                rows[0]["index"],
+                next(row["index"] for row in rows if "index" in row),
             )
 
     def _reset_is_due(self) -> bool:
         every = self.options.reset_every
         return self.config.episodic or (every is not None and self.place.frames_since_reset >= every)
 
-    def _predict(self, images: Tensor, batch: list[DecodedFrame]) -> Tensor:
-        pixels = images.to(self.device, non_blocking=True)
+    def _predict(self, images: Tensor, batch: list[DecodedFrame], unfit: Mapping[int, str]) -> Tensor:
+        """Logits of a batch, from before the update on those of its frames that are fit for one."""
+        pixels = self.preprocessing.normalise(images.to(self.device, non_blocking=True))
         step = self.guard or self.adapter
-        logits = step(self.preprocessing.normalise(pixels)).cpu()
+        if unfit:
+            fit = torch.tensor([frame.index not in unfit for frame in batch if frame.image is not None])
+            logits = self._predict_parts(pixels, fit).cpu()
+        else:
+            logits = step(pixels).cpu()
         if not torch.isfinite(logits).all():
             raise RemttaError(
                 f"the model's outputs are not finite numbers from frame {batch[0].index} on; "
@@ -447,8 +518,21 @@ class _Run:
             )
         return logits
 
+    def _predict_parts(self, pixels: Tensor, fit: Tensor) -> Tensor:
+        """Predict all, adapt on some; `fit` (B,) is on the CPU. The guard answers with the source for all or none."""
+        step = self.guard or self.adapter
+        others = step.predict(pixels[~fit])
+        logits = others.new_empty(len(fit), others.shape[1])
+        if fit.any():
+            logits[fit] = step(pixels[fit]).to(logits)
+            if self.guard and self.guard.from_source:
+                others = self.guard.method.predict_source(pixels[~fit])
+        logits[~fit] = others
+        return logits
+
     def _count(self, batch: list[DecodedFrame], num_images: int, new_updates: int) -> None:
         self.summary.num_frames += len(batch)
+        self.last_frame = datetime.now(UTC).isoformat(timespec="seconds")
         self.summary.num_skipped += len(batch) - num_images
         self.place.last = batch[-1].source, batch[-1].number
         if self.options.on_error == "skip":
@@ -483,6 +567,7 @@ class _Run:
         summary = self.summary
         self.place.frames, self.place.skipped = summary.num_frames, summary.num_skipped
         self.place.updates, self.place.seconds = summary.num_updates, summary.seconds
+        self.place.dropped = self._num_dropped()
         self.place.num_bytes = self._claim().sync()
         self.place.event_bytes = self.events.sync() if self.events else 0
         started = time.monotonic()
@@ -522,6 +607,14 @@ class _Run:
             "answered_by_source": self.place.by_source,
         }
 
+    def _live_counts(self) -> dict[str, int]:
+        return {"dropped": self._num_dropped(), "gaps": self.place.gaps} if self.stream.live else {}
+
+    def _num_dropped(self) -> int:
+        """Frames that were dropped for newer ones, in all parts of the run."""
+        live = self.stream.live_source
+        return self.dropped_before + (live.dropped if live else 0)
+
     def _hyperparameters(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.config), "batch_size": self.options.batch_size}
 
@@ -529,7 +622,7 @@ class _Run:
         write_json(self.folder / RECORD, self._record())
 
     def _record(self) -> dict[str, Any]:
-        summary = self.summary
+        summary, live = self.summary, self.stream.live_source
         return {
             "exit_reason": summary.exit_reason,
             "resumed": summary.num_resumed,
@@ -538,13 +631,20 @@ class _Run:
                 "predicted": summary.num_predicted,
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
+                "not_adapted": self.place.not_adapted,
+                **self._live_counts(),
             },
             "timing": {
                 "started": self.started.isoformat(timespec="seconds"),
                 "seconds": round(summary.seconds, 3),
                 "images_per_s": round(summary.images_per_s, 2),
             },
-            "source": {"name": self.stream.name, "kind": self.stream.kind, "num_frames": self.stream.num_frames},
+            "source": {
+                "name": self.stream.name,
+                "kind": self.stream.kind,
+                "num_frames": self.stream.num_frames,
+                **({"live": dataclasses.asdict(live.options)} if live else {}),
+            },
             "model": {
                 **self.options.model,
                 "num_classes": self.num_classes,

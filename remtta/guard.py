@@ -135,6 +135,11 @@ class Guard:
         self._look(images, logits)
         return self._by_source(images) if self._judge() else logits
 
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits (B, C) to answer with, without adapting: the source's while adaptation is in doubt or has ended."""
+        self.from_source = self.retired or (self._now.doubting and self.options.acts)
+        return self.method.predict_source(images) if self.from_source else self.method.predict(images)
+
     def reset(self) -> None:
         """Note that the method is back at the source weights."""
         self.reservoir.back_to_source(self._now.clock)

@@ -73,13 +73,16 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
 def _describe_predictions(path: Path) -> dict[str, Any]:
     classes: Counter[tuple[int, str | None]] = Counter()
-    entropy, errors = 0.0, 0
+    entropy, errors, gaps = 0.0, 0, 0
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
             except ValueError as error:
                 raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+            if "gap" in row:
+                gaps += 1
+                continue
             if "error" in row:
                 errors += 1
                 continue
@@ -89,6 +92,7 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
     return {
         "predicted": predicted,
         "errors": errors,
+        "gaps": gaps,
         "mean_entropy": entropy / predicted if predicted else None,
         "classes_predicted": len(classes),
         "most_common": [

@@ -7,6 +7,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,29 +31,39 @@ def prediction_rows(
     *,
     update: int,
     adapted: bool,
+    not_adapted: Mapping[int, str] | None = None,
     by_source: bool = False,
     labels: Sequence[str] | None,
     topk: int,
     with_logits: bool = False,
 ) -> list[Row]:
-    """Rows for a batch of frames, unreadable ones included, in their order.
+    """Rows for a batch of frames, unreadable ones included, in their order, and of gaps before them.
 
     Args:
         frames: The batch; K of them have an image.
         logits: Shape (K, C), finite, on the CPU, from before the update; None if K is 0.
         update: Updates the weights had seen when they made these predictions.
         adapted: Whether these frames then entered an update.
+        not_adapted: Why some of them did not, by frame index.
         by_source: Whether the guard had the source model answer.
         labels: One name per class, or None.
         topk: How many classes to list.
         with_logits: Add all C logits.
     """
     readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
-    outcome: Row = {"update": update, "adapted": adapted, **({"answered_by": "source"} if by_source else {})}
-    return [
-        {**_origin(frame), **({"error": frame.error} if frame.image is None else {**next(readable), **outcome})}
-        for frame in frames
-    ]
+    rows: list[Row] = []
+    for frame in frames:
+        if frame.gap:
+            rows.append({"gap": True, "source": frame.source, **asdict(frame.gap)})
+        row = _origin(frame)
+        if frame.image is None:
+            row["error"] = frame.error
+        else:
+            reason = (not_adapted or {}).get(frame.index)
+            row.update(next(readable), update=update, adapted=adapted and reason is None)
+            row.update({"not_adapted": reason} if reason else {}, **({"answered_by": "source"} if by_source else {}))
+        rows.append(row)
+    return rows
 
 
 def _origin(frame: DecodedFrame) -> Row:

@@ -19,6 +19,7 @@ from remtta.streams import Stream
 from remtta.streams.frames import Frame
 
 _OWN_OPTIONS = ("topk", "logits", "reset_every", "seed", "guard")  # the others may change from one part to the next
+_NO_COUNTS = ("seconds", "last", "fingerprint")
 
 
 @dataclass
@@ -35,6 +36,10 @@ class Place:
         num_bytes: Size of `predictions.jsonl`.
         event_bytes: Size of `events.jsonl`.
         by_source: Frames that the guard had the source model answer.
+        not_adapted: Frames that were predicted but not fit to be adapted on.
+        dropped: Frames that a live source gave and that were dropped for newer ones.
+        gaps: Times when a live source was lost and came back.
+        fingerprint: What tells the last readable video frame from the next.
         last: Source and number of the last frame seen.
     """
 
@@ -47,13 +52,21 @@ class Place:
     num_bytes: int = 0
     event_bytes: int = 0
     by_source: int = 0
+    not_adapted: int = 0
+    dropped: int = 0
+    gaps: int = 0
+    fingerprint: str | None = None
     last: tuple[str, int | None] | None = None
 
     def count(self, rows: Iterable[Row]) -> None:
         """Add rows that were written after this."""
         for row in rows:
+            if "gap" in row:
+                self.gaps += 1
+                continue
             self.frames += 1
             self.skipped += "error" in row
+            self.not_adapted += "not_adapted" in row
             self.last = row["source"], row.get("frame")
 
 
@@ -80,7 +93,9 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
         if place.last is not None:
             source, number = place.last
             place.last = str(source), None if number is None else int(number)
-        counts = [value for name, value in vars(place).items() if name not in ("seconds", "last")]
+        counts = [value for name, value in vars(place).items() if name not in _NO_COUNTS]
+        if not isinstance(place.fingerprint, str | None):
+            raise ValueError("its fingerprint is no text")
         if not all(isinstance(value, int) and value >= 0 for value in counts):
             raise ValueError("its counts make no sense")
     except (TypeError, ValueError) as error:

@@ -78,7 +78,13 @@ def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(frames: Pa
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (15, 3, 3)
     good = [row for row in rows if "error" not in row]
     assert [row["logits"] for row in good] == [row["logits"] for row in rows_of(tmp_path / "clean")]
-    assert record_of(tmp_path / "run")["counts"] == {"frames": 15, "predicted": 12, "skipped": 3, "updates": 3}
+    assert record_of(tmp_path / "run")["counts"] == {
+        "frames": 15,
+        "predicted": 12,
+        "skipped": 3,
+        "updates": 3,
+        "not_adapted": 0,
+    }
 
 
 def test_on_error_stop_keeps_what_came_before(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
@@ -302,7 +308,7 @@ def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, mo
     assert (delta.frames, delta.updates) == (8, 2)
 
 
-def test_a_failing_stream_keeps_what_was_predicted(vit: nn.Module, tmp_path: Path) -> None:
+def test_a_failing_stream_has_all_its_frames_predicted(vit: nn.Module, tmp_path: Path) -> None:
     def broken() -> Iterator[Frame]:
         for number in range(5):
             yield Frame(f"camera {number}", lambda: draw_image(0))
@@ -310,9 +316,9 @@ def test_a_failing_stream_keeps_what_was_predicted(vit: nn.Module, tmp_path: Pat
 
     with pytest.raises(StreamError, match="the camera is gone"):
         adapt_stream(vit, Stream("cam", "camera", broken()), tmp_path / "run", options=RunOptions(batch_size=2))
-    assert len(rows_of(tmp_path / "run")) == 4
+    assert len(rows_of(tmp_path / "run")) == 5
     assert record_of(tmp_path / "run")["exit_reason"] == "error: the camera is gone"
-    assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 2
+    assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 3
 
 
 def test_outputs_that_are_not_finite_stop_the_run_and_keep_the_last_good_delta(

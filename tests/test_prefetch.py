@@ -210,6 +210,19 @@ def test_few_frames_wait_for_a_worker(gate: Gate) -> None:
     assert next(num_read) <= 2 * 2 + 1  # two per worker, and the one in the reader's hand
 
 
+def test_no_frame_is_read_before_it_is_wanted() -> None:
+    demand = threading.Semaphore(2)
+    num_read = itertools.count()
+    frames = prefetch((grey_frame(next(num_read)) for _ in range(5)), to_tensor, ahead=4, demand=demand)
+    assert [next(frames).index for _ in range(2)] == [0, 1]
+    time.sleep(0.15)  # long enough to go too far
+    assert next(num_read) == 2
+    demand.release(3)
+    assert [next(frames).index for _ in range(3)] == [2, 3, 4]
+    demand.release()  # for the end
+    assert list(frames) == []
+
+
 def test_closing_early_stops_the_threads() -> None:
     before = set(threading.enumerate())
     num_read = itertools.count()

@@ -13,7 +13,7 @@ import typer
 from remtta.cli import options as opt
 from remtta.cli.loading import building, model_arguments
 from remtta.cli.progress import progress
-from remtta.cli.reporting import close_stdout, command, refused_values, signal_exit_code
+from remtta.cli.reporting import close_stdout, command, refused_values, say, signal_exit_code
 from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
 from remtta.options import GuardOptions, RunOptions
@@ -120,6 +120,30 @@ def adapt(
     null: Annotated[
         bool, typer.Option("-0", "--null", help="Paths on stdin end in NUL.", rich_help_panel=_STREAM)
     ] = False,
+    reconnect_for: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Try so long to get a lost camera or network stream back; 0: end there. Default: 60.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
+    buffer: Annotated[
+        opt.Buffers | None,
+        typer.Option(
+            help="Frames of a live source that count when the model is slower. Default: latest.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
+    health: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON file, replaced every few seconds with time, state, frames and updates.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
     on_error: Annotated[
         opt.OnError, typer.Option(help="At a frame that cannot be read.", rich_help_panel=_STREAM)
     ] = opt.OnError.SKIP,
@@ -128,6 +152,7 @@ def adapt(
     compile_model: opt.Compile = False,
     threads: opt.Threads = None,
     seed: opt.Seed = 0,
+    log_format: opt.LogFormat = opt.LogFormats.TEXT,
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
@@ -144,7 +169,8 @@ def adapt(
 
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq .label
     """
-    with command(verbose=verbose, quiet=quiet, debug=debug) as interrupts:
+    as_json = log_format == opt.LogFormats.JSON
+    with command(verbose=verbose, quiet=quiet, debug=debug, as_json=as_json) as interrupts:
         if predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if method not in _METHODS:
@@ -190,7 +216,15 @@ def adapt(
         # What needs no torch comes first: a wrong path is told at once.
         if predictions and sys.stdout is None:
             raise UsageError("--predictions - needs standard output, which is closed")
-        stream = open_stream(source, sort=sort.value, frame_stride=frame_stride, limit=limit, null_separated=null)
+        stream = open_stream(
+            source,
+            sort=sort.value,
+            frame_stride=frame_stride,
+            limit=limit,
+            null_separated=null,
+            reconnect_for=reconnect_for,
+            buffer=None if buffer is None else buffer.value,
+        )
         folder = output or default_folder()
         if not resume:
             check_folder(folder, overwrite=overwrite)
@@ -227,7 +261,7 @@ def adapt(
             _log.info("compiling the model; the first batches take a minute or more")
             compile_blocks(classifier)
         options = dataclasses.replace(options, model=building(arguments))
-        with progress(stream.num_frames, hidden=quiet) as advance:
+        with progress(stream.num_frames, hidden=quiet, lines=as_json) as advance:
             summary = adapt_stream(
                 classifier,
                 stream,
@@ -238,13 +272,14 @@ def adapt(
                 delta=start,
                 source_data=source_data,
                 echo=sys.stdout.buffer if predictions else None,
+                health=health,
                 on_batch=advance,
                 interrupts=interrupts,
             )
         if summary.exit_reason == "closed pipe":
             close_stdout()
         if not quiet:
-            typer.echo(summary.report(), err=True)
+            say(summary.report(), as_json=as_json)
     if summary.exit_reason == "guard":
         raise typer.Exit(_STOPPED_BY_GUARD)
     raise typer.Exit(signal_exit_code(summary.signum))

@@ -55,8 +55,14 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
         f"model        {model.get('name', 'unknown')}, {model['num_classes']} classes, "
         f"base {model['base_sha256'][:12]}",
         f"method       {method['name']}, batch {method['batch_size']}, {_settings(method)}",
-        f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates",
+        f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
     ]
+
+
+def _more(counts: dict[str, int]) -> str:
+    """Counts that are seldom anything but 0."""
+    texts = {"not_adapted": "not fit to adapt on", "dropped": "dropped for newer ones", "gaps": "gaps"}
+    return "".join(f"; {counts[name]} {text}" for name, text in texts.items() if counts.get(name))
 
 
 def _settings(method: dict[str, Any]) -> str:

@@ -55,6 +55,20 @@ class Guards(StrEnum):
     STOP = "stop"
 
 
+class Buffers(StrEnum):
+    """Values of --buffer."""
+
+    LATEST = "latest"
+    ALL = "all"
+
+
+class LogFormats(StrEnum):
+    """Values of --log-format."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class OnError(StrEnum):
     """Values of --on-error."""
 
@@ -171,6 +185,10 @@ Threads = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of every random choice.", rich_help_panel=_RUN)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More messages.", rich_help_panel=_RUN)]
+LogFormat = Annotated[
+    LogFormats,
+    typer.Option(help="Messages as text, or as JSON Lines with time, level and message.", rich_help_panel=_RUN),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors only, no progress.", rich_help_panel=_RUN)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_RUN)]
 

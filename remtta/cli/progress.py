@@ -23,14 +23,15 @@ class _Show(Protocol):
 
 
 @contextlib.contextmanager
-def progress(num_frames: int | None, *, hidden: bool) -> Iterator[Callable[[RunSummary], None]]:
+def progress(num_frames: int | None, *, hidden: bool, lines: bool = False) -> Iterator[Callable[[RunSummary], None]]:
     """Yield a function that shows the counts of a run so far.
 
     Args:
         num_frames: How many frames there will be, if known.
         hidden: Show nothing.
+        lines: Show lines on a terminal, too.
     """
-    with _shown("adapting", "frames", hidden) as show:
+    with _shown("adapting", "frames", hidden, lines) as show:
         yield lambda run: show(run.num_frames, num_frames, f"{run.num_updates} updates", run.images_per_s)
 
 
@@ -42,11 +43,11 @@ def tree_progress(*, hidden: bool) -> Iterator[Callable[[TreeSummary], None]]:
 
 
 @contextlib.contextmanager
-def _shown(doing: str, unit: str, hidden: bool) -> Iterator[_Show]:
+def _shown(doing: str, unit: str, hidden: bool, lines: bool = False) -> Iterator[_Show]:
     if hidden:
         yield lambda done, total, detail, images_per_s: None
         return
-    if not sys.stderr.isatty():
+    if lines or not sys.stderr.isatty():
         yield _Lines(unit)
         return
     from rich.console import Console

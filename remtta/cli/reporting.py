@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import typer
 
@@ -23,41 +25,69 @@ _SIGNAL_BASE = 128
 class _StderrHandler(logging.Handler):
     """Writes to whatever sys.stderr is at the time, so that a progress bar can make room."""
 
+    def __init__(self, *, as_json: bool = False) -> None:
+        super().__init__()
+        self._as_json = as_json
+
     def emit(self, record: logging.LogRecord) -> None:
+        if self._as_json:
+            _write_json_line(record.levelname, record.getMessage())
+            return
         prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
         sys.stderr.write(f"{prefix}{printable(record.getMessage())}\n")
 
 
+def say(text: str, level: str = "info", *, as_json: bool = False, **more: str) -> None:
+    """Write a command's own words to standard error: as they are, or as JSON Lines with more fields."""
+    if as_json:
+        _write_json_line(level, text, **more)
+    else:
+        typer.echo(text, err=True)
+
+
+def _write_json_line(level: str, message: str, **more: str) -> None:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    sys.stderr.write(json.dumps({"time": now, "level": level.lower(), "message": message, **more}) + "\n")
+    sys.stderr.flush()
+
+
 @contextlib.contextmanager
-def command(*, verbose: bool = False, quiet: bool = False, debug: bool = False) -> Iterator[Interrupts]:
+def command(
+    *, verbose: bool = False, quiet: bool = False, debug: bool = False, as_json: bool = False
+) -> Iterator[Interrupts]:
     """Run a command's body: set up messages and signals, turn errors into one line and an exit code."""
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other")
     interrupts = Interrupts()
     try:
-        with _messages(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO), interrupts:
+        level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+        with _messages(level, as_json=as_json), interrupts:
             yield interrupts
     except (typer.Exit, typer.Abort):
         raise
     except Stopped as stop:
-        typer.echo(f"stopped by {stop.name}", err=True)
+        say(f"stopped by {stop.name}", "warning", as_json=as_json)
         raise typer.Exit(_SIGNAL_BASE + stop.signum) from None
     except BrokenPipeError:
         close_stdout()
         raise typer.Exit(0) from None
     except Exception as error:
-        if debug:
-            traceback.print_exc()
-        typer.echo(f"Error: {_one_line(error, debug)}", err=True)
+        if as_json:
+            more = {"traceback": traceback.format_exc()} if debug else {}
+            say(_one_line(error, debug), "error", as_json=True, **more)
+        else:
+            if debug:
+                traceback.print_exc()
+            say(f"Error: {_one_line(error, debug)}")
         raise typer.Exit(_exit_code(error)) from None
 
 
 @contextlib.contextmanager
-def _messages(level: int) -> Iterator[None]:
+def _messages(level: int, *, as_json: bool) -> Iterator[None]:
     """Send the package's messages to standard error, and keep other libraries' warnings for --verbose."""
     log = logging.getLogger("remtta")
     earlier = log.handlers, log.propagate, log.level
-    log.handlers, log.propagate = [_StderrHandler()], False
+    log.handlers, log.propagate = [_StderrHandler(as_json=as_json)], False
     log.setLevel(level)
     try:
         with warnings.catch_warnings():

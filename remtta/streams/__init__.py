@@ -17,6 +17,7 @@ from PIL import Image
 from remtta.errors import FrameError, StreamError, UsageError
 from remtta.streams.frames import Frame
 from remtta.streams.images import Sort, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.live import Buffer, LiveOptions, LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video, without_password
 
 _PIPE_CHUNK_BYTES = 65_536
@@ -34,17 +35,24 @@ class Stream:
         kind: "image", "folder", "glob", "video", "camera", "url", "paths".
         frames: The frames, found and read as they are asked for.
         num_frames: How many there are, where that is known beforehand.
+        live_source: What reads a camera or network stream.
     """
 
     name: str
     kind: str
     frames: Iterator[Frame]
     num_frames: int | None = None
+    live_source: LiveSource | None = None
 
     @property
     def live(self) -> bool:
         """Whether frames that went by cannot be read again."""
         return self.kind in ("camera", "url")
+
+    def close(self) -> None:
+        """Let go of a camera or network stream, from any thread."""
+        if self.live_source:
+            self.live_source.close()
 
 
 def open_stream(
@@ -54,6 +62,8 @@ def open_stream(
     frame_stride: int = 1,
     limit: int | None = None,
     null_separated: bool = False,
+    reconnect_for: float | None = None,
+    buffer: Buffer | None = None,
 ) -> Stream:
     """Open a source of frames.
 
@@ -65,14 +75,36 @@ def open_stream(
         frame_stride: Take every frame_stride-th frame.
         limit: Stop after this many frames.
         null_separated: Paths on standard input end in NUL instead of newline.
+        reconnect_for: Seconds to try to get a lost camera or network stream back; 0 ends the stream at the first
+            loss. By default 60.
+        buffer: Which frames of a camera or network stream count when the model is slower: the "latest", the default,
+            or "all".
 
     Returns:
         The stream. Its frames are decoded only when they are loaded.
 
     Raises:
-        UsageError: If there is no such source, or a glob matches nothing.
+        UsageError: If there is no such source, a glob matches nothing, or a source that is not live is to be
+            reconnected to or buffered.
         StreamError: If a folder holds no images.
     """
+    given = {"reconnect_for": reconnect_for, "buffer": buffer}
+    live = LiveOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    stream = _open(source, sort, frame_stride, limit, null_separated, live)
+    if not stream.live and (reconnect_for is not None or buffer is not None):
+        option = "--buffer" if reconnect_for is None else "--reconnect-for"
+        raise UsageError(f"{option} is for cameras and network streams, and {stream.name} is none; leave it out")
+    return stream
+
+
+def _open(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    sort: Sort,
+    frame_stride: int,
+    limit: int | None,
+    null_separated: bool,
+    live: LiveOptions,
+) -> Stream:
     if frame_stride < 1 or (limit is not None and limit < 1):
         raise ValueError(f"frame_stride and limit must be >= 1, got {frame_stride} and {limit}")
     if not isinstance(source, (str, os.PathLike)):
@@ -87,15 +119,15 @@ def open_stream(
     if os.path.isdir(name):
         return _of_paths(name, "folder", _folder_files(Path(name), sort), frame_stride, limit)
     if exists and stat.S_ISCHR(os.stat(name).st_mode):  # such as /dev/video0
-        return Stream(name, "camera", itertools.islice(iter_video(name, stride=frame_stride), limit))
+        return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
     if exists and _is_video(name):
         return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
     if exists:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:
-        return Stream(without_password(name), "url", itertools.islice(iter_video(name, stride=frame_stride), limit))
+        return _of_live("url", LiveSource(name, live, stride=frame_stride), without_password(name), limit)
     if name.isdecimal():
-        return Stream(name, "camera", itertools.islice(iter_video(int(name), stride=frame_stride), limit))
+        return _of_live("camera", LiveSource(int(name), live, stride=frame_stride), name, limit)
     if glob.has_magic(name):
         files = sort_files((Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found)), sort)
         if not files:
@@ -151,6 +183,10 @@ def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | 
     stills = not any(_is_video(path) for path in paths)
     total = len(paths[::stride][:limit]) if stills else None
     return _slice(Stream(name, kind, _frames_of(paths), total), stride, limit)
+
+
+def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Stream:
+    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source)
 
 
 def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:

@@ -9,6 +9,21 @@ from PIL import Image
 
 
 @dataclass(frozen=True)
+class Gap:
+    """A time without frames from a live source.
+
+    Attributes:
+        seconds: From the last frame before it to the first one after it.
+        reason: What was lost.
+        attempts: How often the source was opened until it gave a frame again.
+    """
+
+    seconds: float
+    reason: str
+    attempts: int
+
+
+@dataclass(frozen=True)
 class Frame:
     """A frame on its way to the model, not yet decoded.
 
@@ -17,9 +32,11 @@ class Frame:
         load: Decode it to an upright RGB image; raises `FrameError`.
         number: Position in the video, from 0; None for stills.
         time_s: Time in the video, in seconds; None for stills.
+        gap: The time without frames that it ended, if it did.
     """
 
     source: str
     load: Callable[[], Image.Image]
     number: int | None = None
     time_s: float | None = None
+    gap: Gap | None = None

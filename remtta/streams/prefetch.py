@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from remtta.errors import FrameError
-from remtta.streams.frames import Frame
+from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
 
@@ -29,6 +29,7 @@ class DecodedFrame:
         time_s: Time in the video, in seconds; None for stills.
         image: Shape (3, H, W), uint8; None if the frame cannot be read.
         error: Why it cannot be read, else None.
+        gap: The time without frames that it ended, if it did.
     """
 
     index: int
@@ -37,6 +38,7 @@ class DecodedFrame:
     time_s: float | None
     image: Tensor | None
     error: str | None = None
+    gap: Gap | None = None
 
 
 _Ready = queue.SimpleQueue[Future[DecodedFrame] | Exception | None]
@@ -49,6 +51,7 @@ def prefetch(
     ahead: int,
     first: int = 0,
     workers: int | None = None,
+    demand: threading.Semaphore | None = None,
     wait: Callable[[], None] = lambda: None,
 ) -> Generator[DecodedFrame]:
     """Read and decode frames in background threads and yield them in stream order.
@@ -59,6 +62,7 @@ def prefetch(
         ahead: Most frames to hold decoded or in decoding.
         first: Index of the first frame.
         workers: Decoding threads; by default one per core, at most 8.
+        demand: A permit is taken before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
 
     Raises:
@@ -70,7 +74,7 @@ def prefetch(
     pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
     # A daemon: a reader blocked on a pipe or a camera must not keep the process alive.
     reader = threading.Thread(
-        target=_read, args=(enumerate(frames, first), transform, pool, ready, room, stop), daemon=True
+        target=_read, args=(enumerate(frames, first), transform, pool, ready, room, demand, stop), daemon=True
     )
     reader.start()
     try:
@@ -107,6 +111,7 @@ def _read(
     pool: ThreadPoolExecutor,
     ready: _Ready,
     room: threading.Semaphore,
+    demand: threading.Semaphore | None,
     stop: threading.Event,
 ) -> None:
     # Video frames arrive decoded and large: keep few of them waiting for a worker.
@@ -119,7 +124,11 @@ def _read(
             waiting.release()
 
     try:
-        for index, frame in numbered:
+        frames = iter(numbered)
+        while demand is None or _acquire(demand, stop):
+            index, frame = next(frames, (0, None))
+            if frame is None:
+                break
             if not (_acquire(room, stop) and _acquire(waiting, stop)):
                 return
             ready.put(pool.submit(decode, index, frame))
@@ -145,4 +154,4 @@ def _decode(index: int, frame: Frame, transform: Callable[[Image.Image], Tensor]
         error = str(problem)
     except Exception as problem:  # an image of extreme shape can defeat resizing: report it, keep going
         error = f"cannot be preprocessed: {str(problem).strip() or type(problem).__name__}"
-    return DecodedFrame(index, frame.source, frame.number, frame.time_s, image, error)
+    return DecodedFrame(index, frame.source, frame.number, frame.time_s, image, error, frame.gap)

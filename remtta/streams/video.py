@@ -1,4 +1,4 @@
-"""Video files, cameras and network streams, through OpenCV."""
+"""Video through OpenCV: files, and what live sources have in common with them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ READ_TIMEOUT_MS = 15_000
 _log = logging.getLogger("remtta")
 
 
-def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
-    """Frames of a video file, a camera (by index) or a network stream (by URL).
+def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
+    """Frames of a video file.
 
     Args:
-        source: Path, camera index or URL.
+        source: Path.
         stride: Take every stride-th frame; the others are not converted.
 
     Raises:
@@ -34,12 +34,11 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
             or it yields no frame.
     """
     cv2 = load_opencv("video", StreamError)
-    name = f"camera {source}" if isinstance(source, int) else without_password(source)
     started = time.monotonic()
-    capture = _open(cv2, source)
+    capture = open_capture(cv2, source)
     try:
         if not capture.isOpened():
-            raise StreamError(_cannot_open(source, time.monotonic() - started))
+            raise StreamError(cannot_open(source, time.monotonic() - started))
         number = 0
         while capture.grab():
             if number % stride == 0:
@@ -47,15 +46,24 @@ def iter_video(source: str | int, *, stride: int = 1) -> Iterator[Frame]:
                 if not decoded:
                     break
                 time_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-                yield _frame(cv2, name, pixels, number, time_s)
+                yield _frame(cv2, source, pixels, number, time_s)
             number += 1
         if number == 0:
-            raise StreamError(f"{name}: no frame could be decoded; {_no_frame_advice(name)}")
-        promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        if promised > number + 1:  # containers often promise one frame more than there is
-            _log.warning("%s ended after %d of %d frames; the file may be truncated", name, number, promised)
+            raise StreamError(f"{source}: no frame could be decoded; {no_frame_advice(source)}")
+        warn_if_cut(source, number, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
     finally:
         capture.release()
+
+
+def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
+    """Tell that a video ended before the number of frames it promised."""
+    if promised > num_frames + 1:  # containers often promise one frame more than there is
+        _log.warning("%s ended after %d of %d frames; the file may be truncated", name, num_frames, promised)
+
+
+def video_name(source: str | int) -> str:
+    """A path, camera or URL as it may be shown and written down."""
+    return f"camera {source}" if isinstance(source, int) else without_password(source)
 
 
 def without_password(source: str) -> str:
@@ -70,7 +78,12 @@ def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Fram
     return Frame(name, load, number, round(max(time_s, 0.0), 6))
 
 
-def _open(cv2: Any, source: str | int) -> Any:
+def open_capture(cv2: Any, source: str | int) -> Any:
+    """A `cv2.VideoCapture` of a path, camera or URL, with timeouts; it may not have opened.
+
+    Raises:
+        StreamError: If the name is one that OpenCV cannot take.
+    """
     if isinstance(source, int):
         return cv2.VideoCapture(source)
     _require_utf8(source)
@@ -87,7 +100,8 @@ def _require_utf8(source: str) -> None:
         raise StreamError(f"{source} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
 
 
-def _cannot_open(source: str | int, seconds: float) -> str:
+def cannot_open(source: str | int, seconds: float) -> str:
+    """What to say of a source that did not open, after so many seconds."""
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
     source = without_password(source)
@@ -98,7 +112,8 @@ def _cannot_open(source: str | int, seconds: float) -> str:
     return f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read"
 
 
-def _no_frame_advice(name: str) -> str:
+def no_frame_advice(name: str) -> str:
+    """What to do about a source that opened and gave no frame."""
     if "://" in name:  # an MP4 whose index is at its end needs a server that seeks
         return "check that it is a video, or download it first"
     return "check that it is a video"

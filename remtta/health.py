@@ -1,0 +1,55 @@
+"""A small file that says how a run is, for a watchdog."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from remtta.errors import OutputError
+from remtta.files import write_atomically
+
+EVERY_S = 2.0
+
+
+class HealthFile:
+    """Replaces a JSON file every few seconds from a thread of its own, so that it stays fresh while the model works.
+
+    Its `time` says that the process lives; whether the run gets on shows in the other values.
+
+    Args:
+        path: The file.
+        report: The values to write beside the time; called from the thread.
+        every_s: Seconds between two writes.
+
+    Raises:
+        OutputError: If the file cannot be written at the start; later a refusal is passed over, and the file grows old.
+    """
+
+    def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
+        self._path, self._report, self._every_s = path, report, every_s
+        self._done = threading.Event()
+        self._write()
+        self._thread = threading.Thread(target=self._keep_fresh, name="remtta-health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the last values."""
+        self._done.set()
+        self._thread.join()
+        with contextlib.suppress(OutputError):
+            self._write()
+
+    def _keep_fresh(self) -> None:
+        while not self._done.wait(self._every_s):
+            with contextlib.suppress(OutputError):  # a full disk may have room again
+                self._write()
+
+    def _write(self) -> None:
+        values = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **self._report()}
+        text = json.dumps(values, allow_nan=False) + "\n"
+        write_atomically(self._path, lambda temporary: temporary.write_text(text, encoding="utf-8"), durable=False)

@@ -1,0 +1,344 @@
+"""Cameras and network streams: they never end, they only get lost and come back.
+
+A thread per connection reads the frames, so that a read that hangs can be given up: the thread is then left behind,
+and a new connection opened. Reading never waits for the model where only the newest frames count.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from PIL import Image
+
+from remtta.errors import FrameError, RemttaError, StreamError, UsageError
+from remtta.opencv import load_opencv
+from remtta.streams.frames import Frame, Gap
+from remtta.streams.video import cannot_open, no_frame_advice, open_capture, video_name, warn_if_cut
+
+Buffer = Literal["latest", "all"]
+
+MOST_WAITING_BYTES = 256 * 1024**2
+"""Undecoded frames that wait for the model; 4K frames take 25 MB each."""
+
+MOST_WAITING = 64
+"""The same as a number of frames, where every frame counts."""
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 30.0
+_POLL_S = 0.1
+_GOODBYE_S = 0.5
+
+_log = logging.getLogger("remtta")
+
+
+class Capture(Protocol):
+    """What is used of `cv2.VideoCapture`."""
+
+    def isOpened(self) -> bool: ...
+    def grab(self) -> bool: ...
+    def retrieve(self) -> tuple[bool, Any]: ...
+    def get(self, prop: int, /) -> float: ...
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """How a live source is read.
+
+    Attributes:
+        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss.
+        buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
+            that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
+        open_timeout_s: Seconds after which opening is taken to hang.
+        read_timeout_s: The same for a frame. FFmpeg's own timeouts, of 15 s, come first where they work.
+    """
+
+    reconnect_for: float = 60.0
+    buffer: Buffer = "latest"
+    open_timeout_s: float = 20.0
+    read_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reconnect_for < math.inf:
+            raise UsageError(f"the seconds to reconnect for must be >= 0 and finite, got {self.reconnect_for}")
+        if self.buffer not in ("latest", "all"):
+            raise UsageError(f"buffer must be latest or all, got {self.buffer}")
+
+
+class LiveSource:
+    """Frames of a camera or network stream, over as many connections as it takes.
+
+    Numbers count every frame that arrived, dropped ones too, and times are seconds since the first one arrived; both
+    run on after a reconnect. An address behind which a finite video turns out to be is read whole, and once; its
+    times are those in the video.
+
+    Attributes:
+        name: The source without a password.
+        options: How it is read.
+        state: "opening", "running" or "reconnecting".
+        keep: How many of the newest frames to keep for the model, where older ones are dropped.
+        dropped: Frames that were.
+
+    Args:
+        source: Camera index, device or URL.
+        options: When to reconnect, and what to buffer.
+        stride: Take every stride-th frame; the others are not converted.
+        connect: Opens the source, by default with OpenCV.
+        clock: Seconds, from any start.
+        sleep: Waits so many seconds; by default until `close` at the longest.
+        jitter: A random number in [0, 1), so that many readers of one server do not all come back at once.
+    """
+
+    def __init__(
+        self,
+        source: str | int,
+        options: LiveOptions | None = None,
+        *,
+        stride: int = 1,
+        connect: Callable[[], Capture] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = video_name(source)
+        self.options = options or LiveOptions()
+        self.state: Literal["opening", "running", "reconnecting"] = "opening"
+        self.keep = 1
+        self.dropped = 0
+        self._source, self._stride, self._connect = source, stride, connect
+        self._clock, self._jitter = clock, jitter
+        self._closed = threading.Event()
+        self._sleep = sleep or self._closed.wait
+        self._connection: _Connection | None = None
+        self._number = 0
+        self._began: float | None = None
+        self._size: tuple[int, int] | None = None
+
+    @property
+    def newest_only(self) -> bool:
+        """Whether frames are dropped rather than waited for."""
+        return self.options.buffer == "latest"
+
+    def frames(self) -> Generator[Frame]:
+        """The frames, once.
+
+        Raises:
+            StreamError: If OpenCV cannot be loaded, the source cannot be opened or yields no frame at all, or it was
+                lost and did not come back in time.
+        """
+        cv2 = load_opencv("video", StreamError)
+        if self._connect is None:
+            self._connect = partial(open_capture, cv2, self._source)
+        try:
+            connection, gap = self._open(), None
+            shot = connection.take()
+            if shot is None and not self._closed.is_set():
+                raise connection.failure(self._source)
+            while shot is not None:
+                self.state = "running"
+                yield self._frame(cv2, shot, gap)
+                last, gap, shot = shot, None, connection.take()
+                if shot is None and not self._is_over(connection):
+                    connection, shot, gap = self._reconnect(connection, last)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Stop reading, from any thread; a read that hangs is left behind."""
+        self._closed.set()
+        connection = self._connection
+        if connection:
+            connection.leave(wait_s=_GOODBYE_S)
+
+    def _open(self) -> _Connection:
+        assert self._connect is not None
+        self._leave()
+        self._connection = _Connection(self, self._connect, self._number, self._closed, self._clock, self._stride)
+        return self._connection
+
+    def _leave(self) -> None:
+        if self._connection:
+            self._connection.leave()
+            self._number = self._connection.number
+            self._connection = None
+
+    def _is_over(self, connection: _Connection) -> bool:
+        """Whether the end of a connection is the end of the stream."""
+        if connection.promised > 0 and not self._closed.is_set():
+            warn_if_cut(self.name, connection.number, connection.promised)
+        return self._closed.is_set() or connection.promised > 0 or self.options.reconnect_for == 0
+
+    def _reconnect(self, lost: _Connection, last: _Shot) -> tuple[_Connection, _Shot | None, Gap | None]:
+        """A connection that gives frames again, with its first one; none if closed meanwhile."""
+        self.state = "reconnecting"
+        patience, connection = self.options.reconnect_for, lost
+        _log.warning("%s is lost (%s); trying to get it back for %g s", self.name, lost.reason, patience)
+        deadline = self._clock() + patience
+        delay, attempts = _FIRST_DELAY_S, 0
+        while not self._closed.is_set():
+            self._sleep(min(delay * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
+            if self._clock() >= deadline:
+                raise StreamError(
+                    f"{self.name} was lost ({lost.reason}) and did not come back within {patience:g} s; "
+                    "check it and the network, or wait longer with --reconnect-for"
+                )
+            if self._closed.is_set():
+                break
+            delay, attempts = min(2 * delay, _LONGEST_DELAY_S), attempts + 1
+            connection = self._open()
+            if shot := connection.take(deadline):
+                gap = Gap(round(shot.arrived - last.arrived, 3), lost.reason, attempts)
+                _log.warning("%s is back after %.1f s", self.name, gap.seconds)
+                return connection, shot, gap
+            _log.debug("%s, attempt %d: %s", self.name, attempts, connection.reason)
+        return connection, None, None
+
+    def _frame(self, cv2: Any, shot: _Shot, gap: Gap | None) -> Frame:
+        if self._began is None:
+            self._began = shot.arrived
+        if shot.pixels is not None:
+            height, width = shot.pixels.shape[:2]
+            if self._size not in (None, (width, height)):
+                _log.info("%s now gives frames of %d x %d pixels", self.name, width, height)
+            self._size = width, height
+
+        def load() -> Image.Image:
+            if shot.pixels is None:
+                raise FrameError("cannot be decoded")
+            return Image.fromarray(cv2.cvtColor(shot.pixels, cv2.COLOR_BGR2RGB))
+
+        time_s = shot.arrived - self._began if shot.position_s is None else shot.position_s
+        return Frame(self.name, load, shot.number, round(max(time_s, 0.0), 6), gap)
+
+
+@dataclass(frozen=True)
+class _Shot:
+    """A frame as it arrived."""
+
+    number: int
+    arrived: float
+    pixels: Any | None  # (H, W, 3) uint8, BGR; None if it could not be decoded
+    position_s: float | None = None  # in a finite video
+
+
+class _Connection:
+    """One opening of a source, the thread that reads it, and the frames that wait to be taken."""
+
+    def __init__(
+        self,
+        live: LiveSource,
+        connect: Callable[[], Capture],
+        number: int,
+        closed: threading.Event,
+        clock: Callable[[], float],
+        stride: int,
+    ) -> None:
+        self.number = number  # of the next frame
+        self.promised = 0  # frames in all, of a finite video
+        self.reason = "the connection ended"
+        self._live, self._connect, self._closed, self._clock, self._stride = live, connect, closed, clock, stride
+        self._error: Exception | None = None
+        self._opened = self._over = self._left = False
+        self._change = threading.Condition()
+        self._waiting: deque[_Shot] = deque()
+        self._begun = clock()
+        self._busy_since: float | None = self._begun  # None while the thread waits for room
+        self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
+        self._thread.start()
+
+    def take(self, deadline: float = math.inf) -> _Shot | None:
+        """The next frame; None if there will be none, or none came by the deadline (`reason` says why)."""
+        with self._change:
+            while not self._closed.is_set():
+                if self._waiting:
+                    self._change.notify_all()
+                    return self._waiting.popleft()
+                if self._over:
+                    return None
+                if self._hangs() or self._clock() >= deadline:
+                    self._left = True
+                    return None
+                self._change.wait(_POLL_S)
+        return None
+
+    def leave(self, wait_s: float = 0.0) -> None:
+        """Have the thread end as soon as its call returns, and wait for that a little."""
+        with self._change:
+            self._left = True
+            self._change.notify_all()
+        self._thread.join(wait_s)
+
+    def failure(self, source: str | int) -> StreamError:
+        """What to raise if the very first connection gave no frame."""
+        if isinstance(self._error, RemttaError):
+            return StreamError(str(self._error))
+        if self._error or self._left:
+            return StreamError(f"{self._live.name}: {self.reason}; check the camera or the network")
+        if not self._opened:
+            return StreamError(cannot_open(source, self._clock() - self._begun))
+        return StreamError(f"{self._live.name}: no frame could be decoded; {no_frame_advice(self._live.name)}")
+
+    def _hangs(self) -> bool:
+        options, since = self._live.options, self._busy_since
+        limit = options.read_timeout_s if self._opened else options.open_timeout_s
+        if since is None or self._clock() - since < limit:
+            return False
+        self.reason = f"{'no frame' if self._opened else 'no answer'} within {limit:g} s"
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except Exception as error:  # OpenCV's own, mostly
+            self._error = error
+            self.reason = " ".join(str(error).split()) or type(error).__name__
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def _read(self) -> None:
+        cv2 = load_opencv("video", StreamError)
+        capture = self._connect()
+        try:
+            if not capture.isOpened():
+                self.reason = "it cannot be opened"
+                return
+            self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+            self._opened = True
+            while self._go_on() and capture.grab():
+                if self.number % self._stride == 0:
+                    decoded, pixels = capture.retrieve()
+                    whole = decoded and pixels is not None and pixels.size > 0
+                    position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
+                    self._give(_Shot(self.number, self._clock(), pixels if whole else None, position_s))
+                self.number += 1
+        finally:
+            capture.release()  # before the end is told: a camera can be opened only once
+
+    def _go_on(self) -> bool:
+        self._busy_since = self._clock()
+        return not (self._left or self._closed.is_set())
+
+    def _give(self, shot: _Shot) -> None:
+        size = 0 if shot.pixels is None else shot.pixels.nbytes
+        drops = self._live.newest_only and self.promised == 0
+        most = min(self._live.keep if drops else MOST_WAITING, max(1, MOST_WAITING_BYTES // max(1, size)))
+        with self._change:
+            while drops and len(self._waiting) >= most:
+                self._waiting.popleft()
+                self._live.dropped += 1
+            while len(self._waiting) >= most and not (self._left or self._closed.is_set()):
+                self._busy_since = None
+                self._change.wait(_POLL_S)
+            self._busy_since = self._clock()
+            self._waiting.append(shot)
+            self._change.notify_all()

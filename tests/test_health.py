@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from remtta import RunOptions, adapt_stream
+from remtta.adapt import RunSummary
+from remtta.errors import OutputError, StreamError
+from remtta.health import HealthFile
+from remtta.streams import Stream
+from remtta.streams.live import LiveOptions, LiveSource
+from tests.conftest import TINY_OPTIONS
+from tests.test_cli import remtta_here
+from tests.test_live import FakeCamera, happens, noise
+
+
+def health_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
+    path, calls = tmp_path / "health.json", [0]
+
+    def report() -> dict[str, Any]:
+        calls[0] += 1
+        return {"frames": calls[0]}
+
+    health = HealthFile(path, report, every_s=0.01)
+    assert happens(lambda: bool(health_of(path)["frames"] > 5))  # every reading in between was whole, too
+    health.close()
+    last = health_of(path)
+    assert last["frames"] == calls[0] and last["time"].endswith("+00:00")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["health.json"]
+    assert not any(thread.name == "remtta-health" for thread in threading.enumerate())
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"nowhere/health\.json cannot be written"):
+        adapt_stream(vit, frames, tmp_path / "run", health=tmp_path / "nowhere" / "health.json")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    health = HealthFile(tmp_path / "there" / "health.json", dict, every_s=0.01)
+    (tmp_path / "there").rename(tmp_path / "gone")
+    time.sleep(0.1)
+    (tmp_path / "gone").rename(tmp_path / "there")
+    (tmp_path / "there" / "health.json").unlink()
+    assert happens((tmp_path / "there" / "health.json").exists)
+    health.close()
+
+
+def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remtta.adapt.HealthFile", partial(HealthFile, every_s=0.01))
+    path = tmp_path / "health.json"
+    camera = FakeCamera([noise(0), noise(1)], [noise(2)])
+    seen: list[dict[str, Any]] = []
+
+    def look(wanted: Callable[[dict[str, Any]], bool]) -> None:
+        assert happens(lambda: wanted(health_of(path)))
+        seen.append(health_of(path))
+
+    def on_batch(summary: RunSummary) -> None:
+        if summary.num_frames == 2:
+            look(lambda health: bool(health["frames"] == 2))
+
+    def sleep(seconds: float) -> None:  # while the source is lost, in the reader's thread
+        look(lambda health: bool(health["state"] == "reconnecting"))
+
+    source = LiveSource(0, LiveOptions(buffer="all", reconnect_for=0.5), connect=camera, sleep=sleep)
+    stream = Stream("0", "camera", islice(source.frames(), 3), live_source=source)
+    adapt_stream(vit, stream, tmp_path / "run", options=RunOptions(batch_size=1), health=path, on_batch=on_batch)
+    assert {"reconnecting"} <= {health["state"] for health in seen} <= {"running", "reconnecting"}
+    last = health_of(path)
+    assert last["last_frame"] <= last["time"]
+    del last["time"], last["last_frame"]
+    counts = {"frames": 3, "skipped": 0, "updates": 3, "dropped": 0, "gaps": 1}
+    assert last == {"state": "completed", "guard_alarms": 0, **counts}
+
+
+def test_the_end_of_a_run_is_told_with_its_reason(vit: nn.Module, tmp_path: Path) -> None:
+    source = LiveSource(0, LiveOptions(), connect=FakeCamera(None))
+    with pytest.raises(StreamError):
+        adapt_stream(
+            vit, Stream("0", "camera", source.frames(), live_source=source), tmp_path / "run", health=tmp_path / "h"
+        )
+    health = health_of(tmp_path / "h")
+    assert health["state"].startswith("error: camera 0 cannot be opened") and health["last_frame"] is None
+
+
+def test_the_command_writes_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    args: list[str | Path] = ["-b", "6", "-o", tmp_path / "run", "--health", tmp_path / "health.json"]
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
+    health = health_of(tmp_path / "health.json")
+    assert (health["state"], health["frames"], health["updates"]) == ("completed", 12, 2)
