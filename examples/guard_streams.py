@@ -35,6 +35,7 @@ MODEL: dict[str, Any] = {
 }
 BATCH = 20
 TURN = 60  # images of one domain before the other comes, where two alternate
+PARKED = 1000  # images of a single class
 INTRUDERS = 100  # images of noise or black between two domains
 
 Images = tuple[Tensor, Tensor, Tensor]
@@ -70,12 +71,21 @@ def with_black(data: list[Images], rng: np.random.Generator) -> Images:
     return _with_intruders(data, lambda shape: torch.full(shape, -1.0))
 
 
+def parked(data: list[Images], rng: np.random.Generator) -> Images:
+    """One domain, then a thousand images of a single class of the next: a camera that looks at one thing."""
+    images, labels, domains = data[1]
+    chosen = (labels == 0).nonzero().squeeze(1)
+    chosen = chosen.repeat(PARKED // len(chosen) + 1)[:PARKED]
+    return _joined([data[0], (images[chosen], labels[chosen], domains[chosen])])
+
+
 STREAMS = {
     "plain": plain,
     "sorted": class_sorted,
     "alternating": alternating,
     "noise": with_noise,
     "black": with_black,
+    "parked": parked,
 }
 
 
