@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from remtta.budget import OUT_OF_TIME, Budget, Latencies
 from remtta.config import MethodConfig, method_config
 from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
@@ -239,6 +240,7 @@ class _Run:
         self.guard = guarded(adapter, options.guard, config)
         self.reserve: Reserve | None = None
         self.lock: FolderLock | None = None
+        self.budget, self.latencies = Budget(options.max_ms, options.realtime), Latencies()
         self.demand = self._demand()
         self.dropped_before = 0
         self.last_frame: str | None = None  # time at which a frame was last predicted
@@ -422,11 +424,15 @@ class _Run:
                 self._reset()
             update = self.adapter.num_updates  # since the last reset
             unfit, fingerprint = self._unfit(batch)
+            if images and self.adapter.adapts and not self.budget.allows(batch):
+                unfit = {frame.index: OUT_OF_TIME for frame in batch if frame.image is not None} | unfit
             logits = self._predict(torch.stack(images), batch, unfit) if images else None
             by_source = bool(images) and self.guard is not None and self.guard.from_source
             after = self.adapter.num_updates
             adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
             self.batch_seconds = time.monotonic() - started
+            self.budget.note(self.batch_seconds, len(batch), adapted=adapted)
+            self.latencies.add(self.batch_seconds, len(images))
             with interrupts.held():
                 rows = prediction_rows(
                     batch,
@@ -638,6 +644,7 @@ class _Run:
                 "started": self.started.isoformat(timespec="seconds"),
                 "seconds": round(summary.seconds, 3),
                 "images_per_s": round(summary.images_per_s, 2),
+                "latency_ms": self.latencies.percentiles_ms(),  # of a full batch, since the run began or went on
             },
             "source": {
                 "name": self.stream.name,

@@ -81,6 +81,9 @@ class RunOptions:
         overwrite: Replace an earlier run in the same folder.
         resume: Go on with the run in the folder, or begin it if there is none.
         seed: Seeds torch before the first frame.
+        max_ms: Mean time per frame in ms; updates are left out to keep it.
+        realtime: Leave out updates while a video's or live source's own time
+            has run ahead.
         guard: When harm is undone; None for never. It watches methods that
             train weights, and not episodic runs.
         model: What the model was built from, for the records: name,
@@ -97,6 +100,8 @@ class RunOptions:
     overwrite: bool = False
     resume: bool = False
     seed: int = 0
+    max_ms: float | None = None
+    realtime: bool = False
     guard: GuardOptions | None = GuardOptions()
     model: dict[str, Any] = field(default_factory=dict)
 

@@ -136,6 +136,16 @@ def adapt(
             rich_help_panel=_STREAM,
         ),
     ] = None,
+    max_ms: Annotated[
+        float | None,
+        typer.Option(help="Mean time per frame in ms: updates are left out to keep it.", rich_help_panel=_STREAM),
+    ] = None,
+    realtime: Annotated[
+        bool,
+        typer.Option(
+            "--realtime", help="Leave out updates while a video or live source runs ahead.", rich_help_panel=_STREAM
+        ),
+    ] = False,
     health: Annotated[
         Path | None,
         typer.Option(
@@ -209,6 +219,8 @@ def adapt(
                 overwrite=overwrite,
                 resume=resume,
                 seed=seed,
+                max_ms=max_ms,
+                realtime=realtime,
                 guard=opt.guard_options(guard, guard_retries),
             )
         from remtta.streams import open_stream

@@ -1,0 +1,92 @@
+"""Keep up with a stream: leave updates out before any prediction is late."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from remtta.errors import UsageError
+from remtta.streams.prefetch import DecodedFrame
+
+OUT_OF_TIME = "out of time"
+
+_MEMORY = 0.3  # weight of the newest batch in what an update is expected to take
+_SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # of the latencies, on a scale of equal ratios: within 4 %
+
+
+class Latencies:
+    """How long predictions took, as a histogram of fixed size."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _BINS
+
+    def add(self, seconds: float, count: int) -> None:
+        """Note a latency for so many frames."""
+        place = math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / math.log(_LONGEST_S / _SHORTEST_S)
+        self._counts[min(_BINS - 1, int(place * _BINS))] += count
+
+    def percentiles_ms(self, wanted: Sequence[int] = (50, 95, 99)) -> dict[str, float] | None:
+        """Latencies in ms that so many percent of the frames stay under, by "p50" and so on; None without frames."""
+        total = sum(self._counts)
+        return {f"p{percent}": self._percentile_ms(percent, total) for percent in wanted} if total else None
+
+    def _percentile_ms(self, percent: int, total: int) -> float:
+        number = next(n for n, below in enumerate(accumulate(self._counts), 1) if below * 100 >= percent * total)
+        return round(1000.0 * _SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS), 3)
+
+
+class Budget:
+    """Says for each batch whether there is time to adapt to it.
+
+    Args:
+        max_ms: Mean time per frame that predictions and updates may take, in ms.
+        realtime: Adapt only while the stream's own time has not run ahead by more than a batch.
+        clock: Seconds, from any start.
+
+    Raises:
+        UsageError: If the time is not above 0.
+    """
+
+    def __init__(
+        self, max_ms: float | None = None, realtime: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if max_ms is not None and not 0 < max_ms < math.inf:
+            raise UsageError(f"the time per frame must be > 0 ms and finite, got {max_ms:g}")
+        self._per_frame = None if max_ms is None else max_ms / 1000
+        self._realtime, self._clock = realtime, clock
+        self._credit = 0.0
+        self._expected: float | None = None  # seconds per frame of a batch that is adapted to
+        self._origin: float | None = None  # the clock's time at the stream's time 0
+
+    def allows(self, batch: Sequence[DecodedFrame]) -> bool:
+        """Whether to adapt to this batch.
+
+        Raises:
+            UsageError: If the stream has no time of its own, which `realtime` goes by.
+        """
+        in_time = not self._realtime or self._keeps_up(batch)
+        if self._per_frame is None:
+            return in_time
+        self._credit += self._per_frame * len(batch)
+        expected = 0.0 if self._expected is None else self._expected * len(batch)
+        return in_time and expected <= self._credit
+
+    def note(self, seconds: float, num_frames: int, *, adapted: bool) -> None:
+        """What a batch took."""
+        if adapted:
+            new = seconds / num_frames
+            self._expected = new if self._expected is None else (1 - _MEMORY) * self._expected + _MEMORY * new
+        # Neither a long wait nor one slow batch is to decide about many batches to come.
+        most = (self._expected or 0.0) * num_frames + (self._per_frame or 0.0) * num_frames
+        self._credit = min(max(self._credit - seconds, -most), most)
+
+    def _keeps_up(self, batch: Sequence[DecodedFrame]) -> bool:
+        first, last = batch[0].time_s, batch[-1].time_s
+        if first is None or last is None:
+            raise UsageError("--realtime goes by the time of a video or a live source, and these frames have none")
+        now = self._clock()
+        if self._origin is None:
+            self._origin = now - last
+        return now - self._origin - last <= last - first
