@@ -244,7 +244,7 @@ def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
     def refuse(*_: object) -> None:
         raise OutputError("delta.safetensors cannot be written")
 
-    monkeypatch.setattr("remtta.adapt.save_delta", refuse)
+    monkeypatch.setattr("remtta.run.save_delta", refuse)
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert record_of(tmp_path / "run")["exit_reason"] == "error: delta.safetensors cannot be written"
@@ -269,7 +269,7 @@ def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
         claim_folder(folder, overwrite=overwrite)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("remtta.adapt.claim_folder", stopped_in_between)
+    monkeypatch.setattr("remtta.run.claim_folder", stopped_in_between)
     with Interrupts() as interrupts:
         summary = adapt_stream(vit, frames, tmp_path / "run", interrupts=interrupts)
     assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
