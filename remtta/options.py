@@ -41,7 +41,7 @@ class GuardOptions:
     retries: int = 8
     size: int = 64
     least: int = 32
-    doubt: float = 0.01
+    doubt: float = 0.015
     alarm: float = 0.06
     lr_factor: float = 0.5
     forgive_after: int = 500
