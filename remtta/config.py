@@ -701,6 +701,10 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
     if "lr" not in settings:
         settings = {**settings, "lr": kind.lr_at(batch_size)}
+    for field in dataclasses.fields(kind):
+        number = isinstance(field.default, (int, float)) and not isinstance(field.default, bool)
+        value = settings.get(field.name, field.default)
+        check(not (number and isinstance(value, str)), f"{name}'s {field.name}", value, "a number")
     try:
         return kind(**settings)
     except TypeError as error:  # such as text where a number belongs

@@ -222,7 +222,7 @@ class Guard:
         self._set_learning_rate()
         self.method.reset()
         self.reservoir.back_to_source(now.clock)
-        self._note("retired" if now.retired else "rollback", reason=reason, **numbers)
+        self._note("retired" if now.retired else "rollback", reason=reason, action=self.options.action, **numbers)
 
     def _set_learning_rate(self) -> None:
         self.method.scale_lr(self.options.lr_factor**self._now.alarms)
@@ -252,6 +252,6 @@ def describe(event: Mapping[str, Any]) -> str:
     outcome = {
         "warning": "the guard only warns, and nothing is undone",
         "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
-        "retired": "adaptation ends here, and the source answers",
+        "retired": "the run ends here" if event.get("action") == "stop" else "adaptation ends, and the source answers",
     }[kind]
     return f"{event['reason']}{numbers}: {outcome}"

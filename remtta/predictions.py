@@ -120,7 +120,7 @@ class PredictionWriter:
         if keep_bytes > (path.stat().st_size if keeps else 0):
             raise RemttaError(f"{path} has lost lines since they were saved; start again with --overwrite")
         with writing(path):
-            self._file = open(path, "r+b" if keeps else "wb", buffering=0)  # noqa: SIM115 - closed in __exit__
+            self._file = open(path, "r+b" if keeps else "w+b", buffering=0)  # noqa: SIM115 - closed in __exit__
             self._file.seek(keep_bytes)
             if keep_tail:
                 tail = self._file.read()

@@ -39,6 +39,7 @@ from remtta.runs import (
     RESERVE,
     STATE,
     check_folder,
+    check_nothing_lost,
     claim_folder,
 )
 from remtta.streams import Stream
@@ -68,6 +69,9 @@ class RunSummary:
         num_frames: Frames seen, unreadable ones included.
         num_skipped: Frames that could not be read.
         num_updates: Optimizer steps taken.
+        num_not_adapted: Frames that were predicted and, for a reason in their rows, not adapted on.
+        num_by_source: Frames that the guard had the source model answer.
+        num_alarms: Alarms of the guard.
         num_resumed: Times it was gone on with; the counts and seconds are those of all parts.
         seconds: From the first frame asked for to the last file written.
         exit_reason: "completed", a signal's name, "closed pipe", or "error: ...".
@@ -79,6 +83,9 @@ class RunSummary:
     num_skipped: int = 0
     num_updates: int = 0
     num_resumed: int = 0
+    num_not_adapted: int = 0
+    num_by_source: int = 0
+    num_alarms: int = 0
     seconds: float = 0.0
     exit_reason: str = "running"
     signum: int | None = None
@@ -93,12 +100,18 @@ class RunSummary:
         """Predicted frames per second, decoding and writing included."""
         return self.num_predicted / self.seconds if self.seconds else 0.0
 
+    @property
+    def _guarded(self) -> bool:
+        return self.num_alarms > 0 or self.num_by_source > 0
+
     def report(self) -> str:
         """A few lines for a person."""
         how = "" if self.exit_reason == "completed" else f", ended early: {self.exit_reason}"
         lines = [
             f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
+            *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
+            *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]
         return "\n".join(lines)
@@ -157,6 +170,7 @@ class Run:
             with interrupts.held():
                 self._resume(echo)
             started -= self.summary.seconds
+            self._stop_if_retired()
             with contextlib.closing(self.stream), contextlib.closing(self._frames(interrupts)) as frames:
                 first = next(frames, None)
                 if first is None and not self.summary.num_resumed:
@@ -207,10 +221,12 @@ class Run:
     def _claim(self, echo: BinaryIO | None = None) -> PredictionWriter:
         """Make the folder this run's, once."""
         if self.writer is None:
-            if not self.options.resume:
+            if self.options.resume:
+                check_nothing_lost(self.folder)
+            else:
                 check_folder(self.folder, overwrite=self.options.overwrite)
             self._lock()
-            claim_folder(self.folder, overwrite=self.options.overwrite)
+            claim_folder(self.folder, overwrite=self.options.overwrite or self.options.resume)
             return self._begin(PredictionWriter(self.folder / PREDICTIONS, echo, durable=True))
         return self.writer
 
@@ -248,6 +264,7 @@ class Run:
         if self.guard or self.stream.live:
             keep_tail = self.summary.num_resumed > 0
             path = self.folder / EVENTS
+            event_bytes = event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
             self.events = PredictionWriter(path, keep_bytes=event_bytes, keep_tail=keep_tail, durable=True)
             if self.stream.live:
                 self.events.unsaved_rows()
@@ -358,14 +375,19 @@ class Run:
                 self.place.not_adapted += len(unfit)
                 self.place.fingerprint = fingerprint
                 self.place.by_source += by_source * len(images)
+                self.summary.num_not_adapted, self.summary.num_by_source = self.place.not_adapted, self.place.by_source
+                self.summary.num_alarms = self.guard.total_alarms if self.guard else 0
                 self._write_events(batch)
                 self._count(batch, len(images), after - update if after >= update else 1)  # the step that was undone
                 writer.echo()
-        if self.guard and self.guard.retired and self.guard.options.action == "stop":
-            raise GuardStop
+        self._stop_if_retired()
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
             raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
+
+    def _stop_if_retired(self) -> None:
+        if self.guard and self.guard.retired and self.guard.options.action == "stop":
+            raise GuardStop
 
     def _reset(self) -> None:
         self.adapter.reset()

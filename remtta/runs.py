@@ -45,6 +45,17 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     check_writable(folder)
 
 
+def check_nothing_lost(folder: Path) -> None:
+    """Refuse to begin a run where one was, whose record is gone.
+
+    Raises:
+        UsageError: If there are results without the record that says how they were made.
+    """
+    left = [name for name in (PREDICTIONS, DELTA) if (folder / name).is_file() and (folder / name).stat().st_size]
+    if left:
+        raise UsageError(f"{folder} has lost its {RECORD}, so its run cannot go on; --overwrite replaces it")
+
+
 def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to, touching nothing.
 

@@ -249,6 +249,8 @@ def test_guard_stop_ends_the_run(long_stream: Path, tmp_path: Path) -> None:
     rows = rows_of(output / "predictions.jsonl")
     assert summary.exit_reason == "guard" and 0 < len(rows) < 120
     assert rows[-1]["answered_by"] == "source"
+    again = adapt_stream(tiny_vit(), long_stream, output, **harmful(guard, resume=True))
+    assert again.exit_reason == "guard" and len(rows_of(output / "predictions.jsonl")) == len(rows)
 
 
 def test_a_guarded_run_that_was_killed_goes_on_to_the_same_files(long_stream: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from remtta.errors import RemttaError, UsageError
 from remtta.interrupts import Interrupts
 from remtta.options import RunOptions
 from remtta.resume import Place, load_place, save_place
-from remtta.runs import DELTA, PREDICTIONS, RECORD, STATE
+from remtta.runs import DELTA, EVENTS, PREDICTIONS, RECORD, STATE
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
 from tests.conftest import draw_image, tiny_vit
@@ -263,3 +263,29 @@ def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_p
             config=CONFIGS["rem"],
             options=RunOptions(**OPTIONS, resume=True),
         )
+
+
+def test_a_run_that_was_never_saved_begins_anew_without_its_predictions(frames: Path, tmp_path: Path) -> None:
+    go(frames, tmp_path / "whole")
+    with Interrupts() as interrupts:
+        go(frames, tmp_path / "run", on_batch=StopAfter(1), interrupts=interrupts)
+    for name in (STATE, PREDICTIONS, EVENTS):
+        (tmp_path / "run" / name).unlink()
+    go(frames, tmp_path / "run", resume=True)
+    assert_same_results(tmp_path / "run", tmp_path / "whole")
+
+
+def test_lost_events_are_no_reason_to_stop(frames: Path, tmp_path: Path) -> None:
+    with Interrupts() as interrupts:
+        go(frames, tmp_path / "run", on_batch=StopAfter(2), interrupts=interrupts)
+    (tmp_path / "run" / EVENTS).unlink()
+    assert go(frames, tmp_path / "run", resume=True).exit_reason == "completed"
+
+
+def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: Path, tmp_path: Path) -> None:
+    go(frames, tmp_path / "run")
+    (tmp_path / "run" / RECORD).unlink()
+    before = (tmp_path / "run" / PREDICTIONS).read_bytes()
+    with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot go on; --overwrite"):
+        go(frames, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before

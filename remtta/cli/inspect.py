@@ -56,6 +56,16 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
         f"base {model['base_sha256'][:12]}",
         f"method       {method['name']}, batch {method['batch_size']}, {_settings(method)}",
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
+        *_guard_lines(run.get("guard")),
+    ]
+
+
+def _guard_lines(guard: dict[str, Any] | None) -> list[str]:
+    if guard is None:
+        return []
+    ended = "; adaptation has ended" if guard["retired"] else ""
+    return [
+        f"guard        {guard['alarms']} alarms, {guard['answered_by_source']} frames answered by the source{ended}"
     ]
 
 

@@ -198,6 +198,8 @@ def parse_pairs(pairs: list[str] | None, option: str = "--model-kwargs") -> dict
     parsed: dict[str, Any] = {}
     for pair in pairs or []:
         key, found, value = pair.partition("=")
+        if option == "--set" and found and "." in key:
+            raise UsageError(f"--set {pair}: there is only one method here; write {key.partition('.')[2]}={value}")
         if not found or not key.isidentifier():
             raise UsageError(f"{option} takes key=value pairs, got {pair!r}")
         try:
