@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ OUT_OF_TIME = "out of time"
 
 _MEMORY = 0.3  # weight of the newest batch in what an update is expected to take
 _SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # of the latencies, on a scale of equal ratios: within 4 %
+
+_log = logging.getLogger("remtta")
 
 
 class Latencies:
@@ -56,6 +59,7 @@ class Budget:
             raise UsageError(f"the time per frame must be > 0 ms and finite, got {max_ms:g}")
         self._per_frame = None if max_ms is None else max_ms / 1000
         self._realtime, self._clock = realtime, clock
+        self._warned = False
         self._credit = 0.0
         self._expected: float | None = None  # seconds per frame of a batch that is adapted to
         self._origin: float | None = None  # the clock's time at the stream's time 0
@@ -75,6 +79,13 @@ class Budget:
 
     def note(self, seconds: float, num_frames: int, *, adapted: bool) -> None:
         """What a batch took."""
+        if self._per_frame and not adapted and seconds > 2 * self._per_frame * num_frames and not self._warned:
+            self._warned = True
+            _log.warning(
+                "predictions alone take %.1f ms per frame, which is over --max-ms %g: nothing is adapted on any more",
+                1000 * seconds / num_frames,
+                1000 * self._per_frame,
+            )
         if adapted:
             new = seconds / num_frames
             self._expected = new if self._expected is None else (1 - _MEMORY) * self._expected + _MEMORY * new

@@ -42,8 +42,11 @@ def test_the_mean_time_per_frame_is_kept_by_leaving_updates_out() -> None:
     assert 0 < share < 0.06 and mean_ms == pytest.approx(21, abs=2)
 
 
-def test_predictions_that_are_too_slow_alone_leave_no_update() -> None:
+def test_predictions_that_are_too_slow_alone_leave_no_update(caplog: pytest.LogCaptureFixture) -> None:
     share, mean_ms = shares(max_ms=5, update_s=1.0, predict_s=0.2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "predictions alone take 20.0 ms per frame, which is over --max-ms 5: nothing is adapted on any more"
+    ]
     assert share <= 1 / 60 and mean_ms < 22  # the first, before anything is known
 
 

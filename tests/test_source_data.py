@@ -268,7 +268,7 @@ def test_settings_of_adapt_are_checked(
         ("threshold", "--set takes key=value pairs, got 'threshold'"),
         ("ranking=1", "a setting of pseudo-label must be one of"),
         ("threshold=1.5", "threshold must be in [0, 1), got 1.5"),
-        ("threshold=high", "a setting of pseudo-label has a value of the wrong kind"),
+        ("threshold=high", "pseudo-label's threshold must be a number, got high"),
     ):
         assert remtta_here("adapt", frames, *TINY_OPTIONS, "--method", "pseudo-label", "--set", text) == 2
         assert answer in capfd.readouterr().err

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remtta.config import MethodConfig
 from remtta.engine import classify, embed
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 from remtta.layers import adapted_norms, unwrap
 from remtta.weights import AdaptedWeights, Committed
 
@@ -220,11 +220,11 @@ class GradientMethod(ABC):
         Returns:
             Tensors on the CPU, for `use_source`.
         """
-        raise NotImplementedError(f"{type(self).__name__} learns nothing from source images")
+        raise UsageError(f"{type(self).__name__} learns nothing from source images")
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Adapt with what `source_statistics` returned, on this or an equal model."""
-        raise NotImplementedError(f"{type(self).__name__} learns nothing from source images")
+        raise UsageError(f"{type(self).__name__} learns nothing from source images")
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next update depends on, on the CPU: delta, optimizer, random numbers, the method's own."""
