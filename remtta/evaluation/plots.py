@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS = "plots"
+_LABEL_SHARE = 0.024  # of the axis' height, for a line of text
 WINDOW = 200  # images in the running error
 OVERLAYS = 4  # domains shown with their masks
 _RIGHT, _WRONG = "#14783c", "#be2828"
@@ -161,10 +162,23 @@ def _entropy_by_ratio(figure: Figure, results: Mapping[str, Any]) -> Figure | No
     for name, content in shown.items():
         ratios = [100 * ratio for ratio in content["config"]["mask_ratios"]]
         first = next(iter(content["seeds"].values()))
-        for domain, summary in first["domains"].items():
+        for summary in first["domains"].values():
             axes.plot(ratios, summary["entropies"], color="#cccccc", lw=0.8, zorder=0)
-            axes.text(ratios[-1], summary["entropies"][-1], f" {domain}", fontsize=6, color="#888888", va="center")
         axes.plot(ratios, first["entropies"], "o-", color=_colour(name), label=f"{name}, all domains")
+        low, high = axes.get_ylim()
+        ends = sorted((summary["entropies"][-1], domain) for domain, summary in first["domains"].items())
+        height = low
+        for end, domain in ends:  # from below, each label at least a line above the one before
+            height = max(end, height + _LABEL_SHARE * (high - low))
+            axes.annotate(
+                domain,
+                (ratios[-1], end),
+                xytext=(ratios[-1] + 0.05 * ratios[-1], height),
+                fontsize=6,
+                color="#888888",
+                va="center",
+                arrowprops={"arrowstyle": "-", "color": "#dddddd", "lw": 0.5},
+            )
     axes.set_xlabel("mask ratio in %")
     axes.set_ylabel("mean entropy in nats")
     axes.legend(frameon=False, fontsize=8)
@@ -204,7 +218,10 @@ def _masks(
     dataset: Dataset,
     preprocessing: Preprocessing,
 ) -> Figure | None:
-    """Sample images under each mask, with every method's prediction and entropy, as in the paper's figure."""
+    """Sample images under each mask, with prediction and entropy, as in the paper's figure.
+
+    Shown are the source and the methods whose delta is there: of the others the weights are not known any more.
+    """
     try:
         rem = REM(model)
     except ModelError:  # evaluated with methods that need no masks
@@ -217,13 +234,18 @@ def _masks(
     numbers = dataset.class_numbers if dataset.restricted_to else None
     names = labels_of(model)
     ratios = rem.config.mask_ratios
-    methods = list(results["methods"])
+    deltas = {}
+    for name, content in results["methods"].items():
+        saved = folder / "deltas" / f"{name}_seed{next(iter(content['seeds']))}.safetensors"
+        if saved.is_file() or name == "source":
+            deltas[name] = load_delta(saved).tensors if saved.is_file() else {}
+    if not deltas:
+        return None
+    methods = list(deltas)
     panels = figure.subplots(len(domains), len(methods) * len(ratios), squeeze=False)
     figure.set_size_inches(1.55 * len(methods) * len(ratios), 2.0 * len(domains))
     for column, name in enumerate(methods):
-        seed = next(iter(results["methods"][name]["seeds"]))
-        saved = folder / "deltas" / f"{name}_seed{seed}.safetensors"
-        rem.load_delta(load_delta(saved).tensors if saved.is_file() else {})
+        rem.load_delta(deltas[name])
         views, kept = rem.views(images), [None, *rem.kept_patches(images)]
         for place, ratio in enumerate(ratios):
             for line in range(len(domains)):
