@@ -19,7 +19,7 @@ from remtta.errors import UsageError
 from remtta.layers import unwrap
 from remtta.losses import rem_loss
 from remtta.masking import gather_patches, keep_indices
-from remtta.memory import peak_bytes, resident_bytes, start_peak
+from remtta.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.methods import build_method
 from remtta.methods.rem import REM
 from remtta.models import select_device
@@ -178,6 +178,7 @@ def _peak_in_a_process(subject: str, options: BenchOptions) -> int:
 
 def measure_peak(subject: str, options: BenchOptions) -> int:
     """Most memory of a few steps over that of the loaded model, in bytes."""
+    keep_freed_memory()  # as the command line does
     if options.threads:
         torch.set_num_threads(options.threads)
     device = select_device(options.device)

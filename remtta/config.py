@@ -27,13 +27,14 @@ class MethodConfig:
         nesterov: Nesterov's momentum, for SGD.
         steps: Optimizer steps per batch.
         episodic: Go back to the source weights before every batch.
-        micro_batch: Images per forward and backward pass; None for the whole
-            batch. The update is the same, the memory less.
+        micro_batch: Images per forward and backward pass. The update is the
+            same, the memory less. None leaves it to the method: the whole
+            batch, or for REM on a CPU as many as it is fast with.
         adapt_layers: Which blocks' norms adapt: None for the first three
             quarters, "all" for every norm of the model, or block numbers
             such as "0-8" or "0,2,4-6".
-        precision: "fp32", or "bf16" to run the matrix products under
-            autocast. "auto" is "fp32", the exact one.
+        precision: "fp32", or "bf16" for matrix products in bf16, with all
+            but the products in fp32. "auto" is "fp32", the exact one.
 
     Raises:
         UsageError: If a value is out of range; the text names it.

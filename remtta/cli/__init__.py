@@ -17,6 +17,7 @@ from remtta.cli.eval import evaluate
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.memory import keep_freed_memory
 
 app = typer.Typer(
     name="remtta",
@@ -50,6 +51,7 @@ def common(
 def main() -> None:
     """Run the command line; the entry point of the `remtta` script."""
     open_standard_descriptors()
+    keep_freed_memory()
     try:
         app(args=spread_model_kwargs(sys.argv[1:]))
     except KeyboardInterrupt:  # before a command has its own handlers

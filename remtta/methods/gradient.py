@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from remtta.config import MethodConfig
 from remtta.engine import classify, embed
 from remtta.errors import ModelError, UsageError
 from remtta.layers import adapted_norms, unwrap
+from remtta.linear import ForwardContext
 from remtta.weights import AdaptedWeights, Committed
 
 _log = logging.getLogger("remtta")
@@ -61,6 +61,7 @@ class GradientMethod(ABC):
         if not self._vit.num_classes or self._vit.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
         model.eval().requires_grad_(False)
+        self._precision = ForwardContext(self._vit, config.precision)
         named = self._chosen()
         frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
         self._weights = AdaptedWeights(named, frozen)
@@ -97,6 +98,10 @@ class GradientMethod(ABC):
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor | None:
         """What the loss compares each image with, a row per image; made from the whole batch, before its parts."""
         return labels
+
+    def _part_size(self, images: Tensor) -> int:
+        """How many images go forward and backward at a time where the config does not say."""
+        return len(images)
 
     def _after_step(self) -> None:  # noqa: B027 - a hook
         """What happens to the weights after the optimizer's step, before they count as committed."""
@@ -276,7 +281,7 @@ class GradientMethod(ABC):
         self._optimizer.zero_grad(set_to_none=True)
         images = images.clone() if images.is_inference() else images  # which no graph may hold
         targets = self._targets(images, labels)
-        size = self._config.micro_batch or len(images)
+        size = self._config.micro_batch or self._part_size(images)
         whole = size >= len(images)
         views, num_counted = [], 0
         for start in range(0, len(images), size):
@@ -325,11 +330,6 @@ class GradientMethod(ABC):
         with self._precision(images.device):
             logits = classify(self._vit, embed(self._vit, images))
         return logits.float()
-
-    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        if self._config.precision == "bf16":
-            return torch.autocast(device.type, torch.bfloat16)
-        return contextlib.nullcontext()
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer steps, in groups that may have their own learning rates."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from remtta.config import MethodConfig
+from remtta.linear import ForwardContext
 from remtta.weights import AdaptedWeights, Committed
 
 
@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, model: nn.Module, config: MethodConfig | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
-        self._precision = (config or MethodConfig()).precision
+        self._precision = ForwardContext(self.model, (config or MethodConfig()).precision)
         self._weights = AdaptedWeights({}, dict(model.named_parameters()))
         self._last_views: Tensor | None = None
 
@@ -60,13 +60,9 @@ class Source:
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """The same."""
-        with self._autocast(images.device):
+        with self._precision(images.device):
             logits: Tensor = self.model(images)
         return logits.float()
-
-    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        bf16 = self._precision == "bf16"
-        return torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
 
     def reset(self) -> None:
         """Back to the weights without any delta."""
