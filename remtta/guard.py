@@ -100,6 +100,7 @@ class Guard:
         self.options = options or GuardOptions()
         self.reservoir = Reservoir(self.options.size)
         self.from_source = False
+        self._answered: tuple[Tensor, Tensor] | None = None  # images that `learn` is to adapt to, their logits
         self._now = _Standing()
         self._events: list[dict[str, Any]] = []
 
@@ -134,6 +135,30 @@ class Guard:
         self._now.calm += 1
         self._look(images, logits)
         return self._by_source(images) if self._judge() else logits
+
+    def answer(self, images: Tensor) -> Tensor:
+        """Logits (B, C) to answer with at once, by what was known before this batch; `learn` then adapts to it."""
+        self.from_source = self.retired or (self._now.doubting and self.options.acts)
+        if self.retired:
+            return self._by_source(images)
+        logits = self.method.answer(images)
+        self._answered = images, logits
+        return self._by_source(images) if self.from_source or not torch.isfinite(logits).all() else logits
+
+    def learn(self) -> None:
+        """Have the method adapt to the images of the last `answer`, and judge."""
+        if self._answered is None:
+            return
+        images, logits = self._answered
+        self._answered = None
+        if not torch.isfinite(logits).all():
+            self._roll_back("outputs that are not finite numbers")
+            return
+        self.method.learn()
+        self._now.clock += 1
+        self._now.calm += 1
+        self._look(images, logits)
+        self._judge()
 
     def predict(self, images: Tensor) -> Tensor:
         """Logits (B, C) to answer with, without adapting: the source's while adaptation is in doubt or has ended."""

@@ -84,6 +84,7 @@ class RunOptions:
         max_ms: Mean time per frame in ms; updates are left out to keep it.
         realtime: Leave out updates while a video's or live source's own time
             has run ahead.
+        latency: Write predictions before the update on their batch begins.
         guard: When harm is undone; None for never. It watches methods that
             train weights, and not episodic runs.
         model: What the model was built from, for the records: name,
@@ -102,6 +103,7 @@ class RunOptions:
     seed: int = 0
     max_ms: float | None = None
     realtime: bool = False
+    latency: bool = False
     guard: GuardOptions | None = GuardOptions()
     model: dict[str, Any] = field(default_factory=dict)
 

@@ -18,7 +18,14 @@ from remtta.states import load_state, save_state
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
 
-_OWN_OPTIONS = ("topk", "logits", "reset_every", "seed", "guard")  # the others may change from one part to the next
+_OWN_OPTIONS = (
+    "topk",
+    "logits",
+    "reset_every",
+    "seed",
+    "latency",
+    "guard",
+)  # the others may change from one part to the next
 _NO_COUNTS = ("seconds", "last", "fingerprint")
 
 

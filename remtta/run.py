@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -29,7 +30,7 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method
 from remtta.models import Preprocessing, labels_of, preprocessing_of
 from remtta.options import RunOptions
-from remtta.predictions import PredictionWriter, ReaderGone, Row, prediction_rows
+from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
 from remtta.resume import Place, check_same_run, load_place, read_record, save_place, unseen_frames
 from remtta.runs import (
     DELTA,
@@ -349,24 +350,23 @@ class Run:
                 unfit = {frame.index: OUT_OF_TIME for frame in batch if frame.image is not None} | unfit
             logits = self._predict(torch.stack(images), batch, unfit) if images else None
             by_source = bool(images) and self.guard is not None and self.guard.from_source
+            self.latencies.add(time.monotonic() - started, len(images))
+            write = functools.partial(self._write, writer, batch, logits, update, unfit, by_source=by_source)
+            if self.options.latency:
+                with interrupts.held():
+                    write(adapted=self.adapter.adapts and not (self.guard and self.guard.retired))
+                    writer.echo()
+                # After a stop from here on, the saved state is behind; a resumed run makes these predictions again.
+                (self.guard or self.adapter).learn()
             after = self.adapter.num_updates
             adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
             self.batch_seconds = time.monotonic() - started
             self.budget.note(self.batch_seconds, len(batch), adapted=adapted)
-            self.latencies.add(self.batch_seconds, len(images))
             with interrupts.held():
-                rows = prediction_rows(
-                    batch,
-                    logits,
-                    update=0 if by_source else update,
-                    adapted=adapted,
-                    not_adapted=unfit,
-                    by_source=by_source,
-                    labels=self.labels,
-                    topk=self.options.topk,
-                    with_logits=self.options.logits,
-                )
-                self._write(rows, writer)
+                if not self.options.latency:
+                    write(adapted=adapted)
+                self.committed = self.adapter.committed
+                self.between_batches = True
                 if after < update:
                     self.place.frames_in_delta = self.place.frames_since_reset = 0
                 if adapted:
@@ -378,8 +378,9 @@ class Run:
                 self.summary.num_not_adapted, self.summary.num_by_source = self.place.not_adapted, self.place.by_source
                 self.summary.num_alarms = self.guard.total_alarms if self.guard else 0
                 self._write_events(batch)
-                self._count(batch, len(images), after - update if after >= update else 1)  # the step that was undone
-                writer.echo()
+                self._count_updates(after - update if after >= update else 1)  # the step that was undone
+                if not self.options.latency:
+                    writer.echo()
         self._stop_if_retired()
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":
@@ -418,11 +419,32 @@ class Run:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             self.events.write([{"time": now, "frame": index, **event}])
 
-    def _write(self, rows: list[Row], writer: PredictionWriter) -> None:
+    def _write(
+        self,
+        writer: PredictionWriter,
+        batch: list[DecodedFrame],
+        logits: Tensor | None,
+        update: int,
+        unfit: Mapping[int, str],
+        *,
+        adapted: bool,
+        by_source: bool,
+    ) -> None:
+        """A batch's predictions, made after so many updates; `unfit` says why which frames are not adapted on."""
+        rows = prediction_rows(
+            batch,
+            logits,
+            update=0 if by_source else update,
+            adapted=adapted,
+            not_adapted=unfit,
+            by_source=by_source,
+            labels=self.labels,
+            topk=self.options.topk,
+            with_logits=self.options.logits,
+        )
         agreed = writer.num_changed == 0
         writer.write(rows)
-        self.committed = self.adapter.committed
-        self.between_batches = True
+        self._count(batch)
         if agreed and writer.num_changed:
             _log.warning(
                 "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
@@ -437,12 +459,11 @@ class Run:
     def _predict(self, images: Tensor, batch: list[DecodedFrame], unfit: Mapping[int, str]) -> Tensor:
         """Logits of a batch, from before the update on those of its frames that are fit for one."""
         pixels = self.preprocessing.normalise(images.to(self.device, non_blocking=True))
-        step = self.guard or self.adapter
         if unfit:
             fit = torch.tensor([frame.index not in unfit for frame in batch if frame.image is not None])
             logits = self._predict_parts(pixels, fit).cpu()
         else:
-            logits = step(pixels).cpu()
+            logits = self._step(pixels).cpu()
         if not torch.isfinite(logits).all():
             raise RemttaError(
                 f"the model's outputs are not finite numbers from frame {batch[0].index} on; "
@@ -450,27 +471,34 @@ class Run:
             )
         return logits
 
+    def _step(self, pixels: Tensor) -> Tensor:
+        """Predict and adapt, or only predict where the update is to come when the predictions are written."""
+        step = self.guard or self.adapter
+        return step.answer(pixels) if self.options.latency else step(pixels)
+
     def _predict_parts(self, pixels: Tensor, fit: Tensor) -> Tensor:
         """Predict all, adapt on some; `fit` (B,) is on the CPU. The guard answers with the source for all or none."""
         step = self.guard or self.adapter
         others = step.predict(pixels[~fit])
         logits = others.new_empty(len(fit), others.shape[1])
         if fit.any():
-            logits[fit] = step(pixels[fit]).to(logits)
+            logits[fit] = self._step(pixels[fit]).to(logits)
             if self.guard and self.guard.from_source:
                 others = self.guard.method.predict_source(pixels[~fit])
         logits[~fit] = others
         return logits
 
-    def _count(self, batch: list[DecodedFrame], num_images: int, new_updates: int) -> None:
+    def _count(self, batch: list[DecodedFrame]) -> None:
         self.summary.num_frames += len(batch)
         self.last_frame = datetime.now(UTC).isoformat(timespec="seconds")
-        self.summary.num_skipped += len(batch) - num_images
+        self.summary.num_skipped += sum(frame.image is None for frame in batch)
         self.place.last = batch[-1].source, batch[-1].number
         if self.options.on_error == "skip":
             for frame in batch:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
+
+    def _count_updates(self, new_updates: int) -> None:
         if new_updates:
             before, every = self.summary.num_updates, self.options.save_every
             self.summary.num_updates += new_updates

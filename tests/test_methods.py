@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remtta import engine
 from remtta.config import METHOD_CONFIGS, REMConfig, TentConfig, method_config
 from remtta.errors import UsageError
 from remtta.methods import METHODS, Method, build_method
@@ -157,6 +158,45 @@ def test_bf16_is_near_and_gives_float32(name: str) -> None:
         logits = run(fast, seed)
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_answering_first_and_learning_then_comes_to_the_same(name: str) -> None:
+    together, apart = make(name), make(name)
+    for seed in range(3):
+        answer = apart.answer(random_images(5, seed))
+        torch.testing.assert_close(answer, run(together, seed))
+        apart.learn(LABELS)
+        apart.learn(LABELS)  # once is enough
+    assert apart.num_updates == together.num_updates
+    torch.testing.assert_close(apart.delta(), together.delta())
+
+
+@pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}, {"micro_batch": 2}, {"masking": "random"}])
+def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    together, apart = make("rem", **settings), make("rem", **settings)
+    passes: list[int] = []
+    counted = engine._classify_last
+    monkeypatch.setattr(
+        engine, "_classify_last", lambda vit, tokens: passes.append(len(tokens)) or counted(vit, tokens)
+    )
+    for seed in range(3):
+        torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
+        passes.clear()
+        apart.learn()
+        masked, plain = 2 * 5, 5  # and those of the plain view that violate the order, once more
+        assert masked <= sum(passes) - (settings.get("steps", 1) - 1) * (masked + plain) <= masked + plain
+    torch.testing.assert_close(apart.delta(), together.delta())
+
+
+def test_an_answer_that_a_reset_came_after_is_not_used() -> None:
+    method = make("rem", lr=0.1)
+    run(method, 0)
+    method.answer(random_images(5, 1))
+    method.reset()
+    fresh = make("rem", lr=0.1)
+    torch.testing.assert_close(run(method, 1), run(fresh, 1))
+    torch.testing.assert_close(method.delta(), fresh.delta())
 
 
 def test_no_confident_prediction_is_no_update() -> None:

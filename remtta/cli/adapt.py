@@ -146,6 +146,12 @@ def adapt(
             "--realtime", help="Leave out updates while a video or live source runs ahead.", rich_help_panel=_STREAM
         ),
     ] = False,
+    latency: Annotated[
+        bool,
+        typer.Option(
+            "--latency", help="Hand out predictions before the update on their batch begins.", rich_help_panel=_STREAM
+        ),
+    ] = False,
     health: Annotated[
         Path | None,
         typer.Option(
@@ -221,6 +227,7 @@ def adapt(
                 seed=seed,
                 max_ms=max_ms,
                 realtime=realtime,
+                latency=latency,
                 guard=opt.guard_options(guard, guard_retries),
             )
         from remtta.streams import open_stream

@@ -92,6 +92,12 @@ class Method(Protocol):
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Predict logits (B, C) for preprocessed images (B, 3, H, W), then adapt."""
 
+    def answer(self, images: Tensor) -> Tensor:
+        """Predict logits (B, C) at once; `learn` then adapts to the same images."""
+
+    def learn(self, labels: Tensor | None = None) -> None:
+        """Adapt to the images of the last `answer`."""
+
     def predict(self, images: Tensor) -> Tensor:
         """Predict without adapting."""
 

@@ -72,6 +72,7 @@ class GradientMethod(ABC):
             tensor.requires_grad_(True)
         self._optimizer = self._new_optimizer()
         self._last_views: Tensor | None = None
+        self._answered: Tensor | None = None  # images that `learn` is to adapt to
 
     @abstractmethod
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
@@ -173,6 +174,35 @@ class GradientMethod(ABC):
             self.reset()
         self._last_views = self._adapt(images, labels)
         return self._output(self._last_views[0])
+
+    def answer(self, images: Tensor) -> Tensor:
+        """Predict a batch and nothing more, so that nobody waits for an update; `learn` then adapts to it.
+
+        Args:
+            images: As in a call, which does the same in one go.
+
+        Returns:
+            Logits of shape (B, C), without gradient.
+
+        Raises:
+            ValueError: If images is not a batch of at least one image.
+        """
+        self._check_images(images)
+        if self._config.episodic:
+            self.reset()
+        logits = self._answer(images)
+        self._answered = images
+        return logits
+
+    def learn(self, labels: Tensor | None = None) -> None:
+        """Adapt to the images of the last `answer`, if it was not done yet; with labels (B,) if a call needs them."""
+        images, self._answered = self._answered, None
+        if images is not None:
+            self(images, labels)
+
+    def _answer(self, images: Tensor) -> Tensor:
+        """The prediction (B, C) that a call would give; what it knows already need not be computed again."""
+        return self.predict(images)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:

@@ -56,6 +56,10 @@ class MEMO(GradientMethod):
     def _chosen(self) -> dict[str, nn.Parameter]:
         return dict(self._vit.named_parameters())
 
+    def answer(self, images: Tensor) -> Tensor:
+        """The same as a call: the prediction comes from after the update."""
+        return self(images)
+
     def _adapt(self, images: Tensor, labels: Tensor | None) -> Tensor:
         start = {name: parameter.detach().clone() for name, parameter in self._weights.parameters.items()}
         logits = []

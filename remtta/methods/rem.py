@@ -66,6 +66,7 @@ class REM(GradientMethod):
         self.violating_share = 1.0  # recent share of images with a gradient through the plain view
         self.mean_gap = 0.0
         self._gap_batches = 0
+        self._plain_views: list[tuple[Tensor, Tensor]] = []  # logits and scores of the answered batch's parts
         super().__init__(model, self.config)
         self.margin_nats = self.config.margin * math.log(self._vit.num_classes)
         threshold = self.config.confident_below
@@ -135,6 +136,16 @@ class REM(GradientMethod):
         self.violating_share = 1.0
         self.mean_gap = 0.0
         self._gap_batches = 0
+        self._plain_views = []
+
+    @torch.no_grad()
+    def _answer(self, images: Tensor) -> Tensor:
+        if self._confident_nats is not None:
+            return super()._answer(images)
+        size = self.config.micro_batch or self._part_size(images)
+        with self._precision(images.device):
+            self._plain_views = [self._classify_and_score(embed(self._vit, part)) for part in images.split(size)]
+        return torch.cat([logits for logits, _ in self._plain_views]).float()
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         if self._confident_nats is not None:
@@ -143,7 +154,10 @@ class REM(GradientMethod):
             return views, share * self._mean_loss(views[:, confident]) if share else views.new_zeros(()), len(images)
         # Counting the violating images would make a GPU wait for the host.
         deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW
-        views = self._views_with_deferred_graph(images) if deferred else self._views(images)[0]
+        if self._plain_views:
+            views = self._views_with_deferred_graph(images, self._plain_views.pop(0))
+        else:
+            views = self._views_with_deferred_graph(images) if deferred else self._views(images)[0]
         self._note_violations(views)
         return views, self._mean_loss(views), len(images)
 
@@ -201,16 +215,17 @@ class REM(GradientMethod):
         """The tokens (B, P + K, D) of each masked view."""
         return (gather_patches(tokens, indices, self._vit.num_prefix_tokens) for indices in kept)
 
-    def _views_with_deferred_graph(self, images: Tensor) -> Tensor:
+    def _views_with_deferred_graph(self, images: Tensor, plain: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The views, with a graph of the plain one only for images that get a gradient through it.
 
         The plain view is nobody's student (Eq. 3), so its only gradient is that of the images that violate the
         order (Eq. 4). They are run once more with a graph; the others' part of it would be multiplied by zero.
+        `plain` are logits and scores of the plain view, if they are known.
         """
         with self._precision(images.device):
             tokens = embed(self._vit, images)
             with torch.no_grad():
-                logits, scores = self._classify_and_score(tokens)
+                logits, scores = plain or self._classify_and_score(tokens)
             masked = [classify(self._vit, chosen) for chosen in self._masked(tokens, self._kept(scores))]
             violating = self._violating(torch.stack([logits, *masked])).nonzero().squeeze(1)
             if len(violating):

@@ -57,6 +57,13 @@ class Source:
         self._last_views = logits.unsqueeze(0)
         return logits
 
+    def answer(self, images: Tensor) -> Tensor:
+        """The same as a call."""
+        return self(images)
+
+    def learn(self, labels: Tensor | None = None) -> None:
+        """Nothing: it learns nothing."""
+
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """The same."""
