@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing
 import os
 import statistics
@@ -13,10 +15,13 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import flop_counter
 
 from remtta.config import REMConfig, method_config
 from remtta.errors import UsageError
 from remtta.layers import unwrap
+from remtta.linear import ForwardContext
 from remtta.losses import rem_loss
 from remtta.masking import gather_patches, keep_indices
 from remtta.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
@@ -25,11 +30,22 @@ from remtta.methods.rem import REM
 from remtta.models import select_device
 
 FORWARD = "forward"
+SOURCE = "source"
 PLAIN_REM = "rem-plain"
-SUBJECTS = (FORWARD, "tent", "rem", "rem-n1", PLAIN_REM)
+ANSWER = "rem-answer"
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", ANSWER, PLAIN_REM)
 MEMORY_STEPS = 2
 
 Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A subject's step on random images, the model it is on, and the method behind it, if there is one."""
+
+    step: Step
+    model: Any
+    method: object = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class BenchOptions:
         threads: CPU threads, or None for all.
         memory: Measure peak memory as well, each subject in a process of its own.
         subjects: Which of SUBJECTS.
+        mask_ratios: Those of "rem" and "rem-answer", in place of the default ones.
     """
 
     model: str = "vit_small_patch16_224"
@@ -57,6 +74,7 @@ class BenchOptions:
     threads: int | None = None
     memory: bool = True
     subjects: tuple[str, ...] = SUBJECTS
+    mask_ratios: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.subjects if name not in SUBJECTS]
@@ -77,6 +95,9 @@ class Measurement:
         images_per_s: Images per second.
         peak_bytes: Most memory of two steps over that of the loaded model, if measured.
         violating_share: REM: recent share of images that violate the order of entropies.
+        gflop: Billions of operations of the step's matrix products, additions and multiplications apart.
+        matmul_share: Time that these products would take at the speed of `F.linear`'s first large one in the
+            first block's MLP, at the step's precision, alone, over the time of the step.
     """
 
     subject: str
@@ -85,6 +106,8 @@ class Measurement:
     images_per_s: float
     peak_bytes: int | None
     violating_share: float | None
+    gflop: float
+    matmul_share: float
 
 
 def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda number: None) -> list[Measurement]:
@@ -103,32 +126,47 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
     names = [FORWARD, *(name for name in options.subjects if name != FORWARD)]
     prepared = {name: prepare(name, options) for name in names}
     device = select_device(options.device)
+    for subject in prepared.values():
+        subject.step()  # warms up, and lets REM learn how many images violate the order
+    # A bare product as PyTorch runs it, for what is plain timm, and as the methods run theirs.
+    own = ForwardContext(prepared[FORWARD].model, options.precision)
+    products: dict[bool, contextlib.AbstractContextManager[Any]] = {False: contextlib.nullcontext(), True: own(device)}
+    bare = {
+        ours: _BareProduct(prepared[FORWARD].model, options.batch_size, context) for ours, context in products.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in names}
-    for step, _ in prepared.values():
-        step()  # warms up, and lets REM learn how many images violate the order
+    product_times: dict[bool, list[float]] = {ours: [] for ours in bare}
+    for product in bare.values():
+        product()
     for number in range(options.repeats):
-        for name, (step, _) in prepared.items():
-            times[name].append(_timed(step, device))
+        for name, subject in prepared.items():
+            times[name].append(_timed(subject.step, device))
+        for ours, product in bare.items():
+            product_times[ours].append(_timed(product, device))
         on_round(number + 1)
-    base = statistics.median(times[FORWARD])
-    shares = {name: getattr(method, "violating_share", None) for name, (_, method) in prepared.items()}
+    seconds = {name: statistics.median(taken) for name, taken in times.items()}
+    per_flop = {ours: statistics.median(taken) / bare[ours].flop for ours, taken in product_times.items()}
+    shares = {name: getattr(subject.method, "violating_share", None) for name, subject in prepared.items()}
+    flop = {name: count_flop(subject.step) for name, subject in prepared.items()}
     del prepared
     peaks = {name: _peak_in_a_process(name, options) if options.memory else None for name in names}
     return [
         Measurement(
             subject=name,
-            seconds=statistics.median(taken),
-            forwards=statistics.median(taken) / base,
-            images_per_s=options.batch_size / statistics.median(taken),
+            seconds=seconds[name],
+            forwards=seconds[name] / seconds[FORWARD],
+            images_per_s=options.batch_size / seconds[name],
             peak_bytes=peaks[name],
             violating_share=shares[name],
+            gflop=flop[name] / 1e9,
+            matmul_share=flop[name] * per_flop[name not in (FORWARD, PLAIN_REM)] / seconds[name],
         )
-        for name, taken in times.items()
+        for name in names
     ]
 
 
-def prepare(subject: str, options: BenchOptions) -> tuple[Step, object]:
-    """A subject's step on random images, and the method behind it.
+def prepare(subject: str, options: BenchOptions) -> Prepared:
+    """A subject's step on random images.
 
     Raises:
         UsageError: If there is no such model.
@@ -142,13 +180,54 @@ def prepare(subject: str, options: BenchOptions) -> tuple[Step, object]:
     height, width = model.patch_embed.img_size
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
-        return lambda: _forward(model, images), None
+        return Prepared(lambda: _forward(model, images), model)
     if subject == PLAIN_REM:
         plain = PlainREM(model, REMConfig())
-        return lambda: plain.step(images), None
-    config = method_config(subject, {"precision": options.precision}, batch_size=options.batch_size)
-    method = build_method(subject, model, config)
-    return lambda: method(images), method
+        return Prepared(lambda: plain.step(images), model)
+    name = "rem" if subject == ANSWER else subject
+    settings: dict[str, Any] = {"precision": options.precision}
+    if name == "rem" and options.mask_ratios:
+        settings["mask_ratios"] = options.mask_ratios
+    method = build_method(name, model, method_config(name, settings, batch_size=options.batch_size))
+    step = method.answer if subject == ANSWER else method
+    return Prepared(lambda: step(images), model, method)
+
+
+class _BareProduct:
+    """The first matrix product of the first block's MLP, over the tokens of a batch, and nothing else."""
+
+    def __init__(self, model: Any, batch_size: int, context: contextlib.AbstractContextManager[Any]) -> None:
+        vit = unwrap(model)
+        num_tokens = batch_size * (vit.num_prefix_tokens + vit.patch_embed.num_patches)
+        self._weight = vit.blocks[0].mlp.fc1.weight.detach()
+        self._tokens = torch.randn(num_tokens, self._weight.shape[1], device=self._weight.device)
+        self._context = context
+        self.flop = 2.0 * num_tokens * self._weight.numel()
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        with self._context:
+            return F.linear(self._tokens, self._weight)
+
+
+def count_flop(step: Step) -> float:
+    """Additions and multiplications of all matrix products of a step, forward and backward."""
+    onednn, aten = torch.ops.mkldnn._linear_pointwise, torch.ops.aten
+    counter = flop_counter.FlopCounterMode(
+        display=False,
+        custom_mapping={  # what PyTorch's counter does not know
+            onednn: lambda x, weight, *_, **__: 2 * math.prod(x) * weight[0],
+            aten._scaled_dot_product_flash_attention_for_cpu: (
+                lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v)
+            ),
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+                lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v)
+            ),
+        },
+    )
+    with counter:
+        step()
+    return float(counter.get_total_flops())
 
 
 @torch.no_grad()
@@ -182,7 +261,7 @@ def measure_peak(subject: str, options: BenchOptions) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     device = select_device(options.device)
-    step, _ = prepare(subject, options)
+    step = prepare(subject, options).step
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
     start_peak(device)
     for _ in range(MEMORY_STEPS):

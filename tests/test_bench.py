@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from remtta import REM, REMConfig
-from remtta.bench import FORWARD, PLAIN_REM, SUBJECTS, BenchOptions, PlainREM, measure_peak, run_bench
+from remtta.bench import (
+    ANSWER,
+    FORWARD,
+    PLAIN_REM,
+    SUBJECTS,
+    BenchOptions,
+    PlainREM,
+    count_flop,
+    measure_peak,
+    prepare,
+    run_bench,
+)
 from remtta.errors import UsageError
 from tests.conftest import TINY, random_images, tiny_vit
 from tests.test_cli import remtta_here
@@ -30,8 +41,30 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
     assert measured[FORWARD].forwards == 1
     assert measured["rem"].forwards > measured[FORWARD].forwards
     assert measured["rem"].violating_share is not None
+    assert all(each.gflop > 0 and each.matmul_share > 0 for each in measured.values())
     assert measured[PLAIN_REM].images_per_s == pytest.approx(4 / measured[PLAIN_REM].seconds)
     assert rounds == [1, 2]
+
+
+def test_the_products_of_a_forward_pass_are_counted_in_full() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4)
+    width, patch, size, depth = (TINY[name] for name in ("embed_dim", "patch_size", "img_size", "depth"))
+    patches, classes = (size // patch) ** 2, 1000
+    tokens = patches + 1
+    block = 12 * width * width * tokens + 2 * tokens * tokens * width
+    expected = 2 * 4 * (depth * block + patches * 3 * patch * patch * width + width * classes)
+    for subject in (FORWARD, "source"):
+        assert count_flop(prepare(subject, options).step) == expected
+    assert 4 < count_flop(prepare("rem", options).step) / expected < 6
+    assert 7 < count_flop(prepare(PLAIN_REM, options).step) / expected < 9
+
+
+def test_an_answer_takes_less_than_a_forward_passs_products() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4, mask_ratios=(0.0, 0.5))
+    answer, forward = (count_flop(prepare(name, options).step) for name in (ANSWER, FORWARD))
+    assert 0.5 < answer / forward < 1.05
+    method = prepare("rem", options).method
+    assert isinstance(method, REM) and method.config.mask_ratios == (0.0, 0.5)
 
 
 def test_peak_memory_is_that_over_the_loaded_model() -> None:
@@ -44,7 +77,7 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
     options = ["--model", "vit_tiny_patch16_224", *kwargs, "-b", "2", "--repeats", "1", "--no-memory"]
     assert remtta_here("bench", *options, "--methods", "rem,tent") == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0].split() == ["ms/step", "forwards", "images/s", "peak", "MiB"]
+    assert lines[0].split() == ["ms/step", "forwards", "images/s", "GFLOP", "products", "peak", "MiB"]
     assert [line.split()[0] for line in lines[1:]] == ["forward", "rem", "tent"]
     assert remtta_here("bench", *options, "--methods", "rem", "--json") == 0
     content = json.loads(capfd.readouterr().out)
@@ -55,7 +88,7 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--methods", "cotta"], "cannot measure cotta; choose from forward, tent"),
+        (["--methods", "cotta"], "cannot measure cotta; choose from forward, source, tent"),
         (["--model", "vit_nonsense"], 'unknown model "vit_nonsense"'),
         (["--model", "vit_tiny_patch16_224", "--model-kwargs", "deepness=3"], "does not take these model arguments"),
     ],

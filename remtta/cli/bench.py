@@ -22,7 +22,9 @@ def bench(
     model_kwargs: opt.ModelKwargs = None,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
-    methods: Annotated[str | None, typer.Option(help="Of forward, tent, rem, rem-n1, rem-plain. Default: all.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Of source, tent, rem, rem-n1, rem-answer, rem-plain. Default: all.")
+    ] = None,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     device: opt.Device = "auto",
@@ -34,7 +36,9 @@ def bench(
     """Measure what a step costs here, as multiples of a plain fp32 forward pass.
 
     The rounds are interleaved: noise of the machine meets all methods alike.
-    rem-plain is REM as the reference code runs it.
+    forward is a plain timm forward pass, rem-plain is REM as the reference code
+    runs it, rem-answer the time to a prediction with --latency. "products" is
+    the share of the time that the bare matrix products would take.
 
     Example:
 
@@ -69,10 +73,11 @@ def bench(
 
 
 def _table(measured: list[Measurement]) -> str:
-    lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'peak MiB':>9}"]
+    head = f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'GFLOP':>9} {'products':>9} {'peak MiB':>9}"
+    lines = [head.rstrip()]
     for each in measured:
         peak = "" if each.peak_bytes is None else f"{each.peak_bytes / _MIB:.0f}"
         share = "" if each.violating_share is None else f"  {each.violating_share:.0%} of images violate the order"
-        figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {peak:>9}"
-        lines.append(f"{each.subject:<10} {figures}{share}")
+        figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {each.gflop:9.1f}"
+        lines.append(f"{each.subject:<10} {figures} {each.matmul_share:>9.0%} {peak:>9}{share}".rstrip())
     return "\n".join(lines)
