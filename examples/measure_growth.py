@@ -38,7 +38,9 @@ SWEEPS: dict[str, dict[int, BenchOptions]] = {
 
 
 def draw(figure_path: str, measured: dict[str, dict[int, Sequence[Measurement]]]) -> None:
-    figure, all_axes = plt.subplots(2, len(measured), figsize=(3.2 * len(measured), 5.6), layout="constrained")
+    figure, all_axes = plt.subplots(
+        2, len(measured), figsize=(3.2 * len(measured), 5.6), sharey="row", layout="constrained"
+    )
     for (top, bottom), (name, points) in zip(all_axes.T, measured.items(), strict=True):
         subjects = [each.subject for each in next(iter(points.values()))]
         for number, subject in enumerate(subjects):
@@ -58,7 +60,7 @@ def draw(figure_path: str, measured: dict[str, dict[int, Sequence[Measurement]]]
             else:
                 axes.set_xticks(list(points))
         top.set_yscale("log")
-        bottom.set_ylim(0, None)
+    all_axes[1, 0].set_ylim(bottom=0)
     all_axes[0, 0].set_ylabel("ms per step")
     all_axes[1, 0].set_ylabel("plain forward passes")
     all_axes[0, 0].legend(fontsize=8)

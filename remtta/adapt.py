@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,13 +15,16 @@ from torch import nn
 from remtta.config import MethodConfig, method_config
 from remtta.deltas import Delta, check_base
 from remtta.errors import UsageError
-from remtta.health import HealthFile
+from remtta.fitting import fitting_micro_batch
+from remtta.health import HealthFile, check_health_path
 from remtta.interrupts import Interrupts
-from remtta.methods import build_method
-from remtta.models import state_sha256
+from remtta.methods import Method, build_method
+from remtta.methods.gradient import GradientMethod
+from remtta.models import preprocessing_of, state_sha256
 from remtta.options import RunOptions
+from remtta.resume import read_record
 from remtta.run import Run, RunSummary
-from remtta.runs import DELTA, check_folder, check_writable, default_folder
+from remtta.runs import DELTA, RECORD, check_folder, check_writable, default_folder
 from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams import Stream, open_stream
 
@@ -78,6 +82,8 @@ def adapt_stream(
         OutputError: If results cannot be written.
     """
     options = options or RunOptions()
+    if health is not None:
+        check_health_path(Path(health))
     torch.manual_seed(options.seed)
     config = config or method_config(method, {}, batch_size=options.batch_size)
     stream = source if isinstance(source, Stream) else open_stream(source)
@@ -97,6 +103,8 @@ def adapt_stream(
     learned = None
     if source_data is not None:
         learned = learn_from_source(adapter, model, source_data, method=method, config=config, wait=interrupts.check)
+    if options.max_memory is not None and config.micro_batch is None:
+        config = _within_memory(adapter, model, config, folder, options)
     if delta is not None:
         check_base(delta, base_sha256)
         adapter.load_delta(delta.tensors, delta.updates)
@@ -119,3 +127,23 @@ def adapt_stream(
         return run.execute(echo, on_batch, interrupts)
     with contextlib.closing(HealthFile(Path(health), run.health)):
         return run.execute(echo, on_batch, interrupts)
+
+
+def _within_memory(
+    adapter: Method, model: nn.Module, config: MethodConfig, folder: Path, options: RunOptions
+) -> MethodConfig:
+    """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
+    assert options.max_memory is not None
+    if not isinstance(adapter, GradientMethod):
+        _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")
+        return config
+    if options.resume and (folder / RECORD).exists():
+        size = read_record(folder / RECORD).get("method", {}).get("micro_batch")
+    else:
+        input_size = preprocessing_of(model).input_size
+        size = fitting_micro_batch(adapter, input_size, options.batch_size, options.max_memory)
+    if size is None:
+        return config
+    adapter.micro_batch = size
+    _log.info("--max-memory: %d images at a time", size)
+    return dataclasses.replace(config, micro_batch=size)

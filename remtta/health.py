@@ -10,10 +10,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from remtta.errors import OutputError
+from remtta.errors import OutputError, UsageError
 from remtta.files import write_atomically
 
 EVERY_S = 2.0
+
+
+def check_health_path(path: Path) -> None:
+    """Refuse a file that could not be written, before any work.
+
+    Raises:
+        UsageError: If its folder does not exist, or it is a folder itself.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--health: {path.parent}: no such folder; make it first")
+    if path.is_dir():
+        raise UsageError(f"--health: {path} is a folder; name a file")
 
 
 class HealthFile:

@@ -85,6 +85,8 @@ class RunOptions:
         realtime: Leave out updates while a video's or live source's own time
             has run ahead.
         latency: Write predictions before the update on their batch begins.
+        max_memory: Most bytes the process, or the GPU, is to need: the
+            micro-batch is chosen by it where the config leaves it open.
         guard: When harm is undone; None for never. It watches methods that
             train weights, and not episodic runs.
         model: What the model was built from, for the records: name,
@@ -104,6 +106,7 @@ class RunOptions:
     max_ms: float | None = None
     realtime: bool = False
     latency: bool = False
+    max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions()
     model: dict[str, Any] = field(default_factory=dict)
 

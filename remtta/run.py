@@ -196,6 +196,9 @@ class Run:
             self.summary.exit_reason = "guard"
         except BaseException as error:
             self._failed(error)
+            if isinstance(error, StreamError) and self.stream.live:
+                with interrupts.held(), contextlib.suppress(OutputError):  # the first error is the one to tell
+                    self._write_event(self.summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
             self.summary.seconds = time.monotonic() - started
@@ -210,7 +213,8 @@ class Run:
         summary, live = self.summary, self.stream.live_source
         ended = summary.exit_reason != "running"
         return {
-            "state": summary.exit_reason if ended or live is None else live.state,
+            "state": self._ended() if ended or live is None else live.state,
+            **({"reason": summary.exit_reason} if ended and self._ended() == "error" else {}),
             "frames": summary.num_frames,
             "skipped": summary.num_skipped,
             "updates": summary.num_updates,
@@ -218,6 +222,10 @@ class Run:
             "guard_alarms": self.guard.total_alarms if self.guard else None,
             **self._live_counts(),
         }
+
+    def _ended(self) -> str:
+        """How the run ended, in a word or two."""
+        return self.summary.exit_reason.partition(":")[0]
 
     def _claim(self, echo: BinaryIO | None = None) -> PredictionWriter:
         """Make the folder this run's, once."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta import RunOptions, adapt_stream
 from remtta.adapt import RunSummary
-from remtta.errors import OutputError, StreamError
+from remtta.errors import StreamError, UsageError
 from remtta.health import HealthFile
 from remtta.streams import Stream
 from remtta.streams.live import LiveOptions, LiveSource
@@ -45,7 +45,7 @@ def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_told_at_once(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"nowhere/health\.json cannot be written"):
+    with pytest.raises(UsageError, match=r"nowhere: no such folder"):
         adapt_stream(vit, frames, tmp_path / "run", health=tmp_path / "nowhere" / "health.json")
     assert not (tmp_path / "run").exists()
 
@@ -96,7 +96,17 @@ def test_the_end_of_a_run_is_told_with_its_reason(vit: nn.Module, tmp_path: Path
             vit, Stream("0", "camera", source.frames(), live_source=source), tmp_path / "run", health=tmp_path / "h"
         )
     health = health_of(tmp_path / "h")
-    assert health["state"].startswith("error: camera 0 cannot be opened") and health["last_frame"] is None
+    assert health["state"] == "error" and health["reason"].startswith("error: camera 0 cannot be opened")
+    assert health["last_frame"] is None
+
+
+def test_a_place_that_cannot_hold_it_is_wrong_use(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path, told in ((tmp_path / "no" / "health.json", "no: no such folder"), (tmp_path, "is a folder; name a file")):
+        assert remtta_here("adapt", frames, *TINY_OPTIONS, "-o", tmp_path / "run", "--health", path) == 2
+        assert told in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_writes_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:

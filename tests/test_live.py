@@ -186,6 +186,60 @@ def test_without_patience_the_first_loss_is_the_end() -> None:
     assert len(camera.captures) == 1
 
 
+def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    camera = FakeCamera(REFUSED, REFUSED, [10, 20])
+    frames = source_of(camera, clock, wait_at_start=True).frames()
+    first = list(islice(frames, 2))
+    assert levels(first) == [10, 20] and [frame.gap for frame in first] == [None, None]
+    assert clock.sleeps == [0.5, 1]
+    assert caplog.messages == [
+        "camera 0 is not there (it cannot be opened); trying to get it for 1000 s",
+        "camera 0 is there now",
+    ]
+
+
+def test_a_source_that_does_not_come_in_time_was_not_there() -> None:
+    clock = Clock()
+    with pytest.raises(
+        StreamError, match=r"^camera 0 was not there \(it cannot be opened\) and did not come within 3 s"
+    ):
+        next(source_of(FakeCamera(), clock, wait_at_start=True, reconnect_for=3).frames())
+    assert clock.now == 3
+
+
+def test_a_finite_video_that_cannot_be_read_is_not_waited_for() -> None:
+    clock = Clock()
+    with pytest.raises(StreamError, match="no frame could be decoded"):
+        next(source_of(FakeCamera([], promised=7), clock, wait_at_start=True).frames())
+    assert not clock.sleeps
+
+
+def test_a_source_of_nothing_but_undecodable_frames_is_lost() -> None:
+    class Noise(FakeCapture):
+        """Each frame takes a second of the clock."""
+
+        def grab(self) -> bool:
+            clock.now += 1
+            return super().grab()
+
+    class NoisyCamera(FakeCamera):
+        def __call__(self) -> FakeCapture:
+            self.captures.append(Noise(next(self._scripts, REFUSED)))
+            return self.captures[-1]
+
+    clock = Clock()
+    camera = NoisyCamera([10, *[UNDECODABLE] * 99], [*[UNDECODABLE] * 3, 20])
+    frames = list(islice(source_of(camera, clock, read_timeout_s=5).frames(), 7))
+    assert [frame.gap is not None for frame in frames] == [False] * 6 + [True]
+    assert frames[-1].gap is not None
+    assert frames[-1].gap.reason == "no frame that could be decoded within 5 s"
+    assert levels(frames[:1]) + levels(frames[-1:]) == [10, 20]
+    for frame in frames[1:-1]:
+        with pytest.raises(FrameError):
+            frame.load()
+
+
 @pytest.mark.parametrize(
     ("script", "told"),
     [

@@ -16,6 +16,7 @@ from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, say, signal_exit_code
 from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
+from remtta.health import check_health_path
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs import check_folder, default_folder
 
@@ -125,7 +126,8 @@ def adapt(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Try so long to get a lost camera or network stream back; 0: end there. Default: 60.",
+            help="Try so long to get a lost camera or network stream back; 0: end there. Default: 60. Given, or with "
+            "--resume, also at the start.",
             rich_help_panel=_STREAM,
         ),
     ] = None,
@@ -152,6 +154,14 @@ def adapt(
             "--latency", help="Hand out predictions before the update on their batch begins.", rich_help_panel=_STREAM
         ),
     ] = False,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory to keep within, such as 2G: so many images at a time as fit.",
+            rich_help_panel=_STREAM,
+        ),
+    ] = None,
     health: Annotated[
         Path | None,
         typer.Option(
@@ -228,6 +238,7 @@ def adapt(
                 max_ms=max_ms,
                 realtime=realtime,
                 latency=latency,
+                max_memory=None if max_memory is None else opt.parse_size(max_memory),
                 guard=opt.guard_options(guard, guard_retries),
             )
         from remtta.streams import open_stream
@@ -243,7 +254,10 @@ def adapt(
             null_separated=null,
             reconnect_for=reconnect_for,
             buffer=None if buffer is None else buffer.value,
+            wait_at_start=reconnect_for is not None or resume,
         )
+        if health is not None:
+            check_health_path(health)
         folder = output or default_folder()
         if not resume:
             check_folder(folder, overwrite=overwrite)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -207,6 +208,18 @@ def parse_pairs(pairs: list[str] | None, option: str = "--model-kwargs") -> dict
         except (ValueError, SyntaxError):
             parsed[key] = value
     return parsed
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "800M", "1.5G" or a plain number of bytes; K, M, G and T are powers of 1024.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise UsageError(f'cannot read the size "{text}"; write it as 800M or 1.5G')
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def parse_mask_ratios(text: str) -> tuple[float, ...]:

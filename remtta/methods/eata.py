@@ -87,13 +87,13 @@ class EATA(ETA):
         shapes = {name: parameter.shape for name, parameter in self._weights.parameters.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        self._fisher = {name: statistics[name].to(self._device) for name in shapes}
+        self._fisher = {name: statistics[name].to(self.device) for name in shapes}
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
         """Gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
         parameters = list(self._weights.parameters.values())
         sums = [torch.zeros_like(parameter) for parameter in parameters]
-        for part in images.split(self._config.micro_batch or len(images)):
+        for part in images.split(self.part_size(len(images))):
             logits = self._logits(part)
             loss = F.cross_entropy(logits, logits.detach().argmax(-1), reduction="sum") / len(images)
             torch._foreach_add_(sums, torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))

@@ -64,7 +64,7 @@ class ETA(GradientMethod):
 
     def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
         if _MEAN_PROBS in state:
-            self._mean_probs = state[_MEAN_PROBS].to(self._device)
+            self._mean_probs = state[_MEAN_PROBS].to(self.device)
 
     def _forget(self) -> None:
         self._mean_probs = None

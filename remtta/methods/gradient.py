@@ -57,6 +57,7 @@ class GradientMethod(ABC):
     def __init__(self, model: nn.Module, config: MethodConfig) -> None:
         self.model = model
         self._config = config
+        self.micro_batch = config.micro_batch
         self._vit = unwrap(model)
         if not self._vit.num_classes or self._vit.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
@@ -99,10 +100,6 @@ class GradientMethod(ABC):
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor | None:
         """What the loss compares each image with, a row per image; made from the whole batch, before its parts."""
         return labels
-
-    def _part_size(self, images: Tensor) -> int:
-        """How many images go forward and backward at a time where the config does not say."""
-        return len(images)
 
     def _after_step(self) -> None:  # noqa: B027 - a hook
         """What happens to the weights after the optimizer's step, before they count as committed."""
@@ -148,6 +145,15 @@ class GradientMethod(ABC):
     def adapted_names(self) -> tuple[str, ...]:
         """Names of the adapted parameters, as in the timm model's `named_parameters()`."""
         return tuple(self._weights.parameters)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self._weights.parameters.values())).device
+
+    def part_size(self, batch_size: int) -> int:
+        """How many images of a batch go forward and backward at a time."""
+        return min(self.micro_batch or batch_size, batch_size)
 
     @property
     def last_views(self) -> Tensor | None:
@@ -311,7 +317,7 @@ class GradientMethod(ABC):
         self._optimizer.zero_grad(set_to_none=True)
         images = images.clone() if images.is_inference() else images  # which no graph may hold
         targets = self._targets(images, labels)
-        size = self._config.micro_batch or self._part_size(images)
+        size = self.part_size(len(images))
         whole = size >= len(images)
         views, num_counted = [], 0
         for start in range(0, len(images), size):
@@ -340,10 +346,6 @@ class GradientMethod(ABC):
             self._weights.commit()
         else:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._weights.parameters.values())).device
 
     def _check_images(self, images: Tensor) -> None:
         embed = self._vit.patch_embed

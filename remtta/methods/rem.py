@@ -82,6 +82,17 @@ class REM(GradientMethod):
         """Forward passes per image: one per view and step."""
         return len(self.config.mask_ratios) * self.config.steps
 
+    def part_size(self, batch_size: int) -> int:
+        """How many images of a batch go forward and backward at a time.
+
+        On a CPU by default parts of about `_PART_TOKENS`: enough for fast matrix products, and less memory to walk
+        through than that of a whole batch.
+        """
+        if self.micro_batch is not None or self.device.type != "cpu":
+            return super().part_size(batch_size)
+        num_tokens: int = self._vit.num_prefix_tokens + self._vit.patch_embed.num_patches
+        return math.ceil(batch_size / math.ceil(batch_size * num_tokens / _PART_TOKENS))
+
     @property
     def patch_size(self) -> tuple[int, int]:
         """Height and width of a patch, in pixels."""
@@ -142,7 +153,7 @@ class REM(GradientMethod):
     def _answer(self, images: Tensor) -> Tensor:
         if self._confident_nats is not None:
             return super()._answer(images)
-        size = self.config.micro_batch or self._part_size(images)
+        size = self.part_size(len(images))
         with self._precision(images.device):
             self._plain_views = [self._classify_and_score(embed(self._vit, part)) for part in images.split(size)]
         return torch.cat([logits for logits, _ in self._plain_views]).float()
@@ -160,13 +171,6 @@ class REM(GradientMethod):
             views = self._views_with_deferred_graph(images) if deferred else self._views(images)[0]
         self._note_violations(views)
         return views, self._mean_loss(views), len(images)
-
-    def _part_size(self, images: Tensor) -> int:
-        """On a CPU, parts of about `_PART_TOKENS`: enough for fast matrix products, and less memory to walk through."""
-        if images.device.type != "cpu":
-            return len(images)
-        num_tokens: int = self._vit.num_prefix_tokens + self._vit.patch_embed.num_patches
-        return math.ceil(len(images) / math.ceil(len(images) * num_tokens / _PART_TOKENS))
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config

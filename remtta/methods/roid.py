@@ -90,11 +90,11 @@ class ROID(GradientMethod):
         return {_MEAN_PROBS: self._mean_probs}
 
     def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        self._mean_probs = state[_MEAN_PROBS].to(self._device)
+        self._mean_probs = state[_MEAN_PROBS].to(self.device)
 
     def _forget(self) -> None:
         classes = self._vit.num_classes
-        self._mean_probs = torch.full((classes,), 1 / classes, device=self._device)
+        self._mean_probs = torch.full((classes,), 1 / classes, device=self.device)
 
 
 def _stretch(values: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class TeacherMethod(GradientMethod):
 
     def _in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Predict a whole batch, at most a micro-batch at a time."""
-        return torch.cat([predict(part) for part in images.split(self._config.micro_batch or len(images))])
+        return torch.cat([predict(part) for part in images.split(self.part_size(len(images)))])
 
 
 class _Classifier(nn.Module):

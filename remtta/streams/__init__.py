@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -64,6 +65,7 @@ def open_stream(
     null_separated: bool = False,
     reconnect_for: float | None = None,
     buffer: Buffer | None = None,
+    wait_at_start: bool = False,
 ) -> Stream:
     """Open a source of frames.
 
@@ -79,6 +81,7 @@ def open_stream(
             loss. By default 60.
         buffer: Which frames of a camera or network stream count when the model is slower: the "latest", the default,
             or "all".
+        wait_at_start: Wait so long also for one that is not there at the start, in place of failing at once.
 
     Returns:
         The stream. Its frames are decoded only when they are loaded.
@@ -89,7 +92,8 @@ def open_stream(
         StreamError: If a folder holds no images.
     """
     given = {"reconnect_for": reconnect_for, "buffer": buffer}
-    live = LiveOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    live = LiveOptions(**chosen, wait_at_start=wait_at_start)
     stream = _open(source, sort, frame_stride, limit, null_separated, live)
     if not stream.live and (reconnect_for is not None or buffer is not None):
         option = "--buffer" if reconnect_for is None else "--reconnect-for"

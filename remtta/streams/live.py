@@ -59,13 +59,16 @@ class LiveOptions:
         buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
             that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
         open_timeout_s: Seconds after which opening is taken to hang.
-        read_timeout_s: The same for a frame. FFmpeg's own timeouts, of 15 s, come first where they work.
+        read_timeout_s: The same for a frame that can be decoded. FFmpeg's own timeouts, of 15 s, come first where
+            they work.
+        wait_at_start: Wait for the source as long also before its first frame, in place of failing at once.
     """
 
     reconnect_for: float = 60.0
     buffer: Buffer = "latest"
     open_timeout_s: float = 20.0
     read_timeout_s: float = 20.0
+    wait_at_start: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.reconnect_for < math.inf:
@@ -142,7 +145,9 @@ class LiveSource:
             connection, gap = self._open(), None
             shot = connection.take()
             if shot is None and not self._closed.is_set():
-                raise connection.failure(self._source)
+                if not self._may_come(connection):
+                    raise connection.failure(self._source)
+                connection, shot, gap = self._reconnect(connection, None)
             while shot is not None:
                 self.state = "running"
                 yield self._frame(cv2, shot, gap)
@@ -177,30 +182,46 @@ class LiveSource:
             warn_if_cut(self.name, connection.number, connection.promised)
         return self._closed.is_set() or connection.promised > 0 or self.options.reconnect_for == 0
 
-    def _reconnect(self, lost: _Connection, last: _Shot) -> tuple[_Connection, _Shot | None, Gap | None]:
-        """A connection that gives frames again, with its first one; none if closed meanwhile."""
-        self.state = "reconnecting"
+    def _may_come(self, connection: _Connection) -> bool:
+        """Whether to wait for a source whose first connection gave no frame."""
+        options = self.options
+        return options.wait_at_start and options.reconnect_for > 0 and not connection.hopeless
+
+    def _reconnect(self, lost: _Connection, last: _Shot | None) -> tuple[_Connection, _Shot | None, Gap | None]:
+        """A connection that gives frames (again), with its first one; none if closed meanwhile."""
+        self.state = "reconnecting" if last else "opening"
         patience, connection = self.options.reconnect_for, lost
-        _log.warning("%s is lost (%s); trying to get it back for %g s", self.name, lost.reason, patience)
+        what, back = ("lost", " back") if last else ("not there", "")
+        _log.warning("%s is %s (%s); trying to get it%s for %g s", self.name, what, lost.reason, back, patience)
         deadline = self._clock() + patience
         delay, attempts = _FIRST_DELAY_S, 0
         while not self._closed.is_set():
             self._sleep(min(delay * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
             if self._clock() >= deadline:
                 raise StreamError(
-                    f"{self.name} was lost ({lost.reason}) and did not come back within {patience:g} s; "
+                    f"{self.name} was {what} ({lost.reason}) and did not come{back} within {patience:g} s; "
                     "check it and the network, or wait longer with --reconnect-for"
                 )
             if self._closed.is_set():
                 break
             delay, attempts = min(2 * delay, _LONGEST_DELAY_S), attempts + 1
             connection = self._open()
-            if shot := connection.take(deadline):
+            if shot := self._first_whole(connection, deadline):
+                if last is None:
+                    _log.warning("%s is there now", self.name)
+                    return connection, shot, None
                 gap = Gap(round(shot.arrived - last.arrived, 3), lost.reason, attempts)
                 _log.warning("%s is back after %.1f s", self.name, gap.seconds)
                 return connection, shot, gap
             _log.debug("%s, attempt %d: %s", self.name, attempts, connection.reason)
         return connection, None, None
+
+    def _first_whole(self, connection: _Connection, deadline: float) -> _Shot | None:
+        """The first frame that can be decoded: before that, nothing is back."""
+        shot = connection.take(deadline)
+        while shot is not None and shot.pixels is None:
+            shot = connection.take(deadline)
+        return shot
 
     def _frame(self, cv2: Any, shot: _Shot, gap: Gap | None) -> Frame:
         if self._began is None:
@@ -252,6 +273,7 @@ class _Connection:
         self._waiting: deque[_Shot] = deque()
         self._begun = clock()
         self._busy_since: float | None = self._begun  # None while the thread waits for room
+        self._whole_at = self._begun  # when the last frame came that could be decoded
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
 
@@ -276,6 +298,11 @@ class _Connection:
             self._left = True
             self._change.notify_all()
         self._thread.join(wait_s)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it failed for a reason that waiting does not change."""
+        return isinstance(self._error, RemttaError) or self.promised > 0
 
     def failure(self, source: str | int) -> StreamError:
         """What to raise if the very first connection gave no frame."""
@@ -313,16 +340,28 @@ class _Connection:
                 self.reason = "it cannot be opened"
                 return
             self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-            self._opened = True
+            self._opened, self._whole_at = True, self._clock()
             while self._go_on() and capture.grab():
                 if self.number % self._stride == 0:
                     decoded, pixels = capture.retrieve()
                     whole = decoded and pixels is not None and pixels.size > 0
                     position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
                     self._give(_Shot(self.number, self._clock(), pixels if whole else None, position_s))
+                    if self._is_undecodable(whole):
+                        return
                 self.number += 1
         finally:
             capture.release()  # before the end is told: a camera can be opened only once
+
+    def _is_undecodable(self, whole: bool) -> bool:
+        """Whether a live source has sent nothing but undecodable frames for too long."""
+        limit, now = self._live.options.read_timeout_s, self._clock()
+        if whole or self.promised:
+            self._whole_at = now
+        if now - self._whole_at < limit:
+            return False
+        self.reason = f"no frame that could be decoded within {limit:g} s"
+        return True
 
     def _go_on(self) -> bool:
         self._busy_since = self._clock()
