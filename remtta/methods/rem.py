@@ -26,6 +26,7 @@ _GAP, _GAP_BATCHES = "mean_gap", "gap_batches"
 _DEFER_BELOW = (
     0.4  # a deferred graph costs a forward pass more for each violating image, and saves a backward for each other
 )
+_DEFERRED_SIZES = 4
 _SHARE_STEP = 0.2
 _PART_TOKENS = 1024
 _GAP_MEMORY = 100  # batches: several domains of a benchmark, or else a domain would be compared with itself
@@ -231,9 +232,9 @@ class REM(GradientMethod):
             with torch.no_grad():
                 logits, scores = plain or self._classify_and_score(tokens)
             masked = [classify(self._vit, chosen) for chosen in self._masked(tokens, self._kept(scores))]
-            violating = self._violating(torch.stack([logits, *masked])).nonzero().squeeze(1)
-            if len(violating):
-                logits = logits.index_copy(0, violating, classify(self._vit, tokens[violating]))
+            chosen = _few_sizes(self._violating(torch.stack([logits, *masked])))
+            if len(chosen):
+                logits = logits.index_copy(0, chosen, classify(self._vit, tokens[chosen]))
         return torch.stack([logits, *masked]).float()
 
     def _views_of_confident(self, images: Tensor, most_nats: float) -> tuple[Tensor, Tensor]:
@@ -272,3 +273,13 @@ class REM(GradientMethod):
         """Which images (B,) of the plain view are less certain than in some masked view, by the margin."""
         entropies = self._entropy(views.float())
         return (entropies[0] + self.margin_nats > entropies[1:]).any(0)
+
+
+def _few_sizes(wanted: Tensor) -> Tensor:
+    """Positions of the wanted images (B,) and of some others, so that only a few different numbers come up.
+
+    oneDNN compiles and keeps about 1 MB of code for every size of a matrix product.
+    """
+    step = math.ceil(len(wanted) / _DEFERRED_SIZES)
+    count = min(step * math.ceil(int(wanted.sum()) / step), len(wanted))
+    return wanted.byte().argsort(descending=True, stable=True)[:count].sort().values
