@@ -53,6 +53,9 @@ class MethodConfig:
     lr_batch: ClassVar[int | None] = None
     """Batch size that the default learning rate is meant for, where it grows with the batch."""
 
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Shared settings that change nothing here."""
+
     source_settings: ClassVar[tuple[str, ...] | None] = None
     """Settings that `source_statistics` depends on, for methods that learn from source images; None for all."""
 
@@ -70,6 +73,17 @@ class MethodConfig:
         check(self.steps >= 1, "steps", self.steps, ">= 1")
         check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
         check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
+
+
+_UPDATE = ("lr", "optimizer", "momentum", "nesterov", "steps", "adapt_layers")
+"""Settings of methods that train weights."""
+
+
+@dataclass(frozen=True)
+class SourceConfig(MethodConfig):
+    """Settings of the method that adapts nothing: only precision is used."""
+
+    unused: ClassVar[tuple[str, ...]] = (*_UPDATE, "episodic", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -438,6 +452,7 @@ class LAMEConfig(MethodConfig):
     """
 
     neighbours: int = 5
+    unused: ClassVar[tuple[str, ...]] = (*_UPDATE, "episodic")
 
     def __post_init__(self) -> None:
         check(self.neighbours >= 1, "neighbours", self.neighbours, ">= 1")
@@ -484,6 +499,7 @@ class FOAConfig(MethodConfig):
     population: int | None = None
     distance_weight: float = 0.4
     shift_decay: float = 0.9
+    unused: ClassVar[tuple[str, ...]] = _UPDATE
 
     def __post_init__(self) -> None:
         check(self.num_prompts >= 1, "num-prompts", self.num_prompts, ">= 1")
@@ -613,7 +629,7 @@ class VDPConfig(MethodConfig):
 
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
-    "source": MethodConfig,
+    "source": SourceConfig,
     "pseudo-label": PseudoLabelConfig,
     "tent": TentConfig,
     "tent-come": TentConfig,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -376,11 +377,26 @@ def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str
     assert remtta_here("methods") == 0
     assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_CONFIGS)
     assert remtta_here("methods", "rem") == 0
-    assert re.search(r"mask_ratios +0,0\.1,0\.2", capfd.readouterr().out)
+    told = capfd.readouterr().out
+    assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to leave out" in told
+    assert "None for the first three quarters" in " ".join(told.split())
     assert remtta_here("methods", "tent") == 0
     assert "0.001 at a batch of 64" in capfd.readouterr().out
     assert remtta_here("methods", "tenth") == 2
     assert set(METHOD_SUMMARIES) == set(METHOD_CONFIGS)
+
+
+@pytest.mark.parametrize("method", METHOD_CONFIGS)
+def test_every_setting_of_a_method_is_explained_and_used(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("methods", method) == 0
+    lines = capfd.readouterr().out.splitlines()[2:]
+    names = [line.split()[0] for line in lines if re.match(r"  \w+ = ", line)]
+    kind = METHOD_CONFIGS[method]
+    assert names == [field.name for field in dataclasses.fields(kind) if field.name not in kind.unused]
+    for number, line in enumerate(lines):
+        if re.match(r"  \w+ = ", line):
+            assert len(lines[number + 1].strip()) > 10, line
+    assert ("lr" in names) == (method not in ("source", "lame", "foa"))
 
 
 def test_one_model_kwargs_option_takes_several_pairs() -> None:

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +20,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import remtta
-from tests.conftest import NUM_CLASSES, TINY, draw_image
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
+from tests.test_cli import remtta_here
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -127,3 +134,39 @@ def test_examples_use_only_public_names() -> None:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert "from remtta import" in text
         assert "from remtta." not in text
+
+
+def test_the_service_uses_options_that_exist(capfd: pytest.CaptureFixture[str]) -> None:
+    unit = (EXAMPLES / "remtta.service").read_text().replace("\\\n", " ")
+    [command] = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    used = {word for word in command.split() if word.startswith("--")}
+    assert "--resume" in used and "--reconnect-for" in used
+    assert remtta_here("adapt", "--help") == 0
+    known = set(re.findall(r"--[a-z-]+", capfd.readouterr().out))
+    assert used <= known
+    assert "RestartPreventExitStatus=2 4 5" in unit
+
+
+@pytest.mark.skipif(shutil.which("jq") is None or os.name != "posix", reason="needs jq")
+def test_the_pipeline_tells_about_doubtful_and_broken_files(checkpoint: Path, frames: Path, tmp_path: Path) -> None:
+    (frames / "broken.png").write_bytes(b"no image")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (
+        ("inotifywait", 'for last; do :; done; find "$last" -name "*.png"'),
+        ("remtta", f'exec "{sys.executable}" -m remtta "$@"'),
+    ):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    done = subprocess.run(
+        ["sh", EXAMPLES / "pipeline.sh", frames, tmp_path / "runs", *TINY_OPTIONS, "--checkpoint", checkpoint],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+        check=True,
+    )
+    [run] = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    doubtful = [row for row in rows if "error" in row or row["prob"] < 0.5]
+    assert len(rows) == 13 and len(done.stdout.splitlines()) == len(doubtful)
+    assert f"{frames}/broken.png: not an image that Pillow can read" in done.stdout

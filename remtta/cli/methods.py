@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import shutil
+import textwrap
 from typing import Annotated
 
 import typer
 
 from remtta.cli.reporting import command
-from remtta.config import METHOD_CONFIGS, METHOD_SUMMARIES
+from remtta.config import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
 from remtta.errors import UsageError
+
+_INDENT = " " * 6
 
 
 def methods(
@@ -34,14 +40,32 @@ def methods(
             raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
         typer.echo(f"{name}: {METHOD_SUMMARIES[name]}\n")
         kind = METHOD_CONFIGS[name]
-        shown = {field.name: _plain(field.default) for field in dataclasses.fields(kind)}
-        if kind.lr_batch:
-            shown["lr"] += f" at a batch of {kind.lr_batch}, in proportion to others"
-        width = max(map(len, shown))
-        typer.echo("\n".join(f"  {key:<{width}}  {value}" for key, value in shown.items()))
+        texts = _explanations(kind)
+        for field in dataclasses.fields(kind):
+            if field.name in kind.unused:
+                continue
+            default, text = _plain(field.default), texts.get(field.name, "")
+            if field.name == "lr" and kind.lr_batch:
+                default += f" at a batch of {kind.lr_batch}, in proportion to others"
+            typer.echo(f"  {field.name} = {default}")
+            typer.echo(textwrap.fill(text, _width(), initial_indent=_INDENT, subsequent_indent=_INDENT))
+
+
+def _explanations(kind: type[MethodConfig]) -> dict[str, str]:
+    """What a config's docstrings say about its settings, and those of the configs it builds on."""
+    texts: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        _, _, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+        entries = re.findall(r"^    (\w+): (.*(?:\n {5,}\S.*)*)", section, re.MULTILINE)
+        texts |= {name: " ".join(text.split()) for name, text in entries}
+    return texts
+
+
+def _width() -> int:
+    return min(100, shutil.get_terminal_size().columns)
 
 
 def _plain(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(f"{part:g}" for part in value)
-    return "-" if value is None else str(value)
+    return str(value)

@@ -20,22 +20,17 @@ from remtta.methods.source import Source
 
 _log = logging.getLogger("remtta")
 
-_CMA, _GENERATOR, _BEST, _RUNNING = "cma.", "generator", "best", "running"
-_MEAN, _STD = "mean", "std"
+_CMA, _GENERATOR, _BEST, _RUNNING, _MEAN, _STD = "cma.", "generator", "best", "running", "mean", "std"
 
 
 class FOA(Source):
     """Search prompt tokens whose features look like the source's, without gradients; shift the class feature.
 
-    Every candidate of a generation of CMA-ES, and the best one of the batch
-    before (at first: no prompts at all), predicts the batch; its fitness is
-    the entropy of the predictions plus the distance of its class tokens' mean
-    and deviation, block by block (the last one after the final norm), from
-    those of clean source images. The prediction of the fittest is returned.
-    Before the classifier, the class token moves by the source's mean minus a
-    running mean over the batches before. A micro-batch only splits the passes.
-
-    Written from the paper's mathematics and not compared with official code.
+    Every candidate of a generation of CMA-ES, and the best one of the batch before (at first: no prompts at all),
+    predicts the batch; its fitness is the entropy of the predictions plus the distance of its class tokens' mean and
+    deviation, block by block (the last one after the final norm), from those of clean source images. The prediction of
+    the fittest is returned. Before the classifier, the class token moves by the source's mean minus a running mean
+    over the batches before. A micro-batch only splits the passes.
     Deviations are over B, not B - 1, so that a batch of one has one: 0.
 
     Args:
@@ -70,8 +65,7 @@ class FOA(Source):
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Compare with what `source_statistics` returned, on this or an equal model."""
-        device = self._vit.cls_token.device
-        self._statistics = {name: tensor.to(device) for name, tensor in statistics.items()}
+        self._statistics = {name: tensor.to(self._vit.cls_token.device) for name, tensor in statistics.items()}
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) of the fittest prompts for preprocessed images (B, 3, H, W), after a generation."""
@@ -91,8 +85,7 @@ class FOA(Source):
         if max(fitness) < math.inf:
             self._best = best
             self._cma.tell(candidates, torch.tensor(fitness[1:], dtype=torch.float64))
-            decay = self.config.shift_decay
-            self._running = mean if self._running is None else decay * self._running + (1 - decay) * mean
+            self._running = mean if self._running is None else mean.lerp(self._running, self.config.shift_decay)
             self._weights.commit()
         else:
             _log.warning("a batch gave features that are not finite numbers, and was not adapted to")
@@ -118,17 +111,16 @@ class FOA(Source):
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next generation depends on, but for the source's statistics."""
-        state = {**super().state(), _GENERATOR: self._generator.get_state()}
-        state.update({_CMA + name: tensor for name, tensor in self._cma.state().items()})
-        learned = ((_BEST, self._best), (_RUNNING, self._running))
-        return state | {name: tensor.cpu().clone() for name, tensor in learned if tensor is not None}
+        own = {_GENERATOR: self._generator.get_state(), _BEST: self._best, _RUNNING: self._running}
+        own.update({_CMA + name: tensor for name, tensor in self._cma.state().items()})
+        return super().state() | {name: tensor.cpu().clone() for name, tensor in own.items() if tensor is not None}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
-        cma = {name: tensor for name, tensor in state.items() if name.startswith(_CMA)}
-        own = {*cma, _GENERATOR, _BEST, _RUNNING}
+        cma = {name.removeprefix(_CMA): tensor for name, tensor in state.items() if name.startswith(_CMA)}
+        own = {*(_CMA + name for name in cma), _GENERATOR, _BEST, _RUNNING}
         super().load_state({name: tensor for name, tensor in state.items() if name not in own})
-        self._cma.load_state({name.removeprefix(_CMA): tensor for name, tensor in cma.items()})
+        self._cma.load_state(cma)
         self._generator.set_state(state[_GENERATOR])
         self._best = state.get(_BEST)
         self._running = state[_RUNNING].to(self._vit.cls_token.device) if _RUNNING in state else None
