@@ -479,6 +479,16 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     assert table.startswith(
         "| error in % | gaussian_noise | mean | gain | ECE % | unseen | revisit | images/s |\n| --- |"
     )
+    efficiency = table.partition("\n\n")[2].splitlines()
+    assert efficiency[0] == (
+        "| efficiency | parameters | forward passes | backward passes | models held | s per 1,000 images |"
+    )
+    assert [line.split(" | ")[:5] for line in efficiency[2:]] == [
+        ["| source", "0", "1", "0", "1"],
+        ["| tent", "864", "1", "1", "1"],
+        ["| rem", "576", "3", "3", "1"],
+        ["| supervised", "576", "1", "1", "1"],
+    ]
     assert " ± " in plain_table(results)
 
 
