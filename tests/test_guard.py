@@ -173,6 +173,17 @@ def test_it_takes_no_more_than_its_share_of_forward_passes(monkeypatch: pytest.M
     assert 0.5 * 0.1 * 2 * 320 < looked <= 0.1 * 2 * 320
 
 
+@pytest.mark.parametrize("size", [1, 3, 20, 200])
+def test_it_looks_at_a_few_different_numbers_of_frames_of_any_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = tent(lr=1e-4)
+    seen: list[int] = []
+    source = method.predict_source
+    monkeypatch.setattr(method, "predict_source", lambda images: seen.append(len(images)) or source(images))
+    guard = Guard(method, GuardOptions(size=16, least=8, cost=0.3, fresh=2))
+    run(guard, 1200 // size if size < 20 else 40, size=size)
+    assert len(set(seen)) <= 4 and len(guard.reservoir) == 16
+
+
 def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
     def fresh() -> Guard:
         return Guard(tent(lr=0.3), GuardOptions(**QUICK, retries=50))

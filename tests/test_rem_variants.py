@@ -279,10 +279,11 @@ def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str
     method(batch(0))
     assert method.num_updates == 1
     listed = CliRunner().invoke(app, ["methods", name]).output
-    shown = dict(line.split() for line in listed.splitlines() if line.startswith("  "))
+    shown = dict(line.split(" = ") for line in listed.splitlines() if " = " in line)
+    shown = {key.strip(): value for key, value in shown.items()}
     assert {key: shown[key] for key in settings} == {
         "masking": "attention",
-        "confident_below": "-",
+        "confident_below": "None",
         "consistency_weight": "1.0",
         "gap_weighting": "False",
     }
