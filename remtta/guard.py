@@ -25,7 +25,6 @@ from remtta.reservoir import Reservoir
 
 _PREFIX = "guard."
 _BISECTIONS = 14  # the scale to one part in two thousand
-_LOOK_SIZES = 4
 _RENEWED_TOGETHER = 8  # a forward pass of a single image wastes most of its time
 _LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would raise alarms by chance
 
@@ -195,7 +194,9 @@ class Guard:
         now.credit += self.options.cost * (self.method.num_forwards + self.method.num_backwards) * batch
         stale = self.reservoir.stale(now.clock - self.options.fresh, most=self.options.size)
         share = 0.5 if len(stale) else 1.0
-        count = _few_sizes(min(batch, int(share * now.credit)), math.ceil(min(batch, self.options.size) / _LOOK_SIZES))
+        count = min(batch, int(share * now.credit))
+        if not count and now.clock % 2:  # batches so small that frames to renew would take every single pass
+            count = min(1, int(now.credit))
         if count:
             chosen = torch.linspace(0, batch - 1, count).round().long()
             now.credit -= count
@@ -203,7 +204,6 @@ class Guard:
             picked = images[chosen]
             self.reservoir.add(picked, self.method.predict_source(picked), logits[chosen], now.clock)
         stale = self.reservoir.stale(now.clock - self.options.fresh, most=int(now.credit))
-        stale = stale[: _few_sizes(len(stale), _RENEWED_TOGETHER) or None]
         if len(stale) >= min(_RENEWED_TOGETHER, int(now.credit)) > 0:
             now.credit -= len(stale)
             now.looked += len(stale)
@@ -263,11 +263,6 @@ class Guard:
         numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
         standing = {"alarms": self._now.alarms, "lr_scale": self.options.lr_factor**self._now.alarms}
         self._events.append({"event": event, **numbers, **standing, "frames": len(self.reservoir)})
-
-
-def _few_sizes(count: int, step: int) -> int:
-    """A number at or below `count` that is a multiple: oneDNN compiles and keeps code for every batch size it sees."""
-    return count // step * step
 
 
 def describe(event: Mapping[str, Any]) -> str:

@@ -173,15 +173,14 @@ def test_it_takes_no_more_than_its_share_of_forward_passes(monkeypatch: pytest.M
     assert 0.5 * 0.1 * 2 * 320 < looked <= 0.1 * 2 * 320
 
 
-@pytest.mark.parametrize("size", [1, 3, 20, 200])
-def test_it_looks_at_a_few_different_numbers_of_frames_of_any_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = tent(lr=1e-4)
-    seen: list[int] = []
-    source = method.predict_source
-    monkeypatch.setattr(method, "predict_source", lambda images: seen.append(len(images)) or source(images))
-    guard = Guard(method, GuardOptions(size=16, least=8, cost=0.3, fresh=2))
-    run(guard, 1200 // size if size < 20 else 40, size=size)
-    assert len(set(seen)) <= 4 and len(guard.reservoir) == 16
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_the_reservoir_fills_and_is_renewed_at_any_batch_size(size: int) -> None:
+    guard = Guard(tent(lr=1e-4), GuardOptions(size=16, least=8, cost=0.3, fresh=2, doubt=0.5, alarm=1.0))
+    batches = 240 // size + 20
+    run(guard, batches, size=size)
+    assert len(guard.reservoir) == 16
+    assert guard.reservoir.updated.min() > batches - 80 // min(size, 8)
+    assert guard.num_looked <= 0.3 * 2 * size * batches
 
 
 def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
