@@ -16,8 +16,8 @@ from remtta.config import REMConfig
 from remtta.interrupts import Interrupts
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs import DELTA, PREDICTIONS, RECORD
-from tests.conftest import draw_image, tiny_vit
-from tests.test_cli import TINY_OPTIONS, remtta_here
+from tests.conftest import TINY_OPTIONS, draw_image, tiny_vit
+from tests.test_cli import remtta_here
 
 QUICK = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1)
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import timm
@@ -30,7 +32,7 @@ def gradients(model: nn.Module, images: Tensor, layers: LinearLayers | None) -> 
 
 
 @pytest.fixture
-def model() -> nn.Module:
+def model() -> Any:
     torch.manual_seed(0)
     return timm.create_model("vit_tiny_patch16_224", **{**TINY, "embed_dim": 96, "num_heads": 3, "qk_norm": True})
 
@@ -45,7 +47,7 @@ def test_logits_and_every_gradient_are_those_of_torch(model: nn.Module) -> None:
         torch.testing.assert_close(grad, plain_grads[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_bf16_is_near_and_leaves_the_head_exact(model: nn.Module) -> None:
+def test_bf16_is_near_and_leaves_the_head_exact(model: Any) -> None:
     images = random_images(3, seed=1)
     plain_logits, plain_grads = gradients(model, images, None)
     layers = LinearLayers("bf16", exact=model.get_classifier().parameters())
@@ -83,7 +85,7 @@ def test_any_shape_of_input(shape: tuple[int, ...], precision: str) -> None:
     assert y.shape == (*shape[:-1], 3)
     assert torch.equal(y.detach().float(), F.linear(x, weight, torch.ones(3)).detach())
     y.float().sum().backward()
-    assert torch.equal(x.grad, torch.tensor([12.0, 15.0, 18.0, 21.0]).expand(shape))
+    assert x.grad is not None and torch.equal(x.grad, torch.tensor([12.0, 15.0, 18.0, 21.0]).expand(shape))
 
 
 def test_other_dtypes_are_left_to_torch() -> None:
@@ -137,12 +139,8 @@ def test_choosing_a_product_draws_no_random_numbers() -> None:
 
 
 def test_rem_stays_within_a_thousandth_of_plain_torch_after_many_updates() -> None:
-    class PlainREM(REM):
-        def __init__(self, model: nn.Module, config: REMConfig) -> None:
-            super().__init__(model, config)
-            self._precision = lambda device: torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad()
-
-    fast, plain = REM(tiny_vit(), REMConfig(lr=1e-2)), PlainREM(tiny_vit(), REMConfig(lr=1e-2))
+    fast, plain = REM(tiny_vit(), REMConfig(lr=1e-2)), REM(tiny_vit(), REMConfig(lr=1e-2))
+    setattr(plain, "_precision", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
     for seed in range(40):
         torch.testing.assert_close(fast(random_images(6, seed)), plain(random_images(6, seed)), rtol=0, atol=1e-3)
 

@@ -176,10 +176,13 @@ def test_answering_first_and_learning_then_comes_to_the_same(name: str) -> None:
 def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)
     passes: list[int] = []
-    counted = engine._classify_last
-    monkeypatch.setattr(
-        engine, "_classify_last", lambda vit, tokens: passes.append(len(tokens)) or counted(vit, tokens)
-    )
+    classify_last = engine._classify_last
+
+    def counted(vit: Any, tokens: Tensor) -> Tensor:
+        passes.append(len(tokens))
+        return classify_last(vit, tokens)
+
+    monkeypatch.setattr(engine, "_classify_last", counted)
     for seed in range(3):
         torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
         passes.clear()
