@@ -121,9 +121,12 @@ def test_a_run_keeps_to_it_and_gives_the_same(frames: Path, tmp_path: Path, monk
 
 
 def test_a_resumed_run_keeps_its_micro_batch(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go(frames, tmp_path / "run", max_memory=most_for(3, "rem"))
-    monkeypatch.setattr(fitting, "resident_bytes", lambda: 2 * USED)  # another one would be chosen now
-    go(frames, tmp_path / "run", max_memory=most_for(3, "rem"), resume=True)
+    limit = most_for(3, "rem")
+    go(frames, tmp_path / "run", max_memory=limit)
+    monkeypatch.setattr(fitting, "resident_bytes", lambda: 2 * USED)  # nothing would fit now
+    go(frames, tmp_path / "run", max_memory=limit, resume=True)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["resumed"], record["method"]["micro_batch"]) == (1, 3)
 
 
 def test_whole_batch_methods_refuse_what_they_cannot_divide(frames: Path, tmp_path: Path, vit: nn.Module) -> None:
