@@ -140,7 +140,7 @@ def test_choosing_a_product_draws_no_random_numbers() -> None:
 
 def test_rem_stays_within_a_thousandth_of_plain_torch_after_many_updates() -> None:
     fast, plain = REM(tiny_vit(), REMConfig(lr=1e-2)), REM(tiny_vit(), REMConfig(lr=1e-2))
-    setattr(plain, "_precision", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
+    setattr(plain, "_context", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
     for seed in range(40):
         torch.testing.assert_close(fast(random_images(6, seed)), plain(random_images(6, seed)), rtol=0, atol=1e-3)
 

@@ -85,11 +85,11 @@ class ContinualMAE(GradientMethod):
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         assert labels is not None  # the seeds
-        with torch.no_grad(), self._precision(images.device):
+        with torch.no_grad(), self._context(images.device):
             tokens = embed(self._vit, images)
             plain = classify(self._vit, tokens).float()
             masked = self._most_uncertain(tokens, labels)
-        with self._precision(images.device):
+        with self._context(images.device):
             logits, described = self._masked_view(images, masked)
         truth = hog_patches(self._pixels.to_pixels(images), self._patch_size)
         agree = -(plain.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()

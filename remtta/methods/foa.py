@@ -144,6 +144,6 @@ class FOA(Source):
     def _forward(self, images: Tensor, prompts: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
         """Logits (B, C), and the class tokens (depth, B, D) behind every block, before the shift."""
         size = self.config.micro_batch or len(images)
-        with self._precision(images.device):
+        with self._context(images.device):
             parts = [classify_with_prompts(self._vit, part, prompts, shift) for part in images.split(size)]
         return torch.cat([logits for logits, _ in parts]), torch.cat([tokens for _, tokens in parts], dim=1)

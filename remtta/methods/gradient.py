@@ -62,7 +62,7 @@ class GradientMethod(ABC):
         if not self._vit.num_classes or self._vit.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
         model.eval().requires_grad_(False)
-        self._precision = ForwardContext(self._vit, config.precision)
+        self._context = ForwardContext(self._vit, config.precision)
         named = self._chosen()
         frozen = {name: p for name, p in self._vit.named_parameters() if name not in named}
         self._weights = AdaptedWeights(named, frozen)
@@ -359,7 +359,7 @@ class GradientMethod(ABC):
             raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}")
 
     def _logits(self, images: Tensor) -> Tensor:
-        with self._precision(images.device):
+        with self._context(images.device):
             logits = classify(self._vit, embed(self._vit, images))
         return logits.float()
 

@@ -45,7 +45,7 @@ class LAME(Source):
         """Corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
         features, logits = [], []
         for part in images.split(self.config.micro_batch or len(images)):
-            with self._precision(images.device):
+            with self._context(images.device):
                 tokens = self._vit.forward_features(part)
                 features.append(self._vit.forward_head(tokens, pre_logits=True).float())
                 logits.append(self._vit.forward_head(tokens).float())

@@ -155,7 +155,7 @@ class REM(GradientMethod):
         if self._confident_nats is not None:
             return super()._answer(images)
         size = self.part_size(len(images))
-        with self._precision(images.device):
+        with self._context(images.device):
             self._plain_views = [self._classify_and_score(embed(self._vit, part)) for part in images.split(size)]
         return torch.cat([logits for logits, _ in self._plain_views]).float()
 
@@ -194,7 +194,7 @@ class REM(GradientMethod):
         return min(max(gap / self.mean_gap, least), most) if self.mean_gap > 0 else 1.0
 
     def _views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        with self._precision(images.device):
+        with self._context(images.device):
             tokens = embed(self._vit, images)
             logits, scores = self._classify_and_score(tokens)
             kept = self._kept(scores)
@@ -227,7 +227,7 @@ class REM(GradientMethod):
         order (Eq. 4). They are run once more with a graph; the others' part of it would be multiplied by zero.
         `plain` are logits and scores of the plain view, if they are known.
         """
-        with self._precision(images.device):
+        with self._context(images.device):
             tokens = embed(self._vit, images)
             with torch.no_grad():
                 logits, scores = plain or self._classify_and_score(tokens)
@@ -242,7 +242,7 @@ class REM(GradientMethod):
 
         Of those, the plain view has a graph where the order is violated, as in `_views_with_deferred_graph`.
         """
-        with self._precision(images.device):
+        with self._context(images.device):
             tokens = embed(self._vit, images)
             with torch.no_grad():
                 logits, scores = self._classify_and_score(tokens)

@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, model: nn.Module, config: MethodConfig | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
-        self._precision = ForwardContext(self.model, (config or MethodConfig()).precision)
+        self._context = ForwardContext(self.model, (config or MethodConfig()).precision)
         self._weights = AdaptedWeights({}, dict(model.named_parameters()))
         self._last_views: Tensor | None = None
 
@@ -67,7 +67,7 @@ class Source:
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """The same."""
-        with self._precision(images.device):
+        with self._context(images.device):
             logits: Tensor = self.model(images)
         return logits.float()
 

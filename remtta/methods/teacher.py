@@ -53,7 +53,7 @@ class TeacherMethod(GradientMethod):
     def _run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
         named = {f"vit.{name}": tensor for name, tensor in weights.items()}
-        with self._precision(images.device):
+        with self._context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
         return logits.float()
 
