@@ -724,7 +724,9 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         check(not (number and isinstance(value, str)), f"{name}'s {field.name}", value, "a number")
     try:
         return kind(**settings)
-    except TypeError as error:  # such as text where a number belongs
+    except UsageError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:  # such as text where a number belongs
         raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
 
 

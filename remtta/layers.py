@@ -92,9 +92,11 @@ def adapted_norms(vit: VisionTransformer, adapt_layers: str | None = None) -> di
 def _block_numbers(text: str, depth: int) -> list[int]:
     numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if match is None:
-            raise UsageError(f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"')
+            raise UsageError(
+                f'cannot read the adapted layers "{text[:40]}"; write "all" or block numbers such as "0-8"'
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= depth:
             raise UsageError(f"no block {last if first <= last else part.strip()}: the model has blocks 0-{depth - 1}")

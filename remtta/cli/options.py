@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -205,7 +206,7 @@ def parse_pairs(pairs: list[str] | None, option: str = "--model-kwargs") -> dict
             raise UsageError(f"{option} takes key=value pairs, got {pair!r}")
         try:
             parsed[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
             parsed[key] = value
     return parsed
 
@@ -217,9 +218,10 @@ def parse_size(text: str) -> int:
         UsageError: If it is none.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None:
-        raise UsageError(f'cannot read the size "{text}"; write it as 800M or 1.5G')
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    size = float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else math.inf
+    if math.isinf(size):
+        raise UsageError(f'cannot read the size "{text[:40]}"; write it as 800M or 1.5G')
+    return int(size)
 
 
 def parse_mask_ratios(text: str) -> tuple[float, ...]:

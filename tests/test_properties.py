@@ -1,0 +1,233 @@
+"""Whatever a user, a pipe or a damaged file holds: it is read, or refused in a line of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from remtta.checkpoints import load_checkpoint
+from remtta.cli.options import parse_mask_ratios, parse_pairs, parse_size, read_labels
+from remtta.config import METHOD_CONFIGS, method_config
+from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
+from remtta.deltas import Delta, apply_delta, load_delta, save_delta
+from remtta.errors import RemttaError, UsageError
+from remtta.evaluation.datasets import read_image_list
+from remtta.layers import adapted_norms, unwrap
+from remtta.streams import read_paths
+from remtta.streams.images import natural_key
+from tests.conftest import tiny_vit
+
+TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)
+SHARED_FOLDER = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@contextlib.contextmanager
+def read_or_refused() -> Iterator[None]:
+    """The only ways a parser may end: with a value, or with a message."""
+    try:
+        yield
+    except RemttaError as error:
+        assert str(error).strip()
+
+
+@given(TEXTS)
+@example("9" * 400)
+def test_sizes(text: str) -> None:
+    with read_or_refused():
+        assert parse_size(text) >= 0
+
+
+@given(st.integers(0, 2**50), st.sampled_from(["", "K", "m", "GiB", "TB"]))
+def test_sizes_mean_what_they_say(number: int, unit: str) -> None:
+    power = " KMGT".index(unit[:1].upper() or " ")
+    assert parse_size(f" {number}{unit} ") == number * 1024**power
+
+
+@given(TEXTS)
+def test_mask_ratios(text: str) -> None:
+    with read_or_refused():
+        method_config("rem", {"mask_ratios": parse_mask_ratios(text)}, batch_size=8)
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True).map(sorted))
+def test_mask_ratios_come_back_as_written(ratios: list[float]) -> None:
+    text = ",".join(map(repr, [0.0, *ratios]))
+    assert method_config("rem", {"mask_ratios": parse_mask_ratios(text)}, batch_size=8) is not None
+    assert parse_mask_ratios(text) == (0.0, *ratios)
+
+
+@given(TEXTS)
+def test_block_numbers(text: str) -> None:
+    with read_or_refused():
+        assert adapted_norms(unwrap(tiny_vit()), text)
+
+
+@given(st.lists(TEXTS | st.builds("{}={}".format, st.sampled_from(["lr", "a", "if"]), TEXTS), max_size=3))
+@example(["a=" + "(" * 1000])
+@example(["a=" + "-" * 20000 + "1"])
+def test_pairs(pairs: list[str]) -> None:
+    with read_or_refused():
+        assert all(name.isidentifier() for name in parse_pairs(pairs))
+
+
+@pytest.mark.parametrize("value", [["0", "a"], 10**400, {"a": 1}, [[0.0]]])
+def test_mask_ratios_that_are_no_numbers_are_refused(value: object) -> None:
+    with pytest.raises(UsageError, match=r"mask ratios|wrong kind"):
+        method_config("rem", {"mask_ratios": value}, batch_size=8)
+
+
+LITERALS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400)
+
+
+@given(st.sampled_from([name for name in METHOD_CONFIGS if name != "source"]), st.data())
+def test_settings_of_methods_are_taken_or_refused(name: str, data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(sorted(METHOD_CONFIGS[name].__dataclass_fields__)))
+    value = data.draw(LITERALS | st.lists(LITERALS, max_size=3) | st.lists(LITERALS, max_size=3).map(tuple))
+    with read_or_refused():
+        config = method_config(name, {key: value}, batch_size=8)
+        found = getattr(config, key)
+        assert not isinstance(found, float) or not math.isnan(found)
+
+
+@given(TEXTS, TEXTS)
+def test_corruptions_and_severities(corruptions: str, severities: str) -> None:
+    with contextlib.suppress(ValueError), read_or_refused():
+        options = CorruptOptions(corruptions=parse_corruptions(corruptions), severities=parse_severities(severities))
+        assert set(options.severities) <= {1, 2, 3, 4, 5}
+
+
+def from_pipe(content: bytes, null_separated: bool) -> list[str]:
+    reader, writer = os.pipe()
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), open(writer, "wb") as file:
+            file.write(content)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        return list(read_paths(reader, null_separated))
+    finally:
+        os.close(reader)
+        thread.join()
+
+
+NAMES = st.binary(min_size=1, max_size=30).filter(lambda name: b"\0" not in name)
+
+
+@given(st.lists(NAMES, max_size=8))
+def test_any_name_comes_through_a_pipe_that_is_null_separated(names: list[bytes]) -> None:
+    assert [os.fsencode(name) for name in from_pipe(b"".join(name + b"\0" for name in names), True)] == names
+
+
+@given(st.lists(NAMES.filter(lambda name: b"\n" not in name and not name.endswith(b"\r")), max_size=8), st.booleans())
+def test_names_without_newlines_come_through_a_pipe_of_lines(names: list[bytes], dos: bool) -> None:
+    end = b"\r\n" if dos else b"\n"
+    assert [os.fsencode(name) for name in from_pipe(end.join(names), False)] == names
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_no_bytes_on_a_pipe_are_a_crash(content: bytes, null_separated: bool) -> None:
+    with read_or_refused():
+        assert all(from_pipe(content, null_separated))
+
+
+@given(st.lists(st.text(max_size=12), min_size=3, max_size=3))
+def test_the_order_of_names_is_one(names: list[str]) -> None:
+    first, second, third = sorted(names, key=natural_key)
+    assert natural_key(first) <= natural_key(second) <= natural_key(third)
+    assert (natural_key(names[0]) == natural_key(names[1])) == (names[0] == names[1])
+
+
+@SHARED_FOLDER
+@given(st.binary(max_size=100) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_bytes(content)
+    with read_or_refused():
+        labels = read_labels(file)
+        assert labels is not None and not any("\n" in label for label in labels)
+    with read_or_refused():
+        assert all(name.count("/") == 1 for name in read_image_list(file))
+
+
+def a_delta(vit: nn.Module) -> Delta:
+    tensors = {name: torch.ones_like(parameter) for name, parameter in adapted_norms(unwrap(vit), "0").items()}
+    return Delta(tensors=tensors, model="vit", base_sha256="0" * 64, method="rem")
+
+
+HEADER_SIZE = 8  # bytes: a little-endian number, then so much JSON
+
+
+@SHARED_FOLDER
+@given(data=st.data())
+def test_a_damaged_delta_is_refused_or_changes_the_model_as_it_says(tmp_path: Path, data: st.DataObject) -> None:
+    vit, file = tiny_vit(), tmp_path / "delta.safetensors"
+    save_delta(file, a_delta(vit))
+    content = bytearray(file.read_bytes())
+    header_end = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE], "little")
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, header_end - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content[: data.draw(st.just(len(content)) | st.integers(0, len(content)))])
+    before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    try:
+        delta = load_delta(file)
+        apply_delta(vit, delta)
+    except RemttaError as error:
+        assert str(error).strip()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in vit.state_dict().items())
+    else:
+        for name, tensor in vit.state_dict().items():
+            assert torch.equal(tensor, before[name] + delta.tensors[name] if name in delta.tensors else before[name])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+ENTRY = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "F16", "BF16", "F64", "I64", "U8", "F8_E4M3", "X", 3]),
+        "shape": st.lists(st.integers(-1, 2**62) | st.integers(0, 8), max_size=3) | JSON,
+        "data_offsets": st.lists(st.integers(0, 64) | st.integers(-1, 2**63), min_size=2, max_size=2) | JSON,
+    }
+)
+
+
+@SHARED_FOLDER
+@given(
+    header=st.dictionaries(st.sampled_from(["blocks.0.norm1.weight", "x", "__metadata__", ""]), ENTRY | JSON),
+    content=st.binary(max_size=64),
+    size=st.none() | st.integers(0, 2**64 - 1),
+)
+@pytest.mark.parametrize(
+    "read", [load_delta, lambda file: load_checkpoint(tiny_vit(), file)], ids=["delta", "checkpoint"]
+)
+def test_invented_safetensors_headers(
+    tmp_path: Path, read: Any, header: dict[str, Any], content: bytes, size: int | None
+) -> None:
+    text = json.dumps(header).encode()
+    file = tmp_path / "invented.safetensors"
+    file.write_bytes((len(text) if size is None else size).to_bytes(HEADER_SIZE, "little") + text + content)
+    with read_or_refused():
+        read(file)
+
+
+def test_the_guard_rail_of_these_tests_catches_what_is_no_message() -> None:
+    with pytest.raises(ValueError, match="raw"), read_or_refused():
+        raise ValueError("raw")
+    with read_or_refused():
+        raise UsageError("a message")
