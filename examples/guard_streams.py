@@ -1,10 +1,12 @@
 """What the guard does on streams made to harm: class-sorted, alternating, with noise or black frames between.
 
-    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --lr 1e-3,3e-3,1e-2,3e-2
+    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --lr 1e-4,3e-4,1e-3,3e-3
+    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --streams plain --no-plain
+        --guard default --guard doubt=0.01 --guard size=128,least=64 --guard back_to=passed
 
 ROOT is an ImageNet-C-like tree at one severity; the model is the CIFAR-10 ViT of train_cifar10_model.py. For every
-stream and learning rate it prints the mean error of source, method and guarded method, and the worst domain against
-the source.
+stream, learning rate and setting of the guard it prints a row of a Markdown table: the mean error over the domains,
+the source model's, and the domain that is worst against the source.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from torch import Tensor
 from remtta import load_model
 from remtta.config import method_config
 from remtta.evaluation import open_dataset
-from remtta.guard import guarded
-from remtta.methods import build_method
+from remtta.guard import Guard, guarded
+from remtta.methods import Method, build_method
 from remtta.models import preprocessing_of
 from remtta.options import GuardOptions
 
@@ -121,11 +123,30 @@ def read(root: str, model: torch.nn.Module, limit: int) -> tuple[list[Images], l
     return data, [domain.name for domain in dataset.domains]
 
 
-def errors(predict: Callable[[Tensor], Tensor], stream: Images) -> Tensor:
-    """Error of each domain, in %."""
+def errors(predict: Callable[[Tensor], Tensor], stream: Images) -> list[Tensor]:
+    """100 for each image of each domain that is classified wrongly, 0 for the others: the mean is the error in %."""
     images, labels, domains = stream
     wrong = torch.cat([predict(batch).argmax(1) for batch in images.split(BATCH)]) != labels
-    return torch.stack([wrong[domains == number].float().mean() * 100 for number in range(int(domains.max()) + 1)])
+    return [100 * wrong[domains == number].float() for number in range(int(domains.max()) + 1)]
+
+
+def mean(found: list[Tensor]) -> float:
+    """Mean of the domains' errors, in %."""
+    return float(torch.stack([domain.mean() for domain in found]).mean())
+
+
+def worst(found: list[Tensor], source: list[Tensor], names: list[str]) -> str:
+    """The domain that is worst against the source, with the standard error of the paired difference."""
+    differences = [adapted - before for adapted, before in zip(found, source, strict=True)]
+    number = int(torch.stack([difference.mean() for difference in differences]).argmax())
+    difference = differences[number]
+    return f"{difference.mean():+.1f} ± {difference.std() / len(difference) ** 0.5:.1f} {names[number]}"
+
+
+def guard_options(text: str) -> GuardOptions:
+    """A guard from "default" or NAME=VALUE,..."""
+    pairs = [] if text == "default" else [pair.split("=", 1) for pair in text.split(",")]
+    return GuardOptions(**{name: type(getattr(GuardOptions(), name))(value) for name, value in pairs})
 
 
 def main() -> None:
@@ -136,28 +157,41 @@ def main() -> None:
     parser.add_argument("--lr", default="1e-3", help="learning rates, with commas")
     parser.add_argument("--streams", default=",".join(STREAMS), help="which streams, with commas")
     parser.add_argument("--limit", type=int, default=300, help="images per domain")
-    parser.add_argument("--guarded-only", action="store_true", help="leave out the method without the guard")
+    parser.add_argument("--no-plain", action="store_true", help="leave out the method without a guard")
+    parser.add_argument(
+        "--guard", action="append", metavar="NAME=VALUE,...", help="fields of GuardOptions, or default; repeatable"
+    )
     args = parser.parse_args()
+    settings: dict[str, GuardOptions | None] = {} if args.no_plain else {"none": None}
+    settings |= {text: guard_options(text) for text in args.guard or ["default"]}
 
     def fresh() -> torch.nn.Module:
         return load_model(**MODEL, checkpoint=args.checkpoint)
 
     data, names = read(args.root, fresh(), args.limit)
+    print("| stream | learning rate | guard | error % | source | worst domain | rollbacks | by the source |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for kind in args.streams.split(","):
         stream = STREAMS[kind](data, np.random.default_rng(0))
         source = errors(build_method("source", fresh()), stream)
         for lr in args.lr.split(","):
             config = method_config(args.method, {"lr": float(lr)}, batch_size=BATCH)
-            for options in (GuardOptions(),) if args.guarded_only else (None, GuardOptions()):
+            for setting, options in settings.items():
                 torch.manual_seed(0)
                 method = build_method(args.method, fresh(), config)
                 guard = guarded(method, options, config)
-                found = errors(guard or method, stream)
-                worst = int((found - source).argmax())
+                answered: list[bool] = []
+
+                def step(images: Tensor, run: Guard | Method = guard or method, by: list[bool] = answered) -> Tensor:
+                    logits = run(images)
+                    by.append(isinstance(run, Guard) and run.from_source)
+                    return logits
+
+                found = errors(step, stream)
                 print(
-                    f"{kind:<12} {args.method} {lr:<6} {'guarded' if guard else 'plain':<8} mean {found.mean():.1f} "
-                    f"(source {source.mean():.1f}), worst {found[worst] - source[worst]:+.1f} ({names[worst]})"
-                    + (f", {guard.total_alarms} rollbacks" if guard else ""),
+                    f"| {kind} | {args.method} {lr} | {setting} | {mean(found):.1f} | {mean(source):.1f} "
+                    f"| {worst(found, source, names)} "
+                    f"| {guard.total_alarms if guard else ''} | {np.mean(answered):.0%} |",
                     flush=True,
                 )
 

@@ -262,6 +262,26 @@ def test_a_read_that_hangs_is_given_up_and_the_source_opened_anew() -> None:
     assert gap is not None and gap.reason == "no frame within 0.2 s" and 0.2 <= gap.seconds < 5
 
 
+def test_a_frame_out_of_the_decoder_after_a_timeout_is_the_last_before_a_gap() -> None:
+    clock = Clock()
+
+    class Delayed(FakeCapture):
+        """FFmpeg's H.264 decoder holds a frame back, and gives it out when reading the stream has timed out."""
+
+        def grab(self) -> bool:
+            clock.now += 15.0 if self.num_grabbed == 1 else 0.1
+            return super().grab()
+
+    captures = iter([Delayed([10, 20, 30]), FakeCapture([40])])
+    source = LiveSource(
+        0, LiveOptions(buffer="all"), connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0
+    )
+    frames = list(islice(source.frames(), 3))
+    assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
+    gap = frames[2].gap
+    assert gap and gap.reason == "no frame within 15 s" and gap.seconds > 15
+
+
 def test_a_first_opening_that_hangs_is_an_error() -> None:
     def connect() -> FakeCapture:
         _released.wait(20)

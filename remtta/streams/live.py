@@ -22,7 +22,14 @@ from PIL import Image
 from remtta.errors import FrameError, RemttaError, StreamError, UsageError
 from remtta.opencv import load_opencv
 from remtta.streams.frames import Frame, Gap
-from remtta.streams.video import cannot_open, no_frame_advice, open_capture, video_name, warn_if_cut
+from remtta.streams.video import (
+    READ_TIMEOUT_MS,
+    cannot_open,
+    no_frame_advice,
+    open_capture,
+    video_name,
+    warn_if_cut,
+)
 
 Buffer = Literal["latest", "all"]
 
@@ -35,6 +42,9 @@ MOST_WAITING = 64
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _POLL_S = 0.1
+
+_SLOW_S = 0.9 * READ_TIMEOUT_MS / 1000
+"""A frame that took so long is no sign of life: FFmpeg gave up waiting, and its decoder gave out what it still held."""
 _GOODBYE_S = 0.5
 
 _log = logging.getLogger("remtta")
@@ -341,15 +351,21 @@ class _Connection:
                 return
             self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
             self._opened, self._whole_at = True, self._clock()
-            while self._go_on() and capture.grab():
+            while (asked := self._go_on()) is not None and capture.grab():
+                arrived = self._clock()
+                if slow := not self.promised and arrived - asked > _SLOW_S:
+                    arrived = asked
                 if self.number % self._stride == 0:
                     decoded, pixels = capture.retrieve()
                     whole = decoded and pixels is not None and pixels.size > 0
                     position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
-                    self._give(_Shot(self.number, self._clock(), pixels if whole else None, position_s))
+                    self._give(_Shot(self.number, arrived, pixels if whole else None, position_s))
                     if self._is_undecodable(whole):
                         return
                 self.number += 1
+                if slow:
+                    self.reason = f"no frame within {READ_TIMEOUT_MS // 1000} s"
+                    return
         finally:
             capture.release()  # before the end is told: a camera can be opened only once
 
@@ -363,9 +379,10 @@ class _Connection:
         self.reason = f"no frame that could be decoded within {limit:g} s"
         return True
 
-    def _go_on(self) -> bool:
+    def _go_on(self) -> float | None:
+        """The time, or None if there is nothing to go on for."""
         self._busy_since = self._clock()
-        return not (self._left or self._closed.is_set())
+        return None if self._left or self._closed.is_set() else self._busy_since
 
     def _give(self, shot: _Shot) -> None:
         size = 0 if shot.pixels is None else shot.pixels.nbytes
