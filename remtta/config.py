@@ -345,6 +345,8 @@ class ROIDConfig(MethodConfig):
             each update.
         source_momentum: How much of the adapted weights stays after each step;
             the rest is made up from the source weights.
+        prior_on: What the batch's smoothed class prior multiplies, "probabilities"
+            or, as in the official code, "logits".
 
     The others are those of `MethodConfig`; `micro_batch` must stay None.
 
@@ -355,6 +357,7 @@ class ROIDConfig(MethodConfig):
     temperature: float = 1 / 3
     probs_momentum: float = 0.9
     source_momentum: float = 0.99
+    prior_on: Literal["probabilities", "logits"] = "probabilities"
     lr: float = 2.5e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
@@ -366,6 +369,7 @@ class ROIDConfig(MethodConfig):
         check(self.temperature > 0, "temperature", self.temperature, "> 0")
         for name in ("probs_momentum", "source_momentum"):
             check(0 <= getattr(self, name) <= 1, name.replace("_", " "), getattr(self, name), "in [0, 1]")
+        check(self.prior_on in ("probabilities", "logits"), "prior on", self.prior_on, "probabilities or logits")
         rule = "left out with ROID and CMF, which weigh each image against the whole batch"
         check(self.micro_batch is None, "micro-batch", self.micro_batch, rule)
         super().__post_init__()

@@ -18,7 +18,7 @@ from remtta.config import method_config
 from remtta.errors import UsageError
 from remtta.losses import come_entropy, rem_loss, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods import Method, build_method
-from remtta.methods.augmentations import PixelSpace, soft_jitter
+from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.filters import shuffle_patches
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
@@ -417,7 +417,7 @@ class PlainROID:
         mean = sum(diversity) / len(diversity)
         chosen = [place for place in range(len(rows)) if diversity[place] >= mean]
         self.left_out += len(rows) - len(chosen)
-        views = self.model(PixelSpace(self.model).augment(images[chosen], soft_jitter, self.generator))
+        views = self.model(PixelSpace(self.model).augment(images[chosen], clean_jitter, self.generator))
         loss = torch.zeros(())
         for place, view in zip(chosen, views, strict=True):
             p, q = logits[place].softmax(-1), view.softmax(-1)
@@ -482,6 +482,16 @@ def test_roid_and_cmf_are_their_rule(name: str, count: int) -> None:
         hidden = [tensor for key, tensor in state.items() if key.startswith("hidden.")]
         torch.testing.assert_close(hidden, plain.hidden)
         assert any(not torch.equal(one, two) for one, two in zip(hidden, plain.source, strict=True))
+
+
+def test_roids_prior_multiplies_logits_where_asked_to() -> None:
+    logits = vivid_vit()(batch(0)).detach()
+    prior = logits.softmax(-1).mean(0)
+    smoothing = max(1 / len(logits), 1 / NUM_CLASSES) / prior.max()
+    expected = logits * (prior + smoothing) / (1 + smoothing * NUM_CLASSES)
+    torch.testing.assert_close(make("roid", prior_on="logits")(batch(0)), expected)
+    with pytest.raises(UsageError, match="prior on must be probabilities or logits"):
+        make("roid", prior_on="odds")
 
 
 def test_cmf_starts_again_with_its_hidden_weights_and_their_variance() -> None:

@@ -14,7 +14,7 @@ from remtta.config import CoTTAConfig
 from remtta.errors import UsageError
 from remtta.losses import symmetric_cross_entropy
 from remtta.methods import augmentations
-from remtta.methods.augmentations import PixelSpace, jitter, soft_jitter
+from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
 from remtta.methods.cotta import CoTTA
 from remtta.methods.teacher import follow, restore_at_random
 from tests.conftest import random_images, tiny_vit
@@ -196,21 +196,25 @@ def test_a_setting_of_cotta_out_of_range_is_refused(changes: dict[str, Any], mes
     assert str(caught.value) == message
 
 
-def test_a_soft_augmentation_changes_less_and_none_only_mirrors() -> None:
+@pytest.mark.parametrize("augmentation", [jitter, clean_jitter])
+def test_an_augmentation_in_the_middle_of_its_ranges_only_mirrors(augmentation: Augmentation) -> None:
     images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
-    still = augmentations._Ranges(0, 0, 0, 0, 0, 0, 0, 0.001)
-    changes: dict[str, float] = {"soft": 0.0, "strong": 0.0}
     mirrored = 0
-    for seed in range(6):
-        for name, augmentation in (("soft", soft_jitter), ("strong", jitter)):
-            view = augmentation(images, torch.Generator().manual_seed(seed))
-            changes[name] += float((view.mean((2, 3)) - images.mean((2, 3))).abs().mean())
-    assert 0.01 < changes["soft"] < changes["strong"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(augmentations, "uniform", lambda generator, low, high: (low + high) / 2)
+        patch.setattr(
+            augmentations, "uniform", lambda generator, low, high: 0.001 if low == 0.001 else (low + high) / 2
+        )
         for seed in range(6):
-            view = augmentations._jitter(images, torch.Generator().manual_seed(seed), still)
-            flipped = (view - images.flip(-1)).abs().max() < 0.1
-            mirrored += bool(flipped)
+            view = augmentation(images, torch.Generator().manual_seed(seed))
+            flipped = bool((view - images.flip(-1)).abs().max() < 0.1)
+            mirrored += flipped
             torch.testing.assert_close(view, images.flip(-1) if flipped else images, atol=0.03, rtol=0)
     assert 0 < mirrored < 6
+
+
+def test_the_clean_augmentation_has_no_noise_and_mirrors_what_is_beyond_the_edge() -> None:
+    grey = torch.full((1, 3, 12, 16), 0.5)
+    for seed in range(8):
+        view = clean_jitter(grey, torch.Generator().manual_seed(seed))
+        assert view.max() - view.min() < 1e-5 and not torch.equal(view, grey)  # no black corner either
+        assert jitter(grey, torch.Generator().manual_seed(seed)).unique().numel() > 100

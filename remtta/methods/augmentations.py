@@ -6,7 +6,6 @@ Pixels are float32 in [0, 1]: what comes in preprocessed is brought back to them
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -43,24 +42,6 @@ class PixelSpace:
         return (images * self._std.to(images.device) + self._mean.to(images.device)).clamp(0, 1)
 
 
-@dataclass(frozen=True)
-class _Ranges:
-    """How far each change may go; factors around 1 unless said otherwise."""
-
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float  # around 0, as a share of the colour circle
-    gamma: float
-    degrees: float
-    scale: float
-    blur: float  # largest deviation, in pixels
-
-
-_STRONG = _Ranges(0.4, 0.3, 0.5, 0.06, 0.3, 15, 0.1, 0.5)
-_SOFT = _Ranges(0.2, 0.15, 0.25, 0.03, 0.15, 8, 0.05, 0.25)
-
-
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """CoTTA's augmentation: colours, a small affine map, blur, flip and noise.
 
@@ -69,7 +50,6 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     within 0.06, in random order; rotation within 15 degrees, shift within
     1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
     deviation of 0.001-0.5; a flip every second time; noise of deviation 0.005.
-    Order and ranges were not compared with official code.
 
     Args:
         pixels: Shape (B, 3, H, W), in [0, 1].
@@ -80,38 +60,58 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
-    return _jitter(pixels, generator, _STRONG)
-
-
-def soft_jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """`jitter` with half the ranges, for methods that learn from the augmented view."""
-    return _jitter(pixels, generator, _SOFT)
-
-
-def _jitter(pixels: Tensor, generator: torch.Generator, ranges: _Ranges) -> Tensor:
     height, width = pixels.shape[-2:]
-    factors: list[tuple[Callable[[Tensor, float], Tensor], float, float]] = [
-        (T.adjust_brightness, 1.0, ranges.brightness),
-        (T.adjust_contrast, 1.0, ranges.contrast),
-        (T.adjust_saturation, 1.0, ranges.saturation),
-        (T.adjust_hue, 0.0, ranges.hue),
-        (T.adjust_gamma, 1.0, ranges.gamma),
+    pixels = _moved(_recoloured(pixels, generator), generator, edges="edge")
+    sigma = uniform(generator, 0.001, 0.5)
+    pixels = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma])
+    pixels = _flipped(T.center_crop(pixels, [height, width]), generator)
+    noise = torch.randn(pixels.shape, generator=spawn(generator, pixels.device), device=pixels.device)
+    return (pixels + 0.005 * noise).clamp(0, 1)
+
+
+def clean_jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """`jitter` with neither blur nor noise, and mirrored edges: the view that ROID and CMF learn from.
+
+    Args:
+        pixels: Shape (B, 3, H, W), in [0, 1].
+        generator: Where the numbers come from.
+
+    Returns:
+        The same shape, in [0, 1].
+    """
+    height, width = pixels.shape[-2:]
+    pixels = _moved(_recoloured(pixels, generator), generator, edges="reflect")
+    return _flipped(T.center_crop(pixels, [height, width]), generator).clamp(0, 1)
+
+
+def _recoloured(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    changes: list[tuple[Callable[[Tensor, float], Tensor], float, float]] = [
+        (T.adjust_brightness, 0.6, 1.4),
+        (T.adjust_contrast, 0.7, 1.3),
+        (T.adjust_saturation, 0.5, 1.5),
+        (T.adjust_hue, -0.06, 0.06),
+        (T.adjust_gamma, 0.7, 1.3),
     ]
-    for number in torch.randperm(len(factors), generator=generator).tolist():
-        adjust, middle, reach = factors[number]
-        pixels = adjust(pixels, uniform(generator, middle - reach, middle + reach))
-    pixels = T.pad(pixels, [width // 2, height // 2], padding_mode="edge")  # so that no black corner turns in
-    pixels = T.affine(
+    for number in torch.randperm(len(changes), generator=generator).tolist():
+        adjust, low, high = changes[number]
+        pixels = adjust(pixels, uniform(generator, low, high))
+    return pixels
+
+
+def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
+    """Turned, shifted and scaled a little, still with the half of a side of padding that hides black corners."""
+    height, width = pixels.shape[-2:]
+    pixels = T.pad(pixels, [width // 2, height // 2], padding_mode=edges)
+    moved: Tensor = T.affine(
         pixels,
-        angle=uniform(generator, -ranges.degrees, ranges.degrees),
+        angle=uniform(generator, -15, 15),
         translate=[uniform(generator, -1, 1) * size / 16 for size in (pixels.shape[-1], pixels.shape[-2])],
-        scale=uniform(generator, 1 - ranges.scale, 1 + ranges.scale),
+        scale=uniform(generator, 0.9, 1.1),
         shear=[0.0, 0.0],
         interpolation=_BILINEAR,
     )
-    sigma = uniform(generator, 0.001, ranges.blur)
-    pixels = T.center_crop(T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma]), [height, width])
-    if integer(generator, 0, 1):
-        pixels = T.horizontal_flip(pixels)
-    noise = torch.randn(pixels.shape, generator=spawn(generator, pixels.device), device=pixels.device)
-    return (pixels + 0.005 * noise).clamp(0, 1)
+    return moved
+
+
+def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    return pixels.flip(-1) if integer(generator, 0, 1) else pixels

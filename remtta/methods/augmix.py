@@ -68,7 +68,10 @@ def _affine(
     pixels: Tensor, angle: float = 0.0, shift: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
     degrees = [math.degrees(math.atan(factor)) for factor in shear]
-    moved: Tensor = T.affine(pixels, angle, list(shift), 1.0, degrees, interpolation=InterpolationMode.BILINEAR)
+    corner = [0.0, 0.0] if any(shear) else None  # which a shear leaves in its place; a rotation, the centre
+    moved: Tensor = T.affine(
+        pixels, angle, list(shift), 1.0, degrees, interpolation=InterpolationMode.BILINEAR, center=corner
+    )
     return moved
 
 

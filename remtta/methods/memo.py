@@ -22,7 +22,7 @@ class MEMO(GradientMethod):
     The loss is the entropy of the mean prediction over augmented views of the
     image. Images do not see one another, so the batch size changes nothing.
     `num_updates` counts the images adapted to; the weights keep none of them.
-    The views are AugMix at severity 1, not compared with official code.
+    The views are AugMix at severity 1, of the preprocessed image.
 
     Args:
         model: A timm VisionTransformer.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from remtta.config import ROIDConfig
 from remtta.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from remtta.methods.augmentations import PixelSpace, soft_jitter
+from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.filters import cosines, running_mean
 from remtta.methods.gradient import GradientMethod
 
@@ -29,9 +29,10 @@ class ROID(GradientMethod):
     weights is mixed back in.
 
     The prediction is corrected for the batch's classes: its probabilities are
-    multiplied by the batch's mean probabilities, smoothed. The paper says so;
-    its code multiplies logits, which raises those of rare classes where they
-    are negative.
+    multiplied by the batch's mean probabilities, smoothed. The official code
+    multiplies the logits themselves (`prior_on="logits"`), which weighs much
+    more for large logits, raises those of rare classes where they are
+    negative, and leaves no probabilities to speak of.
 
     Args:
         model: A timm VisionTransformer.
@@ -55,7 +56,7 @@ class ROID(GradientMethod):
         logits = self._logits(images)
         weights = self._image_weights(logits.detach())
         kept = weights > 0
-        views = self._pixels.augment(images[kept], soft_jitter, self._generator)
+        views = self._pixels.augment(images[kept], clean_jitter, self._generator)
         losses = soft_likelihood_ratio(logits[kept], self.config.clip)
         losses = losses + symmetric_cross_entropy(self._logits(views), logits[kept])
         return logits.unsqueeze(0), (weights[kept] * losses).sum() / len(images), int(kept.sum())
@@ -84,7 +85,8 @@ class ROID(GradientMethod):
         num_images, num_classes = logits.shape
         prior = logits.softmax(-1).mean(0)
         smoothing = max(1 / num_images, 1 / num_classes) / prior.max()
-        return logits + ((prior + smoothing) / (1 + smoothing * num_classes)).log()
+        smoothed = (prior + smoothing) / (1 + smoothing * num_classes)
+        return logits * smoothed if self.config.prior_on == "logits" else logits + smoothed.log()
 
     def _own_state(self) -> dict[str, Tensor]:
         return {_MEAN_PROBS: self._mean_probs}
