@@ -540,6 +540,7 @@ class ViDAConfig(WholeModelConfig):
     threshold: float = 0.2
     lr: float = 5e-7
     optimizer: Optimizer = "sgd"
+    nesterov: bool = True
 
     def __post_init__(self) -> None:
         check(self.low_rank >= 1, "low-rank", self.low_rank, ">= 1")

@@ -18,6 +18,7 @@ from remtta.methods.hog import hog_patches, hog_size
 from tests.conftest import random_images, tiny_vit
 
 CONFIG = ContinualMAEConfig(num_dropouts=3, lr=0.02, optimizer="sgd", restore=0.0)
+SOBEL = ((-1, 1), (0, 2), (1, 1))  # offset and weight
 
 
 def _plain_hog(padded: Tensor, top: int, left: int) -> list[float]:
@@ -26,9 +27,9 @@ def _plain_hog(padded: Tensor, top: int, left: int) -> list[float]:
     for y in range(4):
         for x in range(4):
             row, column = top + y + 1, left + x + 1
-            dx = float(padded[row, column + 1] - padded[row, column - 1])
-            dy = float(padded[row + 1, column] - padded[row - 1, column])
-            votes[math.floor(math.atan2(dy, dx) / math.pi * 9) % 9] += math.hypot(dx, dy)
+            dx = sum(w * float(padded[row + n, column + 1] - padded[row + n, column - 1]) for n, w in SOBEL)
+            dy = sum(w * float(padded[row + 1, column + n] - padded[row - 1, column + n]) for n, w in SOBEL)
+            votes[math.floor(math.atan2(dx, dy) / math.pi * 9) % 9] += math.hypot(dx, dy)
     length = math.sqrt(sum(vote * vote for vote in votes))
     return [vote / length for vote in votes]
 
@@ -37,7 +38,7 @@ def test_histograms_equal_a_count_pixel_by_pixel() -> None:
     pixels = random_images(1, size=8).sigmoid()
     got = hog_patches(pixels, (4, 4))
     assert got.shape == (1, 4, 27)
-    padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1), mode="replicate")[0]
+    padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1), mode="reflect")[0]
     for number, (top, left) in enumerate([(0, 0), (0, 4), (4, 0), (4, 4)]):
         expected = [v for colour in range(3) for v in _plain_hog(padded[colour], top, left)]
         torch.testing.assert_close(got[0, number], torch.tensor(expected))
@@ -45,9 +46,9 @@ def test_histograms_equal_a_count_pixel_by_pixel() -> None:
 
 def test_an_edge_votes_for_its_direction_and_a_flat_patch_for_none() -> None:
     pixels = torch.zeros(1, 3, 16, 16)
-    pixels[..., 8:, :] = 1.0  # a step downwards: direction pi / 2, the bin 4.5 floors to
+    pixels[..., 8:, :] = 1.0  # a step downwards: direction 0
     histogram = hog_patches(pixels, (16, 16))[0, 0].view(3, 9, 4)  # four cells of 8 pixels
-    assert torch.equal(histogram[:, 4], torch.ones(3, 4))
+    assert torch.equal(histogram[:, 0], torch.ones(3, 4))
     assert histogram.sum() == 12
     assert not hog_patches(torch.ones(1, 3, 8, 8), (4, 4)).any()
     assert (hog_size((16, 16)), hog_size((14, 14)), hog_size((4, 4))) == (108, 108, 27)

@@ -80,6 +80,16 @@ def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior() ->
     assert petal.num_models == 5
 
 
+def test_an_optimizer_that_writes_to_the_gradients_changes_nothing() -> None:
+    """torch's foreach SGD with Nesterov, the default on GPUs, adds the momentum to them in place."""
+    one, two = _petal(), _petal()
+    for group in two._optimizer.param_groups:
+        group["foreach"] = True
+    for seed in range(3):
+        torch.testing.assert_close(one(random_images(5, seed)), two(random_images(5, seed)))
+    torch.testing.assert_close(dict(one._trained), dict(two._trained), atol=1e-6, rtol=1e-5)
+
+
 def test_about_the_given_share_goes_back_to_the_source() -> None:
     petal = _petal()
     petal(random_images(4))

@@ -28,10 +28,12 @@ class ContinualMAE(GradientMethod):
     plus the weighted squared error of gradient histograms (HOG) at the masked
     patches; then a random share of the weights goes back to the source.
 
-    Not compared with official code. Assumed: dropout of 10 % where timm has
-    its `pos_drop`; variance summed over the feature; masked patches embed as a
-    learned token; one linear layer reconstructs. Token and layer start at
-    random with deviation 0.02 and are not trained on the source first.
+    Dropout, of 10 % where timm has its `pos_drop`, is the paper's; the official
+    code looks at CoTTA's augmentations in its place, which move the patches,
+    and at the variance of each feature's mean, here summed over the feature.
+    Masked patches embed as a learned token, zero at first; one linear layer
+    reconstructs, at random at first (deviation 0.02), and is not trained on
+    the source.
 
     Args:
         model: A timm VisionTransformer.
@@ -75,9 +77,8 @@ class ContinualMAE(GradientMethod):
         generator = torch.Generator().manual_seed(0)
         width, like = self._vit.embed_dim, self._vit.cls_token
         size = hog_size(self._patch_size)
-        token = _INITIAL_STD * torch.randn(width, generator=generator)
         weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
-        return {_TOKEN: token.to(like), _WEIGHT: weight.to(like), _BIAS: like.new_zeros(size)}
+        return {_TOKEN: like.new_zeros(width), _WEIGHT: weight.to(like), _BIAS: like.new_zeros(size)}
 
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         # A seed per image and pass, so that an image's dropout is the same in any micro-batch.

@@ -101,6 +101,9 @@ class GradientMethod(ABC):
         """What the loss compares each image with, a row per image; made from the whole batch, before its parts."""
         return labels
 
+    def _before_step(self) -> None:  # noqa: B027 - a hook
+        """What the method takes from the gradients, before the optimizer, which may write to them, has its step."""
+
     def _after_step(self) -> None:  # noqa: B027 - a hook
         """What happens to the weights after the optimizer's step, before they count as committed."""
 
@@ -341,6 +344,7 @@ class GradientMethod(ABC):
         if not gradients:
             return
         if torch.isfinite(nn.utils.get_total_norm(gradients)):
+            self._before_step()
             self._optimizer.step()
             self._after_step()
             self._weights.commit()

@@ -15,8 +15,8 @@ _LARGEST_CELL = 8  # pixels
 def hog_patches(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """What each patch of a ViT would have to reconstruct.
 
-    Gradients of each colour by central differences vote with their length for
-    one of 9 directions without sign, in cells of the most pixels up to 8 that
+    Gradients of each colour by Sobel's filters vote with their length for one
+    of 9 directions without sign, in cells of the most pixels up to 8 that
     divide the patch; every cell's histogram has unit length (0 where flat).
 
     Args:
@@ -26,9 +26,11 @@ def hog_patches(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
     Returns:
         Shape (B, N, hog_size(patch_size)), patches row by row.
     """
-    x = F.pad(pixels, (1, 1, 1, 1), mode="replicate")
-    dx, dy = x[..., 1:-1, 2:] - x[..., 1:-1, :-2], x[..., 2:, 1:-1] - x[..., :-2, 1:-1]
-    direction = (torch.atan2(dy, dx) / math.pi * NUM_BINS).floor().long() % NUM_BINS
+    x = F.pad(pixels, (1, 1, 1, 1), mode="reflect")
+    across, down = x[..., 2:] - x[..., :-2], x[..., 2:, :] - x[..., :-2, :]
+    dx = across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]
+    dy = down[..., :-2] + 2 * down[..., 1:-1] + down[..., 2:]
+    direction = (torch.atan2(dx, dy) / math.pi * NUM_BINS).floor().long() % NUM_BINS
     length = (dx.square() + dy.square()).sqrt()
     votes = torch.zeros(*pixels.shape[:2], NUM_BINS, *pixels.shape[2:], device=pixels.device)
     votes.scatter_(2, direction.unsqueeze(2), length.unsqueeze(2))

@@ -93,13 +93,17 @@ class PETAL(CoTTA):
         )
 
     @torch.no_grad()
-    def _restore(self) -> None:
+    def _before_step(self) -> None:
         squared = {name: t.grad.square() for name, t in self._trained.items() if t.grad is not None}
         flat = torch.cat([tensor.flatten() for tensor in squared.values()])
         threshold = flat.kthvalue(1 + int(self._settings.restore * (len(flat) - 1))).values
-        for name, tensor in squared.items():
+        self._unimportant = {name: tensor < threshold for name, tensor in squared.items()}
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for name, unimportant in self._unimportant.items():
             weight = self._trained[name]
-            weight.copy_(torch.where(tensor < threshold, self._weights.source[name], weight))
+            weight.copy_(torch.where(unimportant, self._weights.source[name], weight))
 
     def _known_statistics(self) -> dict[str, Tensor]:
         if self._statistics is None:

@@ -87,11 +87,14 @@ class VDP(GradientMethod):
         return target.unsqueeze(0), loss, len(images)
 
     @torch.no_grad()
-    def _after_step(self) -> None:
+    def _before_step(self) -> None:
         gradient = self._trained[_AGNOSTIC].grad
         assert gradient is not None
-        follow(self._teacher, self._trained, self.config.teacher_decay)
         follow({_SENSITIVITY: self._sensitivity}, {_SENSITIVITY: gradient.abs()}, self.config.teacher_decay)
+
+    @torch.no_grad()
+    def _after_step(self) -> None:
+        follow(self._teacher, self._trained, self.config.teacher_decay)
 
     def _own_state(self) -> dict[str, Tensor]:
         teacher = {_TEACHER + name: tensor for name, tensor in self._teacher.items()}

@@ -17,6 +17,7 @@ from remtta.methods.teacher import TeacherMethod, follow
 
 _TEACHER, _SCALES = "teacher.", "scales"
 _LOW, _HIGH = ".low", ".high"
+_UNSURE = 0.1  # of the variance of logits
 
 
 class ViDA(TeacherMethod):
@@ -24,15 +25,15 @@ class ViDA(TeacherMethod):
 
     An adapter adds scale * up @ down to the weight of a linear layer of the
     attention; it runs folded into that weight, and so it is saved. How unsure
-    the teacher is over augmentations, U (the root mean square distance of its
-    predictions from their mean, averaged over the batch), scales the adapters
-    of each batch: high-rank by 1 + U and low-rank by 1 - U where U reaches the
-    threshold, the other way round below. `predict` keeps the last batch's scales.
+    the teacher is over augmentations, U (a tenth of the variance of its logits,
+    averaged over classes and batch), scales the adapters of each batch:
+    high-rank by 1 + U and low-rank by 1 - U where U reaches the threshold, the
+    other way round below. `predict` keeps the last batch's scales.
 
     The official code starts from adapters that were trained on the source.
-    Here they start at zero: down is random (deviation 1 / rank), up is zero.
-    U and its threshold follow the paper; the augmentations are CoTTA's. Not
-    compared with official code, whose high-rank scale is known never to change.
+    Here they start at zero: down is random (deviation 1 / rank squared), up is
+    zero. The augmentations are CoTTA's. The official code's high-rank scale is
+    known never to change; here it does.
 
     Args:
         model: A timm VisionTransformer, whose weights become the teacher's.
@@ -77,7 +78,7 @@ class ViDA(TeacherMethod):
         for name in self._adapted:
             weight = self._weights.parameters[name]
             for kind, rank in ((_LOW, self.config.low_rank), (_HIGH, self.config.high_rank)):
-                down = torch.randn(rank, weight.shape[1], generator=generator) / rank
+                down = torch.randn(rank, weight.shape[1], generator=generator) / rank**2
                 adapters[f"{name}{kind}.down"] = down.to(weight)
                 adapters[f"{name}{kind}.up"] = weight.new_zeros(weight.shape[0], rank)
         return adapters
@@ -95,8 +96,8 @@ class ViDA(TeacherMethod):
     @torch.no_grad()
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         views = (self._pixels.augment(images, jitter, self._generator) for _ in range(self.config.num_augmentations))
-        probs = torch.stack([self._in_parts(self._logits, view).softmax(-1) for view in views])
-        unsure = (probs - probs.mean(0)).square().sum(-1).mean(0).sqrt().mean().cpu()
+        logits = torch.stack([self._in_parts(self._logits, view) for view in views])
+        unsure = _UNSURE * logits.var(0).mean().cpu()
         sign = torch.tensor([-1.0, 1.0]) if unsure >= self.config.threshold else torch.tensor([1.0, -1.0])
         self._new_scales = 1 + sign * unsure
         folded = self._folded(self._teacher, self._new_scales)
