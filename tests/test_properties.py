@@ -58,7 +58,7 @@ def test_sizes_mean_what_they_say(number: int, unit: str) -> None:
 @given(TEXTS)
 def test_mask_ratios(text: str) -> None:
     with read_or_refused():
-        method_config("rem", {"mask_ratios": parse_mask_ratios(text)}, batch_size=8)
+        assert method_config("rem", {"mask_ratios": parse_mask_ratios(text)}, batch_size=8).lr > 0
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True).map(sorted))
