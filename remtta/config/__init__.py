@@ -1,0 +1,165 @@
+"""The methods' settings and their defaults, the published ones. Imports no torch, so that `--help` is fast."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from remtta.config.base import MethodConfig, check
+from remtta.config.frozen import FOAConfig, LAMEConfig, SourceConfig, VDPConfig
+from remtta.config.norms import (
+    CMFConfig,
+    DeYOConfig,
+    EATAConfig,
+    ETAConfig,
+    PseudoLabelConfig,
+    RDumbConfig,
+    ROIDConfig,
+    SARConfig,
+    SupervisedConfig,
+    TentConfig,
+)
+from remtta.config.rem import REMConfig, REMN1Config
+from remtta.config.whole_model import (
+    ContinualMAEConfig,
+    CoTTAConfig,
+    MEMOConfig,
+    PETALConfig,
+    ViDAConfig,
+    WholeModelConfig,
+)
+from remtta.errors import UsageError
+
+__all__ = [
+    "GUARDED",
+    "METHOD_CONFIGS",
+    "METHOD_SUMMARIES",
+    "CMFConfig",
+    "CoTTAConfig",
+    "ContinualMAEConfig",
+    "DeYOConfig",
+    "EATAConfig",
+    "ETAConfig",
+    "FOAConfig",
+    "LAMEConfig",
+    "MEMOConfig",
+    "MethodConfig",
+    "PETALConfig",
+    "PseudoLabelConfig",
+    "RDumbConfig",
+    "REMConfig",
+    "REMN1Config",
+    "ROIDConfig",
+    "SARConfig",
+    "SourceConfig",
+    "SupervisedConfig",
+    "TentConfig",
+    "VDPConfig",
+    "ViDAConfig",
+    "WholeModelConfig",
+    "check",
+    "method_config",
+    "unguarded",
+]
+
+METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
+    "source": SourceConfig,
+    "pseudo-label": PseudoLabelConfig,
+    "tent": TentConfig,
+    "tent-come": TentConfig,
+    "eta": ETAConfig,
+    "eata": EATAConfig,
+    "eata-come": EATAConfig,
+    "rdumb": RDumbConfig,
+    "sar": SARConfig,
+    "sar-come": SARConfig,
+    "deyo": DeYOConfig,
+    "roid": ROIDConfig,
+    "cmf": CMFConfig,
+    "rem": REMConfig,
+    "rem-n1": REMN1Config,
+    "rem-come": REMConfig,
+    "supervised": SupervisedConfig,
+    "cotta": CoTTAConfig,
+    "lame": LAMEConfig,
+    "memo": MEMOConfig,
+    "foa": FOAConfig,
+    "vida": ViDAConfig,
+    "continual-mae": ContinualMAEConfig,
+    "petal": PETALConfig,
+    "vdp": VDPConfig,
+}
+"""The settings of every method, by its name on the command line."""
+
+
+METHOD_SUMMARIES: dict[str, str] = {
+    "source": "no adaptation, the baseline",
+    "pseudo-label": "train on its own confident predictions (Lee, 2013)",
+    "tent": "lower the entropy of predictions (Wang et al., ICLR 2021)",
+    "tent-come": "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)",
+    "eta": "entropy of certain, varied images (Niu et al., ICML 2022)",
+    "eata": "ETA that keeps what matters on source images (Niu et al., ICML 2022)",
+    "eata-come": "EATA on COME's entropy",
+    "rdumb": "ETA that starts again now and then (Press et al., NeurIPS 2023)",
+    "sar": "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)",
+    "sar-come": "SAR on COME's entropy",
+    "deyo": "entropy of certain images known by shape (Lee et al., ICLR 2024)",
+    "roid": "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)",
+    "cmf": "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)",
+    "rem": "masked views agree and rank by entropy (Han et al., ICML 2025)",
+    "rem-n1": "REM with one masked view, for two thirds of the time",
+    "rem-come": "REM ranking by COME's entropy",
+    "supervised": "train on the true labels: an upper bound, for remtta eval",
+    "cotta": "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)",
+    "lame": "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)",
+    "memo": "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)",
+    "foa": "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)",
+    "vida": "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)",
+    "continual-mae": "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)",
+    "petal": "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)",
+    "vdp": "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)",
+}
+"""A line about every method, by its name on the command line."""
+
+
+GUARDED = "+guard"
+"""Ending of a method's name in an evaluation that asks for it under the guard."""
+
+
+def unguarded(name: str) -> str:
+    """The method's own name: `rem` for `rem+guard`."""
+    return name.removesuffix(GUARDED)
+
+
+def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
+    """A method's config: its published defaults with these settings in place of some.
+
+    Args:
+        name: A method's name on the command line.
+        settings: Values by field name.
+        batch_size: Images per update; some methods' learning rates grow with it.
+
+    Raises:
+        UsageError: If there is no such method, it has no such setting, or a value is out of range.
+    """
+    if name not in METHOD_CONFIGS:
+        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
+    kind = METHOD_CONFIGS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for setting in settings:
+        check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
+    if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
+        settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
+    if "lr" not in settings:
+        settings = {**settings, "lr": kind.lr_at(batch_size)}
+    for field in dataclasses.fields(kind):
+        number = isinstance(field.default, (int, float)) and not isinstance(field.default, bool)
+        value = settings.get(field.name, field.default)
+        check(not (number and isinstance(value, str)), f"{name}'s {field.name}", value, "a number")
+    try:
+        return kind(**settings)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:  # such as text where a number belongs
+        raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
