@@ -45,13 +45,14 @@ from remtta.runs import (
 )
 from remtta.streams import Stream
 from remtta.streams.fitness import not_to_learn_from
-from remtta.streams.prefetch import DecodedFrame, prefetch
+from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
 RECORD_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
 MOST_RESERVED_BYTES = 64 * 1024**2  # a method that changes all weights would ask for gigabytes
 SLOW_SAVE_S = 0.5
 SAVING_SHARE = 20  # a state that takes longer to save is saved so seldom that it costs 1 / 20 of the time
+LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
 
 _log = logging.getLogger("remtta")
@@ -305,7 +306,13 @@ class Run:
             first=self.place.frames,
             demand=self.demand,
             wait=interrupts.check,
+            paused=self._is_lost,
         )
+
+    def _is_lost(self) -> bool:
+        """Whether a live source has been away for so long that frames should not wait for those after the gap."""
+        live = self.stream.live_source
+        return live is not None and live.seconds_lost > LOST_S
 
     def _demand(self) -> threading.Semaphore | None:
         """Permits to read frames, where those read ahead would be old ones by the time they are predicted."""
@@ -322,13 +329,19 @@ class Run:
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
         """Batches of `batch_size` readable frames, unreadable ones in their places between them.
 
-        A stream that fails still has the frames before that predicted.
+        A stream that fails still has the frames before that predicted, as has a live source that is away for a while.
         """
         size = self.options.batch_size
         batch: list[DecodedFrame] = []
         readable = 0
         try:
             for frame in frames:
+                if frame is PAUSE:
+                    if batch:
+                        yield batch
+                        self._want(readable)
+                        batch, readable = [], 0
+                    continue
                 batch.append(frame)
                 readable += frame.image is not None
                 self._want(frame.image is None)  # another one in its place

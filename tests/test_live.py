@@ -449,6 +449,33 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
     assert (told["predicted"], told["errors"], told["gaps"]) == (4, 1, 1)
 
 
+def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remtta.run.LOST_S", 0.05)
+    back, waited = threading.Event(), []
+    captures = iter([FakeCapture([noise(0), noise(1)]), FakeCapture([noise(2), noise(3)])])
+
+    def connect() -> FakeCapture:
+        if source.state == "reconnecting":
+            back.wait(20)
+        return next(captures)
+
+    def watch() -> None:
+        predictions = tmp_path / PREDICTIONS
+        waited.append(happens(lambda: predictions.exists() and len(predictions.read_text().splitlines()) == 2))
+        back.set()
+
+    source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: time.sleep(0.01))
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    go(Stream("0", "camera", islice(source.frames(), 4), live_source=source), tmp_path, options={"guard": None})
+    watcher.join()
+    assert waited == [True]
+    rows = [row for row in lines_of(tmp_path / PREDICTIONS) if "gap" not in row]
+    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
 def test_a_source_that_stays_lost_ends_the_run_with_all_its_frames_predicted(tmp_path: Path) -> None:
     with pytest.raises(StreamError, match="did not come back within 60 s"):
         go(cam([noise(number) for number in range(5)]), tmp_path)

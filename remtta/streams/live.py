@@ -134,12 +134,19 @@ class LiveSource:
         self._connection: _Connection | None = None
         self._number = 0
         self._began: float | None = None
+        self._lost_at: float | None = None
         self._size: tuple[int, int] | None = None
 
     @property
     def newest_only(self) -> bool:
         """Whether frames are dropped rather than waited for."""
         return self.options.buffer == "latest"
+
+    @property
+    def seconds_lost(self) -> float:
+        """For how long the source has been away; 0 while it is there, and before its first frame."""
+        lost_at = self._lost_at
+        return 0.0 if lost_at is None else self._clock() - lost_at
 
     def frames(self) -> Generator[Frame]:
         """The frames, once.
@@ -159,7 +166,7 @@ class LiveSource:
                     raise connection.failure(self._source)
                 connection, shot, gap = self._reconnect(connection, None)
             while shot is not None:
-                self.state = "running"
+                self.state, self._lost_at = "running", None
                 yield self._frame(cv2, shot, gap)
                 last, gap, shot = shot, None, connection.take()
                 if shot is None and not self._is_over(connection):
@@ -200,6 +207,7 @@ class LiveSource:
     def _reconnect(self, lost: _Connection, last: _Shot | None) -> tuple[_Connection, _Shot | None, Gap | None]:
         """A connection that gives frames (again), with its first one; none if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
+        self._lost_at = self._clock() if last else None
         patience, connection = self.options.reconnect_for, lost
         what, back = ("lost", " back") if last else ("not there", "")
         _log.warning("%s is %s (%s); trying to get it%s for %g s", self.name, what, lost.reason, back, patience)

@@ -41,6 +41,9 @@ class DecodedFrame:
     gap: Gap | None = None
 
 
+PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
+"""In place of a frame: none is to come for a while."""
+
 _Ready = queue.SimpleQueue[Future[DecodedFrame] | Exception | None]
 
 
@@ -53,6 +56,7 @@ def prefetch(
     workers: int | None = None,
     demand: threading.Semaphore | None = None,
     wait: Callable[[], None] = lambda: None,
+    paused: Callable[[], bool] = lambda: False,
 ) -> Generator[DecodedFrame]:
     """Read and decode frames in background threads and yield them in stream order.
 
@@ -64,6 +68,7 @@ def prefetch(
         workers: Decoding threads; by default one per core, at most 8.
         demand: A permit is taken before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
+        paused: Asked as often; whenever it says so, `PAUSE` is yielded.
 
     Raises:
         Exception: Whatever reading the stream itself raised, after the frames before it.
@@ -78,9 +83,12 @@ def prefetch(
     )
     reader.start()
     try:
-        while (item := _next(ready, wait)) is not None:
+        while (item := _next(ready, wait, paused)) is not None:
             if isinstance(item, Exception):
                 raise item
+            if isinstance(item, DecodedFrame):
+                yield item
+                continue
             frame = _result(item, wait)
             room.release()
             yield frame
@@ -89,12 +97,16 @@ def prefetch(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _next(ready: _Ready, wait: Callable[[], None]) -> Future[DecodedFrame] | Exception | None:
+def _next(
+    ready: _Ready, wait: Callable[[], None], paused: Callable[[], bool]
+) -> Future[DecodedFrame] | DecodedFrame | Exception | None:
     while True:
         try:
             return ready.get(timeout=_POLL_S)
         except queue.Empty:
             wait()
+        if paused():
+            return PAUSE
 
 
 def _result(decoded: Future[DecodedFrame], wait: Callable[[], None]) -> DecodedFrame:
