@@ -23,10 +23,11 @@ from remtta.methods.gradient import GradientMethod
 from remtta.models import preprocessing_of, state_sha256
 from remtta.options import RunOptions
 from remtta.resume import read_record
-from remtta.run import Run, RunSummary
+from remtta.run import Run
 from remtta.runs import DELTA, RECORD, check_folder, check_writable, default_folder
 from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams import Stream, open_stream
+from remtta.summary import RunSummary
 
 __all__ = ["RunSummary", "adapt_stream"]
 

@@ -8,10 +8,8 @@ import functools
 import itertools
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from remtta.batches import Batches
 from remtta.budget import OUT_OF_TIME, Budget, Latencies
 from remtta.config import MethodConfig
 from remtta.deltas import Delta, save_delta
@@ -45,14 +44,13 @@ from remtta.runs import (
 )
 from remtta.streams import Stream
 from remtta.streams.fitness import not_to_learn_from
-from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
+from remtta.streams.prefetch import DecodedFrame
+from remtta.summary import RunSummary
 
-BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
 RECORD_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
 MOST_RESERVED_BYTES = 64 * 1024**2  # a method that changes all weights would ask for gigabytes
 SLOW_SAVE_S = 0.5
 SAVING_SHARE = 20  # a state that takes longer to save is saved so seldom that it costs 1 / 20 of the time
-LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
 
 _log = logging.getLogger("remtta")
@@ -60,63 +58,6 @@ _log = logging.getLogger("remtta")
 
 class GuardStop(Exception):
     """The guard's retries are used up, and it is to end the run."""
-
-
-@dataclass
-class RunSummary:
-    """What a run came to.
-
-    Attributes:
-        output: The run's folder.
-        num_frames: Frames seen, unreadable ones included.
-        num_skipped: Frames that could not be read.
-        num_updates: Optimizer steps taken.
-        num_not_adapted: Frames that were predicted and, for a reason in their rows, not adapted on.
-        num_by_source: Frames that the guard had the source model answer.
-        num_alarms: Alarms of the guard.
-        num_resumed: Times it was gone on with; the counts and seconds are those of all parts.
-        seconds: From the first frame asked for to the last file written.
-        exit_reason: "completed", a signal's name, "closed pipe", or "error: ...".
-        signum: The signal that stopped it, if one did.
-    """
-
-    output: Path
-    num_frames: int = 0
-    num_skipped: int = 0
-    num_updates: int = 0
-    num_resumed: int = 0
-    num_not_adapted: int = 0
-    num_by_source: int = 0
-    num_alarms: int = 0
-    seconds: float = 0.0
-    exit_reason: str = "running"
-    signum: int | None = None
-
-    @property
-    def num_predicted(self) -> int:
-        """Frames with a prediction."""
-        return self.num_frames - self.num_skipped
-
-    @property
-    def images_per_s(self) -> float:
-        """Predicted frames per second, decoding and writing included."""
-        return self.num_predicted / self.seconds if self.seconds else 0.0
-
-    @property
-    def _guarded(self) -> bool:
-        return self.num_alarms > 0 or self.num_by_source > 0
-
-    def report(self) -> str:
-        """A few lines for a person."""
-        how = "" if self.exit_reason == "completed" else f", ended early: {self.exit_reason}"
-        lines = [
-            f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
-            f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
-            *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
-            *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
-            *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
-        ]
-        return "\n".join(lines)
 
 
 class Run:
@@ -160,7 +101,6 @@ class Run:
         self.reserve: Reserve | None = None
         self.lock: FolderLock | None = None
         self.budget, self.latencies = Budget(options.max_ms, options.realtime), Latencies()
-        self.demand = self._demand()
         self.dropped_before = 0
         self.last_frame: str | None = None  # time at which a frame was last predicted
 
@@ -173,13 +113,16 @@ class Run:
                 self._resume(echo)
             started -= self.summary.seconds
             self._stop_if_retired()
-            with contextlib.closing(self.stream), contextlib.closing(self._frames(interrupts)) as frames:
+            batches = Batches(self.stream, self.options, self.preprocessing)
+            unseen = unseen_frames(self.stream, self.place)
+            decoded = batches.decoded(unseen, first=self.place.frames, wait=interrupts.check)
+            with contextlib.closing(self.stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not self.summary.num_resumed:
                     raise StreamError(f"{self.stream.name}: the stream held no frames")
                 with interrupts.held():  # a folder claimed by half could not be finished
                     writer = self._claim(echo)
-                for batch in self._batches(itertools.chain([first] if first else [], frames)):
+                for batch in batches.of(itertools.chain([first] if first else [], frames)):
                     self._process(batch, writer, interrupts)
                     self.summary.seconds = time.monotonic() - started
                     if on_batch:
@@ -296,66 +239,6 @@ class Run:
 
     def _failed(self, error: BaseException) -> None:
         self.summary.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
-
-    def _frames(self, interrupts: Interrupts) -> Generator[DecodedFrame]:
-        ahead = BATCHES_AHEAD * self.options.batch_size
-        return prefetch(
-            unseen_frames(self.stream, self.place),
-            self.preprocessing.transform(),
-            ahead=ahead,
-            first=self.place.frames,
-            demand=self.demand,
-            wait=interrupts.check,
-            paused=self._is_lost,
-        )
-
-    def _is_lost(self) -> bool:
-        """Whether a live source has been away for so long that frames should not wait for those after the gap."""
-        live = self.stream.live_source
-        return live is not None and live.seconds_lost > LOST_S
-
-    def _demand(self) -> threading.Semaphore | None:
-        """Permits to read frames, where those read ahead would be old ones by the time they are predicted."""
-        live = self.stream.live_source
-        if live is None or not live.newest_only:
-            return None
-        live.keep = self.options.batch_size
-        return threading.Semaphore(self.options.batch_size)
-
-    def _want(self, num_frames: int) -> None:
-        if self.demand and num_frames:
-            self.demand.release(num_frames)
-
-    def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """Batches of `batch_size` readable frames, unreadable ones in their places between them.
-
-        A stream that fails still has the frames before that predicted, as has a live source that is away for a while.
-        """
-        size = self.options.batch_size
-        batch: list[DecodedFrame] = []
-        readable = 0
-        try:
-            for frame in frames:
-                if frame is PAUSE:
-                    if batch:
-                        yield batch
-                        self._want(readable)
-                        batch, readable = [], 0
-                    continue
-                batch.append(frame)
-                readable += frame.image is not None
-                self._want(frame.image is None)  # another one in its place
-                # An unreadable frame that no readable one waits for need not wait either.
-                if readable in (0, size) or (frame.error and self.options.on_error == "stop"):
-                    yield batch
-                    self._want(readable)
-                    batch, readable = [], 0
-        except StreamError:
-            if batch:
-                yield batch
-            raise
-        if batch:
-            yield batch
 
     def _process(self, batch: list[DecodedFrame], writer: PredictionWriter, interrupts: Interrupts) -> None:
         images = [frame.image for frame in batch if frame.image is not None]

@@ -452,7 +452,7 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
 def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.run.LOST_S", 0.05)
+    monkeypatch.setattr("remtta.batches.LOST_S", 0.05)
     back, waited = threading.Event(), []
     captures = iter([FakeCapture([noise(0), noise(1)]), FakeCapture([noise(2), noise(3)])])
 

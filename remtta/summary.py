@@ -1,0 +1,65 @@
+"""What a run came to, in numbers and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from remtta.runs import DELTA, PREDICTIONS
+
+
+@dataclass
+class RunSummary:
+    """What a run came to.
+
+    Attributes:
+        output: The run's folder.
+        num_frames: Frames seen, unreadable ones included.
+        num_skipped: Frames that could not be read.
+        num_updates: Optimizer steps taken.
+        num_not_adapted: Frames that were predicted and, for a reason in their rows, not adapted on.
+        num_by_source: Frames that the guard had the source model answer.
+        num_alarms: Alarms of the guard.
+        num_resumed: Times it was gone on with; the counts and seconds are those of all parts.
+        seconds: From the first frame asked for to the last file written.
+        exit_reason: "completed", a signal's name, "closed pipe", or "error: ...".
+        signum: The signal that stopped it, if one did.
+    """
+
+    output: Path
+    num_frames: int = 0
+    num_skipped: int = 0
+    num_updates: int = 0
+    num_resumed: int = 0
+    num_not_adapted: int = 0
+    num_by_source: int = 0
+    num_alarms: int = 0
+    seconds: float = 0.0
+    exit_reason: str = "running"
+    signum: int | None = None
+
+    @property
+    def num_predicted(self) -> int:
+        """Frames with a prediction."""
+        return self.num_frames - self.num_skipped
+
+    @property
+    def images_per_s(self) -> float:
+        """Predicted frames per second, decoding and writing included."""
+        return self.num_predicted / self.seconds if self.seconds else 0.0
+
+    @property
+    def _guarded(self) -> bool:
+        return self.num_alarms > 0 or self.num_by_source > 0
+
+    def report(self) -> str:
+        """A few lines for a person."""
+        how = "" if self.exit_reason == "completed" else f", ended early: {self.exit_reason}"
+        lines = [
+            f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
+            f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
+            *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
+            *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
+            *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
+        ]
+        return "\n".join(lines)
