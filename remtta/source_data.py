@@ -27,6 +27,7 @@ from remtta.streams import open_stream
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
+FEW_IMAGES = 32  # which is what FOA gets along with
 SOURCE_BATCH = 64
 """Images per batch that methods learn from; EATA's squared gradients are of batches of this size."""
 
@@ -114,6 +115,8 @@ def learn_from_source(
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
         header, tensors, file_sha256 = cached
+    if header["images"] < FEW_IMAGES:
+        _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
     adapter.use_source(tensors)
     return {"path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
 

@@ -97,6 +97,7 @@ def test_statistics_are_computed_once_and_the_log_says_where_they_are_read_from(
         assert adapt(frames, tmp_path / "two", clean) == first
     assert Anchored.computed == 1
     assert f"its statistics are read from {first['path']}" in caplog.text
+    assert "anchored learned from 5 source image(s) only; give it some hundreds" in caplog.text
     predictions = [(tmp_path / name / "predictions.jsonl").read_text() for name in ("one", "two")]
     assert predictions[0] == predictions[1]
 
