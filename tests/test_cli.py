@@ -218,6 +218,23 @@ def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
     assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
 
 
+def start_on_stdin(frames: Path, checkpoint: Path, run: Path, hangup: signal.Handlers) -> subprocess.Popen[bytes]:
+    """A run that has predicted four frames and waits for the path of its sixth."""
+    command = [*REMTTA, "adapt", "-", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "2", "-o", str(run)]
+
+    def as_shells_do() -> None:
+        # The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, hangup)
+
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_shells_do)
+    assert process.stdin is not None
+    process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
+    process.stdin.flush()
+    wait_for_lines(run / "predictions.jsonl", 4)
+    return process
+
+
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
 )
@@ -225,24 +242,21 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
     signum: signal.Signals, code: int, frames: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    command = [*REMTTA, "adapt", "-", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "2", "-o", str(run)]
-    # The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
-    assert process.stdin is not None
-    process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
-    process.stdin.flush()
-    wait_for_lines(run / "predictions.jsonl", 4)
-    process.send_signal(signum)  # while it waits for the sixth path
+    process = start_on_stdin(frames, checkpoint, run, hangup=signal.SIG_DFL)
+    process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert len(rows_of((run / "predictions.jsonl").read_bytes())) == 4
     assert load_delta(run / "delta.safetensors").updates == 2
     assert json.loads((run / "run.json").read_text())["exit_reason"] == signum.name
+
+
+def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    process = start_on_stdin(frames, checkpoint, tmp_path / "run", hangup=signal.SIG_IGN)
+    process.send_signal(signal.SIGHUP)
+    _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n", timeout=60)
+    assert process.returncode == 0, stderr
+    assert len(rows_of((tmp_path / "run" / "predictions.jsonl").read_bytes())) == 6
 
 
 def wait_for_lines(path: Path, count: int) -> None:

@@ -399,7 +399,12 @@ def in_group(group: int) -> list[int]:
 def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
     """Begin a long run in two processes, in a session of its own; back once the first files are there."""
     command = [*REMTTA, "corrupt", str(source), str(out), "--jobs", "2", "--severity", "1,2,3,4,5"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
+    )
     deadline = time.monotonic() + 60
     while sum(1 for _ in out.glob("*/*/*.JPEG")) < 20:
         assert time.monotonic() < deadline
