@@ -42,7 +42,8 @@ def mutual_information(logits: Tensor) -> float:
     Args:
         logits: Shape (B, C).
     """
-    return float(entropy(logits.softmax(-1).mean(0).log()) - entropy(logits).mean())
+    # Not the entropy of log(mean p): a class whose probability is 0 everywhere would make it NaN.
+    return float(torch.special.entr(logits.softmax(-1).mean(0)).sum() - entropy(logits).mean())
 
 
 def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
@@ -79,6 +80,7 @@ class _Standing:
     calm: int = 0  # batches since the last alarm or pardon
     looked: int = 0
     doubting: bool = False
+    warned: bool = False  # of an alarm that is not over
     retired: bool = False
 
 
@@ -133,7 +135,7 @@ class Guard:
             return self._by_source(images)
         self._now.clock += 1
         self._now.calm += 1
-        self._look(images, logits)
+        self._look(images)
         return self._by_source(images) if self._judge() else logits
 
     def answer(self, images: Tensor) -> Tensor:
@@ -157,7 +159,7 @@ class Guard:
         self.method.learn()
         self._now.clock += 1
         self._now.calm += 1
-        self._look(images, logits)
+        self._look(images)
         self._judge()
 
     def predict(self, images: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ class Guard:
     def reset(self) -> None:
         """Note that the method is back at the source weights."""
         self.reservoir.back_to_source(self._now.clock)
-        self._now.doubting = False
+        self._now.doubting = self._now.warned = False
 
     def events(self) -> list[dict[str, Any]]:
         """Decisions since the last call, with their numbers."""
@@ -188,9 +190,10 @@ class Guard:
         self.reservoir.load_state(own)
         self._set_learning_rate()
 
-    def _look(self, images: Tensor, logits: Tensor) -> None:
+    def _look(self, images: Tensor) -> None:
         """Have the source model see some of the batch, and the adapted one frames that it saw long ago."""
-        now, batch = self._now, len(images)
+        now, batch, views = self._now, len(images), self.method.last_views
+        assert views is not None
         now.credit += self.options.cost * (self.method.num_forwards + self.method.num_backwards) * batch
         stale = self.reservoir.stale(now.clock - self.options.fresh, most=self.options.size)
         share = 0.5 if len(stale) else 1.0
@@ -202,13 +205,13 @@ class Guard:
             now.credit -= count
             now.looked += count
             picked = images[chosen]
-            self.reservoir.add(picked, self.method.predict_source(picked), logits[chosen], now.clock)
+            self.reservoir.add(picked, self.method.predict_source(picked), views[0][chosen], now.clock)
         stale = self.reservoir.stale(now.clock - self.options.fresh, most=int(now.credit))
         if len(stale) >= min(_RENEWED_TOGETHER, int(now.credit)) > 0:
             now.credit -= len(stale)
             now.looked += len(stale)
             again = self.reservoir.images[stale].to(images)
-            self.reservoir.renew(stale, self.method.predict(again), now.clock)
+            self.reservoir.renew(stale, self.method.predict_alone(again), now.clock)
         now.credit = min(now.credit, self.options.size)
 
     def _judge(self) -> bool:
@@ -221,6 +224,9 @@ class Guard:
         if len(self.reservoir) < options.least:
             return False
         gap, information = information_gap(self.reservoir.adapted, self.reservoir.source)
+        if not math.isfinite(gap):
+            self._roll_back("outputs that are not finite numbers", drift=drift)
+            return options.acts
         share = gap / max(information, _LEAST_INFORMATION)
         if share < -options.alarm:
             self._roll_back("the adapted predictions tell less apart", gap=gap, information=information, drift=drift)
@@ -230,6 +236,7 @@ class Guard:
             what = "doubt" if doubting else "trust"
             self._note(what, gap=gap, information=information, drift=drift)
         now.doubting = doubting
+        now.warned = now.warned and doubting
         if now.calm >= options.forgive_after and now.alarms:
             now.alarms, now.calm = now.alarms - 1, 0
             self._set_learning_rate()
@@ -238,18 +245,19 @@ class Guard:
 
     def _roll_back(self, reason: str, **numbers: float) -> None:
         now = self._now
-        now.total_alarms += 1
-        if not self.options.acts:
-            if not now.doubting:
+        if not self.options.acts:  # what is not undone would be an alarm at every batch
+            if not now.warned:
+                now.total_alarms += 1
                 self._note("warning", reason=reason, **numbers)
-            now.doubting = True
+            now.doubting = now.warned = True
             return
+        now.total_alarms += 1
         now.alarms, now.calm, now.doubting = now.alarms + 1, 0, False
         now.retired = now.alarms > self.options.retries
         self._set_learning_rate()
         self.method.reset()
         self.reservoir.back_to_source(now.clock)
-        self._note("retired" if now.retired else "rollback", reason=reason, action=self.options.action, **numbers)
+        self._note("retired" if now.retired else "rollback", reason=reason, **numbers)
 
     def _set_learning_rate(self) -> None:
         self.method.scale_lr(self.options.lr_factor**self._now.alarms)
@@ -262,7 +270,8 @@ class Guard:
     def _note(self, event: str, **details: Any) -> None:
         numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
         standing = {"alarms": self._now.alarms, "lr_scale": self.options.lr_factor**self._now.alarms}
-        self._events.append({"event": event, **numbers, **standing, "frames": len(self.reservoir)})
+        rest = {"frames": len(self.reservoir), "action": self.options.action}
+        self._events.append({"event": event, **numbers, **standing, **rest})
 
 
 def describe(event: Mapping[str, Any]) -> str:
@@ -270,15 +279,16 @@ def describe(event: Mapping[str, Any]) -> str:
     kind, numbers = event["event"], ""
     if "gap" in event:
         numbers = f" (information {event['gap']:+.3f} nats against the source's {event['information']:.3f})"
+    warns = event["action"] == "warn"
     if kind == "doubt":
-        return f"the source answers while adaptation is in doubt{numbers}"
+        return f"{'' if warns else 'the source answers while '}adaptation is in doubt{numbers}"
     if kind == "trust":
-        return f"the adapted model answers again{numbers}"
+        return f"{'adaptation is out of doubt' if warns else 'the adapted model answers again'}{numbers}"
     if kind == "pardon":
         return f"an alarm is forgiven, and the learning rate is {event['lr_scale']:g} of its value"
     outcome = {
         "warning": "the guard only warns, and nothing is undone",
         "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
-        "retired": "the run ends here" if event.get("action") == "stop" else "adaptation ends, and the source answers",
+        "retired": "the run ends here" if event["action"] == "stop" else "adaptation ends, and the source answers",
     }[kind]
     return f"{event['reason']}{numbers}: {outcome}"

@@ -382,13 +382,13 @@ class Run:
 
     def _predict_parts(self, pixels: Tensor, fit: Tensor) -> Tensor:
         """Predict all, adapt on some; `fit` (B,) is on the CPU. The guard answers with the source for all or none."""
-        step = self.guard or self.adapter
-        others = step.predict(pixels[~fit])
+        if not fit.any():
+            return (self.guard or self.adapter).predict(pixels)
+        others = self.adapter.predict(pixels[~fit])  # before the update; the guard decides after it
         logits = others.new_empty(len(fit), others.shape[1])
-        if fit.any():
-            logits[fit] = self._step(pixels[fit]).to(logits)
-            if self.guard and self.guard.from_source:
-                others = self.guard.method.predict_source(pixels[~fit])
+        logits[fit] = self._step(pixels[fit]).to(logits)
+        if self.guard and self.guard.from_source:
+            others = self.guard.method.predict_source(pixels[~fit])
         logits[~fit] = others
         return logits
 

@@ -121,6 +121,46 @@ def test_warn_tells_once_and_changes_nothing() -> None:
     assert len(warnings) == 1 and "nothing is undone" in describe(warnings[0])
 
 
+def test_warn_tells_of_harm_that_came_by_degrees() -> None:
+    """A doubt always comes before: it must not be taken for a warning."""
+    guard = Guard(tent(lr=0.3), GuardOptions(**QUICK, action="warn"))
+    run(guard, 40)
+    events = [event["event"] for event in guard.events()]
+    assert events[0] == "doubt" and "warning" in events
+    assert guard.total_alarms == events.count("warning") <= events.count("doubt")
+    assert "source answers" not in describe({"event": "doubt", "action": "warn"})
+
+
+def test_a_class_that_no_image_ever_gets_hides_no_harm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(64, 10, generator=generator) * 2
+    source[:, 9] = -1e4
+    drawn = source.clone()
+    drawn[:, 3] += 4
+    gap, information = information_gap(drawn, source)
+    assert gap < -0.3 * information
+    assert math.isnan(information_gap(drawn.fill_(math.nan), source)[0])
+
+
+def test_predictions_on_past_frames_that_are_not_finite_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(tent(lr=1e-4), GuardOptions(**QUICK))
+    monkeypatch.setattr("remtta.guard.information_gap", lambda adapted, source: (math.nan, 1.0))
+    run(guard, 3)
+    assert guard.from_source and "not finite" in guard.events()[0]["reason"]
+
+
+@pytest.mark.parametrize("name", ["roid", "cmf"])
+def test_what_a_prediction_owes_to_its_batch_is_no_harm(name: str) -> None:
+    """ROID corrects for the classes of the batch; the source's predictions, by which it is judged, have no such."""
+    method = build_method(name, tiny_vit(), method_config(name, {"lr": 1e-12}, batch_size=8))
+    assert isinstance(method, GradientMethod)
+    guard = Guard(method, GuardOptions(**{**QUICK, "size": 32, "fresh": 2}))
+    for number in range(12):
+        guard(random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
+    torch.testing.assert_close(guard.reservoir.adapted, guard.reservoir.source, rtol=0, atol=1e-2)
+    assert not guard.events()
+
+
 def test_weights_far_from_the_source_are_an_alarm_by_themselves() -> None:
     method = tent(lr=3.0)
     guard = Guard(method, GuardOptions(most_drift=1e-3, size=200, least=200))

@@ -641,6 +641,26 @@ def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
     assert torch.equal(guard.predict(images), source) and guard.from_source
 
 
+@pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])
+def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
+    judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(guard: Guard) -> bool:
+        guard._now.doubting = not judged  # as the next batch finds it
+        return judged
+
+    monkeypatch.setattr(Guard, "_judge", judge)
+    images = [a, b, c, c, d, None]
+    go(video(*images), tmp_path / "guarded")
+    monkeypatch.undo()
+    other = ("source",) if judged else ("rem",)
+    go(video(*images), tmp_path / "plain", *other, options={"guard": None})
+    rows, plain = (lines_of(tmp_path / name / PREDICTIONS) for name in ("guarded", "plain"))
+    got, wanted = (torch.tensor([row["logits"] for row in some]) for some in (rows, plain))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert {row.get("answered_by") for row in rows} == {"source" if judged else None}
+
+
 def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

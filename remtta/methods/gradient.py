@@ -216,7 +216,12 @@ class GradientMethod(ABC):
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Logits (B, C) of preprocessed images (B, 3, H, W), without adapting."""
-        return self._output(self._logits(images))
+        return self._output(self.predict_alone(images))
+
+    @torch.no_grad()
+    def predict_alone(self, images: Tensor) -> Tensor:
+        """`predict` for images each by itself: without what a prediction owes to the rest of its batch."""
+        return self._logits(images)
 
     @torch.no_grad()
     def predict_source(self, images: Tensor) -> Tensor:

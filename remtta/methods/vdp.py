@@ -68,7 +68,7 @@ class VDP(GradientMethod):
         return {name: tensor.clone() for name, tensor in self._teacher.items()}
 
     @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
+    def predict_alone(self, images: Tensor) -> Tensor:
         """Logits (B, C) with the teacher's prompts, without adapting."""
         return self._logits(self._prompted(images, self._teacher))
 
