@@ -172,6 +172,10 @@ class Guard:
         self.reservoir.back_to_source(self._now.clock)
         self._now.doubting = self._now.warned = False
 
+    def most_bytes(self, num_values: int, num_classes: int) -> int:
+        """What its state takes once the reservoir is full of images of so many values each, headers aside."""
+        return self.options.size * (2 * num_values + 8 * num_classes)
+
     def events(self) -> list[dict[str, Any]]:
         """Decisions since the last call, with their numbers."""
         events, self._events = self._events, []

@@ -37,7 +37,7 @@ class Place:
         frames: Frames seen, unreadable ones included.
         skipped: Frames that could not be read.
         updates: Optimizer steps taken.
-        seconds: Time it has run.
+        seconds: Time it has run, in all its parts.
         frames_in_delta: Frames that the weights were adapted on.
         frames_since_reset: Those since the last reset.
         num_bytes: Size of `predictions.jsonl`.
@@ -74,6 +74,7 @@ class Place:
             self.frames += 1
             self.skipped += "error" in row
             self.not_adapted += "not_adapted" in row
+            self.by_source += "answered_by" in row
             self.last = row["source"], row.get("frame")
 
 

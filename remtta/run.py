@@ -22,7 +22,7 @@ from remtta.budget import OUT_OF_TIME, Budget, Latencies
 from remtta.config import MethodConfig
 from remtta.deltas import Delta, save_delta
 from remtta.environment import environment
-from remtta.errors import DeltaError, OutputError, RemttaError, StreamError
+from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
 from remtta.files import FolderLock, Reserve, write_json, writing
 from remtta.guard import describe, guarded
 from remtta.interrupts import Interrupts, Stopped
@@ -83,15 +83,14 @@ class Run:
         self.labels = labels_of(model)
         self.device = next(model.parameters()).device
         self.num_classes = int(model.num_classes)  # type: ignore[arg-type]
-        self.summary = RunSummary(folder)
-        self.place = Place(frames_in_delta=start.frames if start else 0)
+        self.summary = RunSummary(folder, Place(frames_in_delta=start.frames if start else 0))
         self.between_batches = True  # no update has begun whose predictions are not written
         self.batch_seconds = math.inf
         self.saved_at = time.monotonic()
         self.saving_seconds = 0.0
         self.committed = adapter.committed  # as of the last batch whose predictions are written
         self.saves_delta = adapter.norms_only or options.save_full
-        self.started = datetime.now(UTC)
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.environment = environment(self.device)
         _log.debug("preprocessing: %s", self.preprocessing)
         _log.debug("base weights: sha256 %s, on %s", base_sha256, self.device)
@@ -104,14 +103,19 @@ class Run:
         self.dropped_before = 0
         self.last_frame: str | None = None  # time at which a frame was last predicted
 
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return self.summary.place
+
     def execute(
         self, echo: BinaryIO | None, on_batch: Callable[[RunSummary], None] | None, interrupts: Interrupts
     ) -> RunSummary:
-        started = time.monotonic()
+        started, begun, refused = time.monotonic(), False, False
         try:
             with interrupts.held():
                 self._resume(echo)
-            started -= self.summary.seconds
+            started -= self.place.seconds
             self._stop_if_retired()
             batches = Batches(self.stream, self.options, self.preprocessing)
             unseen = unseen_frames(self.stream, self.place)
@@ -122,9 +126,11 @@ class Run:
                     raise StreamError(f"{self.stream.name}: the stream held no frames")
                 with interrupts.held():  # a folder claimed by half could not be finished
                     writer = self._claim(echo)
+                    self._write_record()
+                    begun = True
                 for batch in batches.of(itertools.chain([first] if first else [], frames)):
                     self._process(batch, writer, interrupts)
-                    self.summary.seconds = time.monotonic() - started
+                    self.place.seconds = time.monotonic() - started
                     if on_batch:
                         on_batch(self.summary)
             if self.summary.num_predicted == 0:
@@ -140,15 +146,16 @@ class Run:
             self.summary.exit_reason = "guard"
         except BaseException as error:
             self._failed(error)
+            refused = isinstance(error, UsageError) and not begun  # what an earlier run left stays as it is
             if isinstance(error, StreamError) and self.stream.live:
                 with interrupts.held(), contextlib.suppress(OutputError):  # the first error is the one to tell
                     self._write_event(self.summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
-            self.summary.seconds = time.monotonic() - started
+            self.place.seconds = time.monotonic() - started
             with interrupts.finishing(), contextlib.ExitStack() as last:
                 last.callback(self._let_go)
-                if self.writer or self.summary.signum is not None:
+                if (self.writer or self.summary.signum is not None) and not refused:
                     self._finish()
         return self.summary
 
@@ -200,10 +207,10 @@ class Run:
         writer = PredictionWriter(predictions, echo, keep_bytes=place.num_bytes, keep_tail=True, durable=True)
         if self.stream.live:  # what came after the last save cannot be seen again
             place.count(writer.unsaved_rows())
-        self.place, self.dropped_before = place, place.dropped
-        self.summary.num_frames, self.summary.num_skipped = place.frames, place.skipped
-        self.summary.num_updates, self.summary.seconds = place.updates, place.seconds
+        self.summary.place, self.dropped_before = place, place.dropped
+        self.summary.num_alarms = self.guard.total_alarms if self.guard else 0
         self.summary.num_resumed = record.get("resumed", 0) + 1
+        self.started = record.get("timing", {}).get("started", self.started)
         self._begin(writer, place.event_bytes)
         _log.info("going on with %s after %d frames and %d updates", self.folder, place.frames, place.updates)
 
@@ -224,16 +231,19 @@ class Run:
         delta, state = (
             sum(tensor.nbytes for tensor in tensors.values()) for tensors in (self.committed[0], self.adapter.state())
         )
-        # An optimizer's state comes with its first step: up to two more values per weight.
+        # An optimizer's state comes with its first step, up to two more values per weight; the guard's with its frames.
         room = delta + state + 2 * delta + 3 * RECORD_BYTES
+        if self.guard:
+            room += self.guard.most_bytes(3 * math.prod(self.preprocessing.input_size), self.num_classes)
         self.reserve = Reserve(self.folder / RESERVE, min(room, MOST_RESERVED_BYTES))
-        self._write_record()
         return writer
 
     def _let_go(self) -> None:
         for writer in (self.writer, self.events):
             if writer:
                 writer.close()
+        if self.reserve:
+            self.reserve.release()
         if self.lock:
             self.lock.release()
 
@@ -271,15 +281,15 @@ class Run:
                     write(adapted=adapted)
                 self.committed = self.adapter.committed
                 self.between_batches = True
+                place = self.place
                 if after < update:
-                    self.place.frames_in_delta = self.place.frames_since_reset = 0
+                    place.frames_in_delta = place.frames_since_reset = 0
                 if adapted:
-                    self.place.frames_in_delta += len(images) - len(unfit)
-                    self.place.frames_since_reset += len(images) - len(unfit)
-                self.place.not_adapted += len(unfit)
-                self.place.fingerprint = fingerprint
-                self.place.by_source += by_source * len(images)
-                self.summary.num_not_adapted, self.summary.num_by_source = self.place.not_adapted, self.place.by_source
+                    place.frames_in_delta += len(images) - len(unfit)
+                    place.frames_since_reset += len(images) - len(unfit)
+                place.not_adapted += len(unfit)
+                place.by_source += by_source * len(images)
+                place.fingerprint = fingerprint
                 self.summary.num_alarms = self.guard.total_alarms if self.guard else 0
                 self._write_events(batch)
                 self._count_updates(after - update if after >= update else 1)  # the step that was undone
@@ -393,9 +403,9 @@ class Run:
         return logits
 
     def _count(self, batch: list[DecodedFrame]) -> None:
-        self.summary.num_frames += len(batch)
+        self.place.frames += len(batch)
         self.last_frame = datetime.now(UTC).isoformat(timespec="seconds")
-        self.summary.num_skipped += sum(frame.image is None for frame in batch)
+        self.place.skipped += sum(frame.image is None for frame in batch)
         self.place.last = batch[-1].source, batch[-1].number
         if self.options.on_error == "skip":
             for frame in batch:
@@ -404,9 +414,9 @@ class Run:
 
     def _count_updates(self, new_updates: int) -> None:
         if new_updates:
-            before, every = self.summary.num_updates, self.options.save_every
-            self.summary.num_updates += new_updates
-            if before // every != self.summary.num_updates // every:
+            before, every = self.place.updates, self.options.save_every
+            self.place.updates += new_updates
+            if before // every != self.place.updates // every:
                 slow = self.saving_seconds > SLOW_SAVE_S
                 if not slow or time.monotonic() - self.saved_at > SAVING_SHARE * self.saving_seconds:
                     self._save_state()
@@ -418,9 +428,10 @@ class Run:
         if self.reserve:
             self.reserve.release()
         try:
-            if self.between_batches:
-                self._save_state()
-            self._save_delta()
+            with contextlib.ExitStack() as saves:  # each is tried, whatever becomes of the other
+                if self.between_batches:
+                    saves.callback(self._save_state)
+                saves.callback(self._save_delta)
         except OutputError as error:
             self._failed(error)
             raise
@@ -428,9 +439,6 @@ class Run:
             self._write_record()
 
     def _save_state(self) -> None:
-        summary = self.summary
-        self.place.frames, self.place.skipped = summary.num_frames, summary.num_skipped
-        self.place.updates, self.place.seconds = summary.num_updates, summary.seconds
         self.place.dropped = self._num_dropped()
         self.place.num_bytes = self._claim().sync()
         self.place.event_bytes = self.events.sync() if self.events else 0
@@ -499,7 +507,7 @@ class Run:
                 **self._live_counts(),
             },
             "timing": {
-                "started": self.started.isoformat(timespec="seconds"),
+                "started": self.started,
                 "seconds": round(summary.seconds, 3),
                 "images_per_s": round(summary.images_per_s, 2),
                 "latency_ms": self.latencies.percentiles_ms(),  # of a full batch, since the run began or went on

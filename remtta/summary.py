@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from remtta.resume import Place
 from remtta.runs import DELTA, PREDICTIONS
 
 
@@ -14,29 +15,49 @@ class RunSummary:
 
     Attributes:
         output: The run's folder.
-        num_frames: Frames seen, unreadable ones included.
-        num_skipped: Frames that could not be read.
-        num_updates: Optimizer steps taken.
-        num_not_adapted: Frames that were predicted and, for a reason in their rows, not adapted on.
-        num_by_source: Frames that the guard had the source model answer.
+        place: The counts, those of all parts of a run that was gone on with.
         num_alarms: Alarms of the guard.
-        num_resumed: Times it was gone on with; the counts and seconds are those of all parts.
-        seconds: From the first frame asked for to the last file written.
-        exit_reason: "completed", a signal's name, "closed pipe", or "error: ...".
+        num_resumed: Times it was gone on with.
+        exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
         signum: The signal that stopped it, if one did.
     """
 
     output: Path
-    num_frames: int = 0
-    num_skipped: int = 0
-    num_updates: int = 0
-    num_resumed: int = 0
-    num_not_adapted: int = 0
-    num_by_source: int = 0
+    place: Place = field(default_factory=Place)
     num_alarms: int = 0
-    seconds: float = 0.0
+    num_resumed: int = 0
     exit_reason: str = "running"
     signum: int | None = None
+
+    @property
+    def num_frames(self) -> int:
+        """Frames seen, unreadable ones included."""
+        return self.place.frames
+
+    @property
+    def num_skipped(self) -> int:
+        """Frames that could not be read."""
+        return self.place.skipped
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps taken."""
+        return self.place.updates
+
+    @property
+    def num_not_adapted(self) -> int:
+        """Frames that were predicted and, for a reason in their rows, not adapted on."""
+        return self.place.not_adapted
+
+    @property
+    def num_by_source(self) -> int:
+        """Frames that the guard had the source model answer."""
+        return self.place.by_source
+
+    @property
+    def seconds(self) -> float:
+        """From the first frame asked for to the last file written."""
+        return self.place.seconds
 
     @property
     def num_predicted(self) -> int:

@@ -221,7 +221,7 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
     def full(descriptor: int, data: Any) -> int:
         nonlocal room
         assert (run / ".lock").exists()
-        assert (run / ".reserve").stat().st_size > 2 * 12 * 48 * 4
+        assert (run / ".reserve").stat().st_size > 2 * 12 * 48 * 4 + 64 * 2 * 3 * 32 * 32  # the guard's frames, too
         if room == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         taken = min(room, len(data))
@@ -248,6 +248,19 @@ def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert record_of(tmp_path / "run")["exit_reason"] == "error: delta.safetensors cannot be written"
+
+
+def test_a_state_that_cannot_be_saved_does_not_cost_the_delta(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OutputError("state.safetensors cannot be written")
+
+    monkeypatch.setattr("remtta.run.save_place", refuse)
+    with pytest.raises(OutputError):
+        adapt_stream(vit, frames, tmp_path / "run")
+    assert load_delta(tmp_path / "run").frames == len(rows_of(tmp_path / "run")) == 12
+    assert record_of(tmp_path / "run")["exit_reason"] == "error: state.safetensors cannot be written"
 
 
 def test_a_stop_before_the_first_frame_is_recorded(vit: nn.Module, tmp_path: Path) -> None:

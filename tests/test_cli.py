@@ -174,13 +174,14 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
 ) -> None:
     from remtta.adapt import RunSummary
     from remtta.cli import progress
+    from remtta.resume import Place
 
     caplog.set_level("INFO", logger="remtta")
     clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with progress.progress(500, hidden=False) as advance:
         for frames in (50, 100, 150, 200):
-            advance(RunSummary(Path("run"), num_frames=frames, num_updates=frames // 50, seconds=10))
+            advance(RunSummary(Path("run"), Place(frames=frames, updates=frames // 50, seconds=10)))
     assert caplog.messages == [
         "100 of 500 frames, 2 updates, 10.0 images/s",
         "200 of 500 frames, 4 updates, 20.0 images/s",

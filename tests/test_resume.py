@@ -188,12 +188,32 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
 def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     go(frames, run)
+    left = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(UsageError, match=r"holds 11 frame\(s\), and the run had seen 12"):
         go([frames / f"frame_{number}.png" for number in range(11)], run, resume=True)
     (frames / "frame_11.png").rename(frames / "frame_12.png")
     with pytest.raises(UsageError, match=r"frame 11 of .* is .*frame_12\.png, and was .*frame_11\.png"):
         go(frames, run, resume=True)
-    assert len(rows_of(run)) == 12
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == left
+
+
+def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
+    with Interrupts() as interrupts:
+        go(frames, tmp_path, on_batch=StopAfter(1), interrupts=interrupts)
+    record = record_of(tmp_path)
+    record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    go(frames, tmp_path, resume=True)
+    assert record_of(tmp_path)["timing"]["started"] == "2026-01-01T00:00:00+00:00"
+
+
+def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
+    row = {"source": "camera 0", "frame": 3}
+    place = Place(frames=2)
+    place.count(
+        [{**row, "answered_by": "source"}, {**row, "not_adapted": "black"}, {**row, "error": "x"}, {"gap": True}]
+    )
+    assert (place.frames, place.by_source, place.not_adapted, place.skipped, place.gaps) == (5, 1, 1, 1, 1)
 
 
 def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: Path) -> None:
