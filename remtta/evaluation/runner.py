@@ -327,12 +327,11 @@ class _Evaluation:
         if learn and self.options.scenario == "time-constrained":
             learn = self._in_time(adapter, pixels, labels, position)
         update = adapter.num_updates
+        steps = learn and not (self.guard and self.guard.retired)  # else the method is not called
         started = time.perf_counter()
-        if learn:
-            step = self.guard or adapter
-            logits = step(pixels, labels if adapter.needs_labels else None).cpu()
-        else:
-            logits = adapter.predict(pixels).cpu()
+        step = self.guard or adapter
+        known = labels if adapter.needs_labels else None
+        logits = (step(pixels, known) if learn else step.predict(pixels)).cpu()
         position.seconds += time.perf_counter() - started
         if not torch.isfinite(logits).all():
             raise RemttaError(
@@ -340,14 +339,14 @@ class _Evaluation:
             )
         adapted = learn and adapter.num_updates != update
         position.adapted += len(images) if adapted else 0
-        by_source = learn and self.guard is not None and self.guard.from_source
+        by_source = self.guard is not None and self.guard.from_source
         position.by_source += by_source * len(images)
         rows = self._rows(logits)
         for row in rows:
             row |= {"update": 0 if by_source else update, "adapted": adapted}
             row |= {"answered_by": "source"} if by_source else {}
-        views = adapter.last_views if learn else None
-        if views is not None and len(views) > 1:
+        views = adapter.last_views if steps else None
+        if views is not None and len(views) > 1 and torch.isfinite(views).all():
             for row, distance, nats in zip(rows, *_view_metrics(views), strict=True):
                 row |= {"tvd": distance, "entropies": nats}
         return rows

@@ -1,0 +1,68 @@
+"""What an evaluation leaves in its rows, records and files, and in the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from remtta.config import REMConfig
+from remtta.evaluation import evaluate
+from remtta.evaluation.datasets import Dataset
+from remtta.methods.rem import REM
+from remtta.options import EvalOptions, GuardOptions
+from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
+from tests.test_evaluation import open_tree, rows_of
+
+SOON_RETIRED = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
+
+
+def write_domain(folder: Path, images: int, first: int = 0) -> None:
+    for number in range(images):
+        path = folder / f"class_{number % NUM_CLASSES}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_image(first + number, 32, 32).save(path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Dataset:
+    """Two domains of 28 images, which batches of 8 do not divide."""
+    write_domain(tmp_path / "c" / "snow", 28)
+    write_domain(tmp_path / "c" / "fog", 28, first=1000)
+    return open_tree(tmp_path / "c")
+
+
+def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
+    """The record of a run that soon does harm."""
+    options = EvalOptions(batch_size=8, guard=SOON_RETIRED, **changes)
+    results = evaluate(tiny_vit(), tree, folder, methods={"rem+guard": REMConfig(lr=0.05)}, options=options)
+    return results["methods"]["rem+guard"]["seeds"]["0"]
+
+
+# --- The guard ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_have_views_only_where_the_method_saw_their_images(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = REM.__call__, []
+
+    def counted(self: REM, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        seen.append(len(images))
+        return step(self, images, labels)
+
+    monkeypatch.setattr(REM, "__call__", counted)
+    assert run_guarded(tree, tmp_path / "run")["guard"]["retired"]
+    assert [row["index"] for row in rows_of(tmp_path / "run") if "tvd" in row] == list(range(sum(seen)))
+    assert 0 < sum(seen) < 28
+
+
+def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tree: Dataset, tmp_path: Path) -> None:
+    run = run_guarded(tree, tmp_path / "run", unseen=("fog",), revisit=True)
+    rows = rows_of(tmp_path / "run")
+    tested = [row for row in rows if row["phase"] != "adapt"]
+    assert len(tested) == 56
+    assert all((row["answered_by"], row["update"]) == ("source", 0) for row in tested)
+    assert run["guard"]["answered_by_source"] == sum("answered_by" in row for row in rows)
