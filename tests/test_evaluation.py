@@ -275,6 +275,7 @@ def test_imagenet_r_restricts_the_logits_before_the_loss(tmp_path: Path) -> None
     dataset = open_dataset(root, num_classes=1000)
     assert dataset.restricted_to == "ImageNet-R"
     assert len(dataset.class_numbers) == 200
+    assert open_dataset(root, num_classes=1000, limit=50).class_numbers == dataset.class_numbers
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", **{**TINY, "num_classes": 1000}).eval()
     evaluate(model, dataset, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))

@@ -79,6 +79,8 @@ class Dataset:
         layout: What was found there, for people.
         domains: In the order of the evaluation.
         classes: How class folders became numbers.
+        class_numbers: The model's class numbers that there are folders or labels of, ascending; all of them, whatever
+            images a limit or a list leaves.
         num_folders: How many classes there are.
         names: Names of the model's classes, where they are the folders' in alphabetical order, else None.
         restricted_to: Name of the ImageNet variant whose logits are restricted to its classes, or None.
@@ -90,16 +92,12 @@ class Dataset:
     layout: str
     domains: Sequence[Domain]
     classes: str
+    class_numbers: Sequence[int]
     num_folders: int
     names: Sequence[str] | None
     restricted_to: str | None
     shuffled: bool
     sizes: Mapping[tuple[int, int], int]
-
-    @property
-    def class_numbers(self) -> list[int]:
-        """The model's class numbers that occur, ascending."""
-        return sorted({int(label) for domain in self.domains for label in np.unique(domain.labels)})
 
     def report(self) -> str:
         """One line: what was found."""
@@ -167,6 +165,7 @@ def open_dataset(
         layout=layout,
         domains=found,
         classes=mapping.how,
+        class_numbers=sorted(set(mapping.numbers.values())),
         num_folders=len(mapping.numbers),
         names=list(mapping.numbers) if mapping.how == ALPHABETICAL else None,
         restricted_to=None if class_map else restricted_set(list(mapping.numbers)),
@@ -347,6 +346,7 @@ def _open_arrays(
         layout="CIFAR-C arrays",
         domains=found,
         classes="number",
+        class_numbers=np.unique(labels).tolist(),
         num_folders=len(np.unique(labels)),
         names=None,
         restricted_to=None,
