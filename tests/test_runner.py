@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from remtta.config import REMConfig
+from remtta.config import MethodConfig, RDumbConfig, REMConfig
+from remtta.deltas import load_delta
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.methods.rem import REM
@@ -66,3 +67,23 @@ def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tre
     assert len(tested) == 56
     assert all((row["answered_by"], row["update"]) == ("source", 0) for row in tested)
     assert run["guard"]["answered_by_source"] == sum("answered_by" in row for row in rows)
+
+
+# --- Records -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["scenario", "config", "rdumb"])
+def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: Dataset, tmp_path: Path) -> None:
+    method: dict[str, MethodConfig] = {"rem": REMConfig(episodic=by == "config")}
+    if by == "rdumb":
+        method = {"rdumb": RDumbConfig(entropy_margin=9.0, max_cosine=9.0, reset_every_steps=3)}
+    options = EvalOptions(batch_size=8, scenario="episodic" if by == "scenario" else "continual")
+    [run] = evaluate(tiny_vit(), tree, tmp_path / "run", methods=method, options=options)["methods"].values()
+    delta = load_delta(tmp_path / "run" / "deltas" / f"{next(iter(method))}_seed0.safetensors")
+    rows = rows_of(tmp_path / "run")
+    # 28 images are batches of 8, 8, 8 and 4, twice; RDumb forgets the third and the sixth of the eight.
+    counts = {"scenario": (28, 4, 56, 8), "config": (4, 1, 56, 8), "rdumb": (12, 2, 40, 8)}
+    assert (delta.frames, delta.updates) == counts[by][:2]
+    assert (run["seeds"]["0"]["adapted_images"], run["seeds"]["0"]["updates"]) == counts[by][2:]
+    assert sum(row["adapted"] for row in rows) == counts[by][2]
+    assert by != "config" or not any(row["update"] for row in rows)

@@ -131,6 +131,7 @@ class _Evaluation:
         self.saved_at = time.monotonic()
         self.saving_seconds = 0.0
         self.guard: Guard | None = None
+        self.episodic = False
         self.learned: dict[str, dict[str, Any]] = {}
 
     def execute(self, source_data: str | Path | None, interrupts: Interrupts) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class _Evaluation:
                 torch.manual_seed(seed)
                 adapter = build_method(unguarded(method), self.model, self.methods[method])
                 adapter.reset()
-                self.guard = self._guard(method, adapter)
+                self.guard, self.episodic = self._guard(method, adapter), self.methods[method].episodic
                 if method in self.learned:
                     self._use_source(adapter, method)
                 if state:
@@ -267,9 +268,7 @@ class _Evaluation:
             visit = visits[number]
             tallies = self._earlier_rows(method, seed, number) if position.start else {}
             if visit.reset and position.start == 0:
-                adapter.reset()
-                if self.guard:
-                    self.guard.reset()
+                self._reset(adapter, position)
             while position.start < len(visit.items):
                 size = min(self.options.batch_size, len(visit.items) - position.start)
                 try:
@@ -291,6 +290,12 @@ class _Evaluation:
             _report(tallies, visit)
             position.visit, position.start = number + 1, 0
             self._save(progress, self._state(adapter), writer)
+
+    def _reset(self, adapter: Method, position: Position) -> None:
+        adapter.reset()
+        if self.guard:
+            self.guard.reset()
+        position.frames_in_delta = 0
 
     def _process(
         self, adapter: Method, visit: Visit, batch: Sequence[DecodedFrame], position: Position
@@ -326,7 +331,9 @@ class _Evaluation:
         learn = adapter.adapts and visit.adapt
         if learn and self.options.scenario == "time-constrained":
             learn = self._in_time(adapter, pixels, labels, position)
-        update = adapter.num_updates
+        if self.episodic:
+            self._reset(adapter, position)
+        update = adapter.num_updates  # since the last reset
         steps = learn and not (self.guard and self.guard.retired)  # else the method is not called
         started = time.perf_counter()
         step = self.guard or adapter
@@ -337,8 +344,14 @@ class _Evaluation:
             raise RemttaError(
                 "the model's outputs are no longer finite numbers; use a lower --lr, or check the checkpoint"
             )
-        adapted = learn and adapter.num_updates != update
-        position.adapted += len(images) if adapted else 0
+        after = adapter.num_updates
+        adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
+        if after < update:
+            position.frames_in_delta = 0
+        if adapted:
+            position.adapted += len(images)
+            position.frames_in_delta += len(images)
+        position.updates += after - update if after >= update else 1  # the step that was undone
         by_source = self.guard is not None and self.guard.from_source
         position.by_source += by_source * len(images)
         rows = self._rows(logits)
@@ -404,7 +417,7 @@ class _Evaluation:
                     base_sha256=self.base_sha256,
                     method=method,
                     hyperparameters={**asdict(self.methods[method]), "batch_size": self.options.batch_size},
-                    frames=position.adapted,
+                    frames=position.frames_in_delta,
                     updates=adapter.num_updates,
                     model_options={key: value for key, value in self.options.model.items() if key != "name"},
                     preprocessing=self.preprocessing.as_dict(),
@@ -417,7 +430,7 @@ class _Evaluation:
             "images": position.index - position.skipped,
             "skipped": position.skipped,
             "adapted_images": position.adapted,
-            "updates": adapter.num_updates,
+            "updates": position.updates,
             "cost_ratio": position.cost_ratio,
             "forwards_per_image": adapter.num_forwards + self._looked(position),
             "backwards_per_image": adapter.num_backwards,
