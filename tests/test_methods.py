@@ -12,6 +12,7 @@ from remtta import engine
 from remtta.config import METHOD_CONFIGS, REMConfig, TentConfig, method_config
 from remtta.errors import UsageError
 from remtta.methods import METHODS, Method, build_method
+from remtta.methods.hog import hog_size
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 WHOLE_BATCH = ("roid", "cmf")  # refuse micro-batches
@@ -23,6 +24,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "vida": {"num_augmentations": 3, "high_rank": 8},
     "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
 }  # settings for fewer passes
+WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
 _FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo")
@@ -217,6 +219,25 @@ def test_the_views_of_the_last_batch_are_kept() -> None:
     assert rem.last_views.shape == (3, 5, NUM_CLASSES)
     assert torch.equal(rem.last_views[0], logits)
     assert (rem.num_forwards, build_method("rem-n1", tiny_vit()).num_forwards) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("source", 0),
+        ("lame", 0),
+        ("tent", 9 * 2 * 48),  # every norm's weight and bias
+        ("rem", 6 * 2 * 48),  # those of three blocks
+        ("vdp", 2 * 3 * 8 * 8),  # two squares of a quarter of the side
+        ("foa", 3 * 48),
+        ("cotta", WEIGHTS),
+        ("memo", WEIGHTS),
+        ("vida", WEIGHTS + 4 * (1 + 8) * ((48 + 144) + (48 + 48))),  # ranks 1 and 8, at qkv and proj of four blocks
+        ("continual-mae", WEIGHTS + 48 + (48 + 1) * hog_size((4, 4))),  # the mask token, and a layer to histograms
+    ],
+)
+def test_a_method_says_how_many_numbers_it_learns(name: str, count: int) -> None:
+    assert make(name).num_trained == count
 
 
 def test_learning_from_labels_needs_labels() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from remtta.config import MethodConfig, RDumbConfig, REMConfig
+from remtta.config import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
 from remtta.deltas import load_delta
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
@@ -87,3 +87,10 @@ def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: D
     assert (run["seeds"]["0"]["adapted_images"], run["seeds"]["0"]["updates"]) == counts[by][2:]
     assert sum(row["adapted"] for row in rows) == counts[by][2]
     assert by != "config" or not any(row["update"] for row in rows)
+
+
+def test_trained_numbers_are_told_also_where_they_are_no_weights(tree: Dataset, tmp_path: Path) -> None:
+    methods = {"source": SourceConfig(), "vdp": VDPConfig()}
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods)["methods"]
+    # Two prompts of 3 x 8 x 8.
+    assert [content["trainable_parameters"] for content in results.values()] == [0, 384]

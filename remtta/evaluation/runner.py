@@ -405,7 +405,6 @@ class _Evaluation:
 
     def _finish_run(self, adapter: Method, method: str, seed: int, position: Position) -> dict[str, Any]:
         delta = adapter.delta()
-        trainable = sum(tensor.numel() for tensor in delta.values())
         if delta and adapter.norms_only:  # one of every weight is as large as the model
             with writing(self.folder / DELTAS):
                 (self.folder / DELTAS).mkdir(exist_ok=True)
@@ -436,7 +435,7 @@ class _Evaluation:
             "backwards_per_image": adapter.num_backwards,
             "models_held": adapter.num_models,
             "guard": self._guard_record(position),
-            "trainable_parameters": trainable,
+            "trainable_parameters": adapter.num_trained,
             "adapted": list(adapter.adapted_names),
             "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
         }

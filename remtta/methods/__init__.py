@@ -66,6 +66,10 @@ class Method(Protocol):
         """Copies of the model it holds."""
 
     @property
+    def num_trained(self) -> int:
+        """Numbers that it learns: weights, prompts, adapters."""
+
+    @property
     def num_forwards(self) -> float:
         """Forward passes per image."""
 

@@ -51,7 +51,8 @@ class FOA(Source):
         self._vit = unwrap(model)
         if num_tokens_read(self._vit) != 1:
             raise ModelError("FOA shifts the class token, and this model's classifier reads other tokens")
-        self._cma = CMAES(self.config.num_prompts * self._vit.embed_dim, self.config.population)
+        self.num_trained = self.config.num_prompts * self._vit.embed_dim
+        self._cma = CMAES(self.num_trained, self.config.population)
         self.num_forwards = self._cma.population + 1.0  # the candidates and the best one before
         self._generator = torch.Generator().manual_seed(torch.initial_seed())
         self._statistics: dict[str, Tensor] | None = None

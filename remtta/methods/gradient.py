@@ -135,6 +135,11 @@ class GradientMethod(ABC):
         return self.num_forwards
 
     @property
+    def num_trained(self) -> int:
+        """Numbers that the optimizer steps: weights, or what learns in their place or beside them."""
+        return sum(tensor.numel() for tensor in self._trained.values())
+
+    @property
     def num_updates(self) -> int:
         """Optimizer steps that the current weights have seen."""
         return self.committed[1]

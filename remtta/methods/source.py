@@ -28,6 +28,7 @@ class Source:
     num_forwards = 1.0
     num_backwards = 0.0
     num_models = 1
+    num_trained = 0
     adapted_names: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, config: MethodConfig | None = None) -> None:
