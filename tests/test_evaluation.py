@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from remtta.config import METHOD_CONFIGS, MethodConfig, REMConfig
-from remtta.errors import RemttaError, StreamError, UsageError
-from remtta.evaluation import evaluate
+from remtta.errors import OutputError, RemttaError, StreamError, UsageError
+from remtta.evaluation import evaluate, plots
 from remtta.evaluation.classes import map_classes, read_class_map
 from remtta.evaluation.datasets import STANDARD, Dataset, default_order, open_dataset, read_image_list
 from remtta.evaluation.metrics import calibration_bins, diversity, expected_calibration_error, harmonic_mean
@@ -669,6 +669,17 @@ def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> N
     assert labels_of(model) == CLASSES
 
 
+def test_pictures_leave_out_unreadable_images_and_domains_without_an_update(tree: Dataset, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Path(tree.domains[0].sources[0]).write_bytes(b"no image")
+    model = tiny_vit()
+    # Of three batches per domain only the very first is learned from.
+    options = EvalOptions(scenario="time-constrained", cost_ratio=100, batch_size=8, on_error="skip")
+    results = evaluate(model, tree, tmp_path / "run", methods=methods_of("rem"), options=options)
+    drawn = draw_plots(tmp_path / "run", results, model, tree, preprocessing_of(model))
+    assert {"entropy_by_mask_ratio", "masks"} <= {path.stem for path in drawn}
+
+
 # --- The command -------------------------------------------------------------------------------------------------
 
 
@@ -689,6 +700,21 @@ def test_the_command_prints_the_fields_lines_and_a_table(
     assert results["settings"]["methods"]["rem"]["lr"] == 0.01
     assert results["settings"]["model"]["checkpoint"] == str(checkpoint)
     assert len(results["settings"]["model"]["base_sha256"]) == 64
+
+
+def test_the_table_is_printed_before_any_picture_can_fail(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: object) -> None:
+        raise OutputError("plots/masks.png cannot be written: No space left on device")
+
+    monkeypatch.setattr(plots, "draw_plots", failing)
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
+    assert remtta_here("eval", root, "--methods", "source", *options) == 1
+    captured = capfd.readouterr()
+    assert captured.out.splitlines()[0].split() == ["error", "in", "%", "source"]
+    assert captured.err.splitlines()[-1] == "Error: plots/masks.png cannot be written: No space left on device"
 
 
 def _errors() -> Iterator[tuple[list[str], int, str]]:

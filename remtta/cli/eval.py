@@ -271,11 +271,11 @@ def evaluate(
             source_data=source_data,
             interrupts=interrupts,
         )
-        if plots:
-            draw_plots(folder, results, classifier, dataset, chosen)
         _print_table(results)
         if not quiet:
             typer.echo(f"{folder / TABLE}", err=True)
+        if plots:
+            draw_plots(folder, results, classifier, dataset, chosen)
 
 
 def _open(dataset: Dataset) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from itertools import accumulate
@@ -14,8 +15,8 @@ from PIL import Image
 from torch import nn
 
 from remtta.deltas import load_delta
-from remtta.errors import ModelError
-from remtta.evaluation.datasets import Dataset
+from remtta.errors import FrameError, ModelError, StreamError
+from remtta.evaluation.datasets import Dataset, Domain
 from remtta.evaluation.metrics import Tally, calibration_bins
 from remtta.evaluation.results import Tallies, read_rows, tally_rows
 from remtta.files import write_atomically
@@ -155,18 +156,20 @@ def _running_error(figure: Figure, folder: Path, seed: int) -> Figure:
 
 
 def _entropy_by_ratio(figure: Figure, results: Mapping[str, Any]) -> Figure | None:
-    shown = {name: content for name, content in results["methods"].items() if "mask_ratios" in content["config"]}
+    firsts = {name: next(iter(content["seeds"].values())) for name, content in results["methods"].items()}
+    shown = {name: first for name, first in firsts.items() if "mask_ratios" in first["config"] and "entropies" in first}
     if not shown:
         return None
     axes = _plain(figure.subplots())
-    for name, content in shown.items():
-        ratios = [100 * ratio for ratio in content["config"]["mask_ratios"]]
-        first = next(iter(content["seeds"].values()))
-        for summary in first["domains"].values():
+    for name, first in shown.items():
+        ratios = [100 * ratio for ratio in first["config"]["mask_ratios"]]
+        # In limited time there may be domains no batch of which was learned from, and looked at under masks.
+        domains = {domain: summary for domain, summary in first["domains"].items() if "entropies" in summary}
+        for summary in domains.values():
             axes.plot(ratios, summary["entropies"], color="#cccccc", lw=0.8, zorder=0)
         axes.plot(ratios, first["entropies"], "o-", color=_colour(name), label=f"{name}, all domains")
         low, high = axes.get_ylim()
-        ends = sorted((summary["entropies"][-1], domain) for domain, summary in first["domains"].items())
+        ends = sorted((summary["entropies"][-1], domain) for domain, summary in domains.items())
         height = low
         for end, domain in ends:  # from below, each label at least a line above the one before
             height = max(end, height + _LABEL_SHARE * (high - low))
@@ -228,9 +231,10 @@ def _masks(
         return None
     domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
     transform = preprocessing.transform()
-    pixels = torch.stack([transform(domain.load(0)) for domain in domains])
+    samples = [_first_readable(domain) for domain in domains]
+    pixels = torch.stack([transform(image) for image, _ in samples])
     images = preprocessing.normalise(pixels.to(next(model.parameters()).device))
-    truth = [int(domain.labels[0]) for domain in domains]
+    truth = [label for _, label in samples]
     numbers = dataset.class_numbers if dataset.restricted_to else None
     names = labels_of(model)
     ratios = rem.config.mask_ratios
@@ -269,6 +273,14 @@ def _masks(
         panels[line][0].set_ylabel(domain.title, fontsize=8)
     rem.reset()
     return figure
+
+
+def _first_readable(domain: Domain) -> tuple[Image.Image, int]:
+    """An image and its class; an evaluation that has ended has read one of every domain."""
+    for place, label in enumerate(domain.labels):
+        with contextlib.suppress(FrameError):
+            return domain.load(place), int(label)
+    raise StreamError(f"{domain.title}: none of {len(domain.labels)} image(s) could be read")
 
 
 def _masked(pixels: np.ndarray, kept: torch.Tensor | None, rem: REM) -> Image.Image:
