@@ -368,6 +368,10 @@ def test_scenarios_visit_the_domains_as_they_say(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match=r"--unseen frost: not among the domains \(snow, fog\)"):
         plan_visits(dataset, EvalOptions(unseen=("frost",)), 0)
+    with pytest.raises(
+        UsageError, match=r"not there: snow 1, snow 2, snow 3, snow 4, fog 1, ... .8 in all.; choose another"
+    ):
+        plan_visits(dataset, EvalOptions(scenario="gradual"), 0)
 
 
 # --- Metrics -----------------------------------------------------------------------------------------------------
@@ -737,6 +741,11 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["c", "--imbalance", "10"], 2, "imbalance must be left out but in label-shift"
     yield ["c", "--cost-ratio", "2"], 2, "cost ratio must be left out but in time-constrained"
     yield ["c", "--scenario", "gradual"], 2, "has no severity 1; it has 5"
+    yield (
+        ["plain", "--scenario", "gradual"],
+        2,
+        "these are not there: fog 1, fog 2, fog 3, fog 4, fog 5; choose another",
+    )
     yield ["c", "--image-list", "nowhere.txt"], 2, "--image-list: nowhere.txt cannot be read"
     yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is no class map"
     yield ["empty"], 1, "no images in this folder or below it"
@@ -756,6 +765,7 @@ def test_bad_input_gets_one_clear_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "c", ["fog"], each=1)
+    write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
     (tmp_path / "empty").mkdir()
     exit_code = remtta_here("eval", *args, *TINY_OPTIONS, "--checkpoint", str(checkpoint))
     captured = capfd.readouterr()

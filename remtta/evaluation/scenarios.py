@@ -48,7 +48,7 @@ def plan_visits(
         seed: Of every shuffle.
 
     Raises:
-        UsageError: If an unseen domain is none of the data set's, or all are.
+        UsageError: If an unseen domain is none of the data set's, or all are, or the gradual scenario lacks severities.
     """
     scenario, unseen = options.scenario, options.unseen
     titles = [domain.name for domain in dataset.domains]
@@ -87,12 +87,20 @@ def plan_visits(
 
 
 _NAMES_SEED, _MIXED_SEED = 1, 2
+_SHOWN = 5
 
 
 def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
     """Each corruption's severities up to the worst and down again."""
     names = list(dict.fromkeys(domains[number].name for number in numbers))
     by_level = {(domains[number].name, domains[number].severity): number for number in numbers}
+    missing = [f"{name} {level}" for name in names for level in SEVERITIES if (name, level) not in by_level]
+    if missing:
+        more = f", ... ({len(missing)} in all)" if len(missing) > _SHOWN else ""
+        raise UsageError(
+            "the gradual scenario visits severities 1 to 5 of every corruption, and these are not there: "
+            f"{', '.join(missing[:_SHOWN])}{more}; choose another scenario"
+        )
     return [by_level[name, severity] for name in names for severity in GRADUAL_SEVERITIES]
 
 
