@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remtta.config import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
 from remtta.deltas import load_delta
+from remtta.errors import StreamError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.methods.rem import REM
@@ -67,6 +68,20 @@ def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tre
     assert len(tested) == 56
     assert all((row["answered_by"], row["update"]) == ("source", 0) for row in tested)
     assert run["guard"]["answered_by_source"] == sum("answered_by" in row for row in rows)
+
+
+# --- Images that cannot be read ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", ["continual", "mixed"])
+def test_a_domain_of_which_no_image_can_be_read_is_told(scenario: str, tree: Dataset, tmp_path: Path) -> None:
+    [fog] = [domain for domain in tree.domains if domain.name == "fog"]
+    for source in fog.sources:
+        Path(source).write_bytes(b"no image")
+    for resume in (False, True):
+        options = EvalOptions(on_error="skip", batch_size=8, scenario=scenario, resume=resume)
+        with pytest.raises(StreamError, match=r"^fog: none of its 28 image\(s\) could be read \(see predictions.jsonl"):
+            evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source": SourceConfig()}, options=options)
 
 
 # --- Records -----------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def evaluate(
     Raises:
         UsageError: If the folder holds another evaluation, the options do not fit the data, or a
             method lacks its source images.
-        StreamError: If an image cannot be read and `on_error` is "stop".
+        StreamError: If an image cannot be read and `on_error` is "stop", or none of a domain can.
         OutputError: If results cannot be written.
         Stopped: If a signal came in; the progress is saved for `resume`.
     """
@@ -287,9 +287,19 @@ class _Evaluation:
                     self._save(progress, self._state(adapter), writer)
                     _log.info("the progress is saved: the same command with --resume goes on")
                     raise
+            self._refuse_unread(tallies, visit)
             _report(tallies, visit)
             position.visit, position.start = number + 1, 0
             self._save(progress, self._state(adapter), writer)
+
+    def _refuse_unread(self, tallies: Mapping[str, Tally], visit: Visit) -> None:
+        for number, count in zip(*np.unique(visit.items[:, 0], return_counts=True), strict=True):
+            title = self.dataset.domains[number].title
+            if title not in tallies:
+                raise StreamError(
+                    f"{title}: none of its {count} image(s) could be read (see {PREDICTIONS}); mend them, or leave the "
+                    "domain out by --domains"
+                )
 
     def _reset(self, adapter: Method, position: Position) -> None:
         adapter.reset()
