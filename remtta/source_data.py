@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -69,6 +70,8 @@ def learn_from_source(
     *,
     method: str,
     config: MethodConfig,
+    preprocessing: Preprocessing | None = None,
+    fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Give a method what it learns from clean source images.
@@ -83,6 +86,8 @@ def learn_from_source(
             of statistics that an earlier run left.
         method: The method's name.
         config: Its settings.
+        preprocessing: How images become inputs; by default as the model asks for.
+        fitting_as_they_are: Leave out resize and crop for images of the input size.
         wait: Called now and then while images are decoded; may raise to stop.
 
     Returns:
@@ -95,8 +100,10 @@ def learn_from_source(
         CheckpointError: If a named file is damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
-    preprocessing = preprocessing_of(model)
+    preprocessing = preprocessing or preprocessing_of(model)
     made_for = _made_for(model, method, config, preprocessing)
+    if fitting_as_they_are:
+        made_for["preprocessing"]["fitting"] = "as they are"
     path = Path(source_data)
     if path.suffix == _SUFFIX:
         header, tensors, file_sha256 = _read(path)
@@ -111,7 +118,8 @@ def learn_from_source(
             with writing(path):  # before the work, so that a cache that cannot be written costs none
                 path.parent.mkdir(parents=True, exist_ok=True)
             device = next(model.parameters()).device
-            cached = _compute(adapter, path, made_for, files, preprocessing, device, method, wait)
+            with contextlib.closing(_batches(files, preprocessing, fitting_as_they_are, device, wait)) as batches:
+                cached = _compute(adapter, path, made_for, batches, len(files), method)
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
         header, tensors, file_sha256 = cached
@@ -172,13 +180,11 @@ def _compute(
     adapter: Method,
     path: Path,
     made_for: Mapping[str, Any],
-    files: Sequence[Path],
-    preprocessing: Preprocessing,
-    device: torch.device,
+    source: Iterable[Tensor],
+    num_files: int,
     method: str,
-    wait: Callable[[], None],
 ) -> _Found:
-    _log.info("%s learns from source images (%d files), once", method, len(files))
+    _log.info("%s learns from source images (%d files), once", method, num_files)
     num_images = 0
 
     def counted(batches: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -187,8 +193,7 @@ def _compute(
             num_images += len(batch)
             yield batch
 
-    with contextlib.closing(_batches(files, preprocessing, device, wait)) as batches:
-        tensors = adapter.source_statistics(counted(batches))
+    tensors = adapter.source_statistics(counted(source))
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
@@ -198,19 +203,33 @@ def _compute(
 
 
 def _batches(
-    files: Sequence[Path], preprocessing: Preprocessing, device: torch.device, wait: Callable[[], None]
+    files: Sequence[Path],
+    preprocessing: Preprocessing,
+    fitting_as_they_are: bool,
+    device: torch.device,
+    wait: Callable[[], None],
 ) -> Generator[Tensor]:
     """Preprocessed images (B, 3, H, W) in an order that mixes the classes and is always the same."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[place] for place in order]).frames
+    transform = _transform(preprocessing, fitting_as_they_are)
     found = False
-    with contextlib.closing(prefetch(frames, preprocessing.transform(), ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
+    with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
         images = _readable(decoded)
         while batch := list(itertools.islice(images, SOURCE_BATCH)):
             found = True
             yield preprocessing.normalise(torch.stack(batch).to(device))
     if not found:
         raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
+
+
+def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:
+    transform = preprocessing.transform()
+    if not fitting_as_they_are:
+        return transform
+    height, width = preprocessing.input_size
+    uncropped = dataclasses.replace(preprocessing, crop_pct=1.0).transform()
+    return lambda image: uncropped(image) if image.size == (width, height) else transform(image)
 
 
 def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods import METHODS
 from remtta.methods.tent import Tent
-from remtta.models import preprocessing_of
+from remtta.models import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.source_data import cache_folder, check_source_data
 from remtta.streams.images import load_image
@@ -199,11 +200,21 @@ def test_source_images_are_asked_for_where_they_are_needed_and_only_there(clean:
     check_source_data(["tent", "anchored"], clean)
 
 
-def evaluation(root: Path, output: Path, source: Path | None, **changes: Any) -> Any:
+def evaluation(
+    root: Path, output: Path, source: Path | None, preprocessing: Preprocessing | None = None, **changes: Any
+) -> Any:
     dataset = open_dataset(root, num_classes=NUM_CLASSES)
     methods = {"source": METHOD_CONFIGS["source"](), "anchored": TentConfig(lr=0.01)}
     options = EvalOptions(batch_size=6, seeds=(0, 1), **changes)
-    return evaluate(tiny_vit(), dataset, output, methods=methods, options=options, source_data=source)
+    return evaluate(
+        tiny_vit(),
+        dataset,
+        output,
+        methods=methods,
+        options=options,
+        preprocessing=preprocessing,
+        source_data=source,
+    )
 
 
 def test_an_evaluation_learns_once_for_all_seeds_and_records_it(clean: Path, tmp_path: Path) -> None:
@@ -218,6 +229,28 @@ def test_an_evaluation_learns_once_for_all_seeds_and_records_it(clean: Path, tmp
     assert Anchored.computed == 1  # refused before any work
     with pytest.raises(UsageError, match="anchored learns from clean images"):
         evaluation(tree, tmp_path / "two", None)
+
+
+@pytest.mark.parametrize("size", [32, 40])
+def test_an_evaluation_treats_source_images_as_its_own(size: int, clean: Path, tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "c", domains=["fog"], each=1, size=size)
+    model = tiny_vit()
+    draw_image(300, 32, 32).save(clean / "fitting.png")
+    chosen = replace(preprocessing_of(model), mean=(0.4, 0.5, 0.6), crop_pct=1.0 if size == 32 else 0.8)
+    paths = []
+    for name, preprocessing in (("own", None), ("chosen", chosen)):
+        results = evaluation(tree, tmp_path / name, clean, preprocessing)
+        paths.append(results["settings"]["source_statistics"]["anchored"]["path"])
+    assert Anchored.computed == 2  # the cache knows them apart
+    # Where the domains need no crop, source images that fit are not cropped either, and others as the model asks.
+    crops = [1.0 if path.stem == "fitting" else 0.9 for path in clean.rglob("*.png")] if size == 32 else [0.8] * 6
+    images = [
+        replace(chosen, crop_pct=crop).transform()(load_image(path))
+        for path, crop in zip(clean.rglob("*.png"), crops, strict=True)
+    ]
+    with torch.no_grad():
+        expected = model(chosen.normalise(torch.stack(images))).softmax(-1).mean(0)
+    torch.testing.assert_close(load_file(paths[1])["mean"], expected)
 
 
 def test_the_commands_ask_before_any_work(

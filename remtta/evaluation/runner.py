@@ -9,8 +9,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class _Evaluation:
                 adapter.reset()
                 self.guard, self.episodic = self._guard(method, adapter), self.methods[method].episodic
                 if method in self.learned:
-                    self._use_source(adapter, method)
+                    self._learn(adapter, method, self.learned[method]["path"])
                 if state:
                     if self.guard:
                         self.guard.load_state(state)
@@ -192,13 +192,24 @@ class _Evaluation:
         for method, config in self.methods.items():
             adapter = build_method(unguarded(method), self.model, config)
             if adapter.needs_source:
-                self.learned[method] = learn_from_source(
-                    adapter, self.model, source_data, method=unguarded(method), config=config, wait=interrupts.check
-                )
+                self.learned[method] = self._learn(adapter, method, source_data, interrupts.check)
 
-    def _use_source(self, adapter: Method, method: str) -> None:
-        path = self.learned[method]["path"]
-        learn_from_source(adapter, self.model, path, method=unguarded(method), config=self.methods[method])
+    def _learn(
+        self, adapter: Method, method: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        chosen, crop_pct = self.preprocessing, preprocessing_of(self.model).crop_pct
+        # Domains of the input size are taken as they are, which does not say how to crop photographs.
+        as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
+        return learn_from_source(
+            adapter,
+            self.model,
+            source_data,
+            method=unguarded(method),
+            config=self.methods[method],
+            preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
+            fitting_as_they_are=as_they_are and crop_pct != 1,
+            wait=wait,
+        )
 
     def _refuse_earlier(self) -> None:
         earlier = [name for name in (RESULTS, PREDICTIONS) if (self.folder / name).exists()]
