@@ -20,11 +20,11 @@ from remtta import RunOptions, adapt_stream
 from remtta.config import METHOD_CONFIGS, TentConfig
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
-from remtta.methods import METHODS
+from remtta.methods import METHODS, build_method
 from remtta.methods.tent import Tent
 from remtta.models import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
-from remtta.source_data import cache_folder, check_source_data
+from remtta.source_data import cache_folder, check_source_data, learn_from_source
 from remtta.streams.images import load_image
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, tiny_vit
 from tests.test_cli import remtta_here
@@ -130,6 +130,24 @@ def test_only_the_settings_that_matter_count(
     assert Anchored.computed == 1
     adapt(frames, tmp_path / "three", clean, adapt_layers="0-1")
     assert Anchored.computed == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "idle", "mattering"),
+    [
+        ("foa", {"num_prompts": 1, "population": 4, "micro_batch": 2}, {"precision": "bf16"}),
+        ("petal", {"lr": 1e-3, "restore": 0.1, "posterior_weight": 1.0, "num_augmentations": 2}, {"swag_lr": 1e-3}),
+    ],
+)
+def test_statistics_are_kept_under_settings_they_do_not_depend_on(
+    method: str, idle: dict[str, Any], mattering: dict[str, Any], clean: Path
+) -> None:
+    def path(**settings: Any) -> str:
+        model, config = tiny_vit(), METHOD_CONFIGS[method](**settings)
+        learned = learn_from_source(build_method(method, model, config), model, clean, method=method, config=config)
+        return str(learned["path"])
+
+    assert path() == path(**idle) != path(**mattering)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:-1] + bytes([data[-1] ^ 1])])

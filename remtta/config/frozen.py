@@ -54,6 +54,7 @@ class FOAConfig(MethodConfig):
     distance_weight: float = 0.4
     shift_decay: float = 0.9
     unused: ClassVar[tuple[str, ...]] = UPDATE_SETTINGS
+    source_settings: ClassVar[tuple[str, ...] | None] = ("precision",)
 
     def __post_init__(self) -> None:
         check(self.num_prompts >= 1, "num-prompts", self.num_prompts, ">= 1")

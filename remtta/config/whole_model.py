@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from remtta.config.base import MethodConfig, Optimizer, check
 
@@ -155,6 +156,7 @@ class PETALConfig(CoTTAConfig):
     posterior_weight: float = 1e-11
     swag_lr: float = 1e-4
     lr: float = 1e-2
+    source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "precision")
 
     def __post_init__(self) -> None:
         weight = self.posterior_weight
