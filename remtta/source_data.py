@@ -118,7 +118,9 @@ def learn_from_source(
             with writing(path):  # before the work, so that a cache that cannot be written costs none
                 path.parent.mkdir(parents=True, exist_ok=True)
             device = next(model.parameters()).device
-            with contextlib.closing(_batches(files, preprocessing, fitting_as_they_are, device, wait)) as batches:
+            transform = _transform(preprocessing, fitting_as_they_are)
+            with contextlib.closing(_images(files, transform, adapter.most_source_images, wait)) as images:
+                batches = _batches(images, preprocessing, device)
                 cached = _compute(adapter, path, made_for, batches, len(files), method)
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
@@ -202,25 +204,28 @@ def _compute(
     return header, tensors, hashlib.sha256(content).hexdigest()
 
 
-def _batches(
+def _images(
     files: Sequence[Path],
-    preprocessing: Preprocessing,
-    fitting_as_they_are: bool,
-    device: torch.device,
+    transform: Callable[[Image.Image], Tensor],
+    most: int | None,
     wait: Callable[[], None],
 ) -> Generator[Tensor]:
-    """Preprocessed images (B, 3, H, W) in an order that mixes the classes and is always the same."""
+    """At most so many readable images, uint8 (3, H, W), in an order that mixes the classes and is always the same."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[place] for place in order]).frames
-    transform = _transform(preprocessing, fitting_as_they_are)
     found = False
     with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
-        images = _readable(decoded)
-        while batch := list(itertools.islice(images, SOURCE_BATCH)):
+        for image in itertools.islice(_readable(decoded), most):
             found = True
-            yield preprocessing.normalise(torch.stack(batch).to(device))
+            yield image
     if not found:
         raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
+
+
+def _batches(images: Iterator[Tensor], preprocessing: Preprocessing, device: torch.device) -> Iterator[Tensor]:
+    """Preprocessed images (B, 3, H, W)."""
+    while batch := list(itertools.islice(images, SOURCE_BATCH)):
+        yield preprocessing.normalise(torch.stack(batch).to(device))
 
 
 def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from remtta import RunOptions, adapt_stream
-from remtta.config import METHOD_CONFIGS, TentConfig
+from remtta.config import METHOD_CONFIGS, EATAConfig, TentConfig
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods import METHODS, build_method
@@ -310,6 +310,13 @@ def test_eata_learns_through_the_commands_and_from_the_cache(
     assert records[0]["counts"]["updates"] > 0
     fisher = load_file(records[0]["source_statistics"]["path"])
     assert list(fisher) == sorted(records[0]["adapted"]) and all((each >= 0).all() for each in fisher.values())
+
+
+@pytest.mark.parametrize(("wanted", "used"), [(3, 3), (9, 5)])
+def test_the_record_counts_the_images_that_were_learned_from(wanted: int, used: int, clean: Path) -> None:
+    model, config = tiny_vit(), EATAConfig(fisher_images=wanted)
+    learned = learn_from_source(build_method("eata", model, config), model, clean, method="eata", config=config)
+    assert learned["images"] == used
 
 
 def test_settings_of_adapt_are_checked(

@@ -54,6 +54,10 @@ class Method(Protocol):
         """Whether it learns from clean images of the source domain first."""
 
     @property
+    def most_source_images(self) -> int | None:
+        """Of how many of them at most; None for all."""
+
+    @property
     def norms_only(self) -> bool:
         """Whether only normalisation weights change, so that a delta is small."""
 

@@ -35,6 +35,7 @@ class EATA(ETA):
 
     def __init__(self, model: nn.Module, config: EATAConfig | None = None) -> None:
         super().__init__(model, config or EATAConfig())
+        self.most_source_images = self.config.fisher_images
         self._fisher: dict[str, Tensor] | None = None
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -49,6 +49,7 @@ class GradientMethod(ABC):
     adapts = True
     needs_labels = False
     needs_source = False
+    most_source_images: int | None = None
     norms_only = True
     accumulates = True  # what a batch taught is still there at the next
     num_models = 1

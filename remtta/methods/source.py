@@ -23,6 +23,7 @@ class Source:
     adapts = False
     needs_labels = False
     needs_source = False
+    most_source_images: int | None = None
     norms_only = True
     delta_refusal: str | None = None
     num_forwards = 1.0
