@@ -204,6 +204,15 @@ def test_an_answer_that_a_reset_came_after_is_not_used() -> None:
     torch.testing.assert_close(method.delta(), fresh.delta())
 
 
+def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
+    model = tiny_vit()
+    tent = build_method("tent", model, TentConfig(lr=0.01))
+    run(tent, 0)
+    assert any(parameter.grad is not None for parameter in model.parameters())
+    tent.reset()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_no_confident_prediction_is_no_update() -> None:
     method = build_method(
         "pseudo-label", tiny_vit(), method_config("pseudo-label", {"threshold": 0.9999}, batch_size=5)

@@ -248,6 +248,7 @@ class GradientMethod(ABC):
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:
         """Go back to the source weights, exactly, and forget everything learned."""
+        self._optimizer.zero_grad(set_to_none=True)  # the model outlives the method, and gradients are as large
         self._weights.reset()
         self._optimizer = self._new_optimizer()
         self._forget()
