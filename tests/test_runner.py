@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from remtta.deltas import load_delta
 from remtta.errors import StreamError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
+from remtta.guard import Guard
 from remtta.methods.rem import REM
 from remtta.options import EvalOptions, GuardOptions
 from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
@@ -68,6 +70,63 @@ def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tre
     assert len(tested) == 56
     assert all((row["answered_by"], row["update"]) == ("source", 0) for row in tested)
     assert run["guard"]["answered_by_source"] == sum("answered_by" in row for row in rows)
+
+
+@pytest.mark.parametrize("killed_at", [3, 10])  # in the first run and in the second, of seven batches each
+def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
+    killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_guarded(tree, tmp_path / "whole", seeds=(0, 1))
+    whole = (tmp_path / "whole" / "events.jsonl").read_bytes()
+    events = [json.loads(line) for line in whole.splitlines()]
+    assert [(event["event"], event["seed"]) for event in events] == [("retired", 0), ("retired", 1)]
+    for event in events:  # from the batch of the last alarm on, the source answers
+        assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
+        own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
+        assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
+    step, calls = Guard.__call__, 0
+
+    def dying(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        logits = step(self, images, labels)
+        if calls == killed_at:
+            with open(tmp_path / "parts" / "events.jsonl", "ab") as file:
+                file.write(b'{"torn')
+            raise KeyboardInterrupt
+        return logits
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Guard, "__call__", dying)
+        run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
+    run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
+    assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole
+
+
+# --- Files -------------------------------------------------------------------------------------------------------
+
+
+def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dataset, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_guarded(tree, folder)
+    (folder / "plots").mkdir()
+    for name in ("plots/masks.png", "plots/mine.txt", "notes.txt"):
+        (folder / name).touch()
+    with pytest.raises(StreamError, match="not an image"):
+        Path(tree.domains[1].sources[3]).write_bytes(b"no image")
+        evaluate(tiny_vit(), tree, folder, methods={"source": SourceConfig()}, options=EvalOptions(overwrite=True))
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "notes.txt"}
+    assert not (folder / "deltas").exists()
+
+
+def test_an_evaluation_into_a_folder_of_other_things_removes_none(tree: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    for name in ("plots/mine.png", "table.md"):
+        (tmp_path / "run" / name).touch()
+    methods = {"source": SourceConfig()}
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=EvalOptions(overwrite=True))
+    assert (tmp_path / "run" / "plots" / "mine.png").exists()
 
 
 # --- Images that cannot be read ----------------------------------------------------------------------------------

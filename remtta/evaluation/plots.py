@@ -18,7 +18,7 @@ from remtta.deltas import load_delta
 from remtta.errors import FrameError, ModelError, StreamError
 from remtta.evaluation.datasets import Dataset, Domain
 from remtta.evaluation.metrics import Tally, calibration_bins
-from remtta.evaluation.results import Tallies, read_rows, tally_rows
+from remtta.evaluation.results import PLOTS, Tallies, delta_path, read_rows, tally_rows
 from remtta.files import write_atomically
 from remtta.losses import entropy
 from remtta.methods.rem import REM
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PLOTS = "plots"
 _LABEL_SHARE = 0.024  # of the axis' height, for a line of text
 WINDOW = 200  # images in the running error
 OVERLAYS = 4  # domains shown with their masks
@@ -240,7 +239,7 @@ def _masks(
     ratios = rem.config.mask_ratios
     deltas = {}
     for name, content in results["methods"].items():
-        saved = folder / "deltas" / f"{name}_seed{next(iter(content['seeds']))}.safetensors"
+        saved = delta_path(folder, name, next(iter(content["seeds"])))
         if saved.is_file() or name == "source":
             deltas[name] = load_delta(saved).tensors if saved.is_file() else {}
     if not deltas:

@@ -54,11 +54,13 @@ class Progress:
         finished: Records of the runs that are done, in order.
         position: Where the current run is.
         num_bytes: Size of `predictions.jsonl` at this point.
+        event_bytes: Size of `events.jsonl`.
     """
 
     finished: list[dict[str, Any]] = field(default_factory=list)
     position: Position = field(default_factory=Position)
     num_bytes: int = 0
+    event_bytes: int = 0
 
 
 def save_progress(path: Path, progress: Progress, state: Mapping[str, Tensor]) -> None:
@@ -80,6 +82,6 @@ def load_progress(path: Path) -> tuple[Progress, dict[str, Tensor]]:
         return Progress(), {}
     content, state = load_state(path)
     try:
-        return Progress(content["finished"], Position(**content["position"]), content["num_bytes"]), state
+        return Progress(**{**content, "position": Position(**content["position"])}), state
     except (KeyError, TypeError) as error:
         raise RemttaError(f"{path} is damaged ({error}); start again with --overwrite") from error

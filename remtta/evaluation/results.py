@@ -10,11 +10,19 @@ from typing import Any
 from remtta.errors import RemttaError
 from remtta.evaluation.metrics import Tally, harmonic_mean, mean_and_std
 
+DELTAS = "deltas"
+PLOTS = "plots"
+
 Place = tuple[str, int | None]
 """A domain's name and severity."""
 
 Tallies = dict[tuple[str, int], dict[str, dict[Place, Tally]]]
 """By method and seed, then phase, then domain and severity."""
+
+
+def delta_path(folder: Path, method: str, seed: int | str) -> Path:
+    """Where an evaluation keeps a run's delta."""
+    return folder / DELTAS / f"{method}_seed{seed}.safetensors"
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ from remtta.errors import RemttaError, StreamError, UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.metrics import Tally
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
-from remtta.evaluation.results import markdown_table, read_rows, summarise, tally_rows
+from remtta.evaluation.results import DELTAS, PLOTS, delta_path, markdown_table, read_rows, summarise, tally_rows
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import FolderLock, write_atomically, write_json, writing
 from remtta.guard import Guard, guarded
@@ -37,7 +37,7 @@ from remtta.methods import Method, build_method
 from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
 from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter
-from remtta.runs import PREDICTIONS, check_same_settings
+from remtta.runs import EVENTS, PREDICTIONS, check_same_settings
 from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame, prefetch
@@ -45,7 +45,6 @@ from remtta.streams.prefetch import DecodedFrame, prefetch
 RESULTS = "results.json"
 TABLE = "table.md"
 PROGRESS = ".progress.safetensors"
-DELTAS = "deltas"
 BATCHES_AHEAD = 2
 SAVING_SHARE = 20  # a state of gigabytes is saved so seldom that it costs 1 / 20 of the time
 
@@ -67,8 +66,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run methods over labelled domains and measure them.
 
-    Writes `predictions.jsonl` (a row per image, method and seed), `results.json`,
-    `table.md` and a delta per seed and method that changes only norms into the output folder.
+    Writes `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md`,
+    a delta per seed and method that changes only norms, and, where a method is under the
+    guard, its decisions to `events.jsonl` into the output folder.
 
     Args:
         model: A timm classifier, as from `load_model`; back at its source weights afterwards.
@@ -132,6 +132,7 @@ class _Evaluation:
         self.saving_seconds = 0.0
         self.guard: Guard | None = None
         self.episodic = False
+        self.events: PredictionWriter | None = None
         self.learned: dict[str, dict[str, Any]] = {}
 
     def execute(self, source_data: str | Path | None, interrupts: Interrupts) -> dict[str, Any]:
@@ -151,8 +152,12 @@ class _Evaluation:
 
     def _execute(self, interrupts: Interrupts) -> dict[str, Any]:
         progress, state = self._claim()
-        path = self.folder / PREDICTIONS
-        with PredictionWriter(path, keep_bytes=progress.num_bytes) as writer:
+        with contextlib.ExitStack() as files:
+            writer = files.enter_context(PredictionWriter(self.folder / PREDICTIONS, keep_bytes=progress.num_bytes))
+            if any(method != unguarded(method) for method in self.methods):
+                path = self.folder / EVENTS
+                kept = progress.event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
+                self.events = files.enter_context(PredictionWriter(path, keep_bytes=kept))
             runs = list(itertools.product(self.methods, self.options.seeds))
             for method, seed in runs[len(progress.finished) :]:
                 torch.manual_seed(seed)
@@ -219,6 +224,17 @@ class _Evaluation:
                 "or choose another --output"
             )
 
+    def _remove_earlier(self) -> None:
+        """Remove what an earlier evaluation left that this one may not write itself; a folder of others stays."""
+        if not (self.folder / RESULTS).exists():
+            return
+        for pattern in (TABLE, EVENTS, f"{DELTAS}/*.safetensors", f"{PLOTS}/*.png"):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+        for name in (DELTAS, PLOTS):
+            with contextlib.suppress(OSError):  # absent, or it holds something else
+                (self.folder / name).rmdir()
+
     def _claim(self) -> tuple[Progress, dict[str, Tensor]]:
         """Make the folder ready, or find out how far the evaluation in it has come."""
         record = self.folder / RESULTS
@@ -231,6 +247,7 @@ class _Evaluation:
         self._refuse_earlier()
         with writing(self.folder):
             (self.folder / PROGRESS).unlink(missing_ok=True)
+            self._remove_earlier()
         write_json(record, {"status": "running", "settings": self._settings()})
         return Progress(), {}
 
@@ -288,6 +305,9 @@ class _Evaluation:
                         rows = self._process(adapter, visit, batch, position)
                         context = {"method": method, "seed": seed, "phase": visit.phase, "visit": number}
                         writer.write({**context, **row} for row in rows)
+                        if self.guard and self.events:
+                            events = self.guard.events()
+                            self.events.write({**context, "index": position.index, **event} for event in events)
                         _count(rows, tallies)
                         position.start += len(batch)
                         position.index += len(batch)
@@ -418,6 +438,7 @@ class _Evaluation:
 
     def _save(self, progress: Progress, state: Mapping[str, Tensor], writer: PredictionWriter) -> None:
         progress.num_bytes = writer.sync()
+        progress.event_bytes = self.events.sync() if self.events else 0
         progress.position.peak_bytes = max(progress.position.peak_bytes, peak_bytes(self.device))
         started = time.monotonic()
         save_progress(self.folder / PROGRESS, progress, state)
@@ -427,10 +448,11 @@ class _Evaluation:
     def _finish_run(self, adapter: Method, method: str, seed: int, position: Position) -> dict[str, Any]:
         delta = adapter.delta()
         if delta and adapter.norms_only:  # one of every weight is as large as the model
-            with writing(self.folder / DELTAS):
-                (self.folder / DELTAS).mkdir(exist_ok=True)
+            path = delta_path(self.folder, method, seed)
+            with writing(path):
+                path.parent.mkdir(exist_ok=True)
             save_delta(
-                self.folder / DELTAS / f"{method}_seed{seed}.safetensors",
+                path,
                 Delta(
                     tensors=delta,
                     model=str(self.options.model.get("name", "unknown")),
