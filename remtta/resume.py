@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -151,20 +151,23 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseen_frames(stream: Stream, place: Place) -> Iterator[Frame]:
-    """The frames of a stream that come after a place.
+    """The frames of a stream that come after a place; all frames of a live one, which begins anew.
 
     Raises:
         UsageError: If the stream no longer holds the frames that came before, in that order.
     """
-    if not place.frames or stream.live:
-        yield from stream.frames
+    frames = stream.frames
+    if stream.live and (first := next(frames, None)):  # which tells whether it is a finite video behind an address
+        frames = chain([first], frames)
+    if not place.frames or (stream.live and not (stream.live_source and stream.live_source.finite)):
+        yield from frames
         return
     seen = 0
     advice = "give the source the run began with, or start again with --overwrite"
-    for frame in islice(stream.frames, place.frames):
+    for frame in islice(frames, place.frames):
         seen += 1
         if seen == place.frames and place.last and (frame.source, frame.number) != place.last:
             raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {place.last[0]}; {advice}")
     if seen < place.frames:
         raise UsageError(f"{stream.name} holds {seen} frame(s), and the run had seen {place.frames}; {advice}")
-    yield from stream.frames
+    yield from frames

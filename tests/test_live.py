@@ -496,6 +496,23 @@ def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     assert [event["frame"] for event in lines_of(tmp_path / EVENTS)] == [1, 3, 5]
 
 
+def finite(count: int, limit: int | None = None) -> Stream:
+    """A stream of a video of so many frames behind an address."""
+    source = source_of(FakeCamera([noise(number) for number in range(count)], promised=count), Clock())
+    return Stream("http://host/clip.mp4", "url", islice(source.frames(), limit), live_source=source)
+
+
+def test_a_finite_video_behind_an_address_goes_on_where_it_was(tmp_path: Path) -> None:
+    go(finite(9), tmp_path / "whole")
+    for limit in (6, None, None):
+        summary = go(finite(9, limit), tmp_path / "run", options={"resume": True})
+    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
+    assert [row["frame"] for row in lines_of(tmp_path / "run" / PREDICTIONS)] == list(range(9))
+    assert summary.num_frames == 9 and summary.exit_reason == "completed"
+    with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frame\(s\), and the run had seen 9"):
+        go(finite(5), tmp_path / "run", options={"resume": True})
+
+
 def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path) -> None:
     source = LiveSource(0, LiveOptions(), connect=FakeCamera([noise(0), noise(1)]))  # real time
     stopped_at = []

@@ -100,6 +100,7 @@ class LiveSource:
         state: "opening", "running" or "reconnecting".
         keep: How many of the newest frames to keep for the model, where older ones are dropped.
         dropped: Frames that were.
+        finite: Whether it turned out to be a finite video; known with the first frame.
 
     Args:
         source: Camera index, device or URL.
@@ -127,6 +128,7 @@ class LiveSource:
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
         self.keep = 1
         self.dropped = 0
+        self.finite = False
         self._source, self._stride, self._connect = source, stride, connect
         self._clock, self._jitter = clock, jitter
         self._closed = threading.Event()
@@ -166,6 +168,7 @@ class LiveSource:
                     raise connection.failure(self._source)
                 connection, shot, gap = self._reconnect(connection, None)
             while shot is not None:
+                self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
                 yield self._frame(cv2, shot, gap)
                 last, gap, shot = shot, None, connection.take()
