@@ -406,6 +406,18 @@ def test_separating_by_nul_is_for_standard_input(frames: Path) -> None:
         open_stream(frames, null_separated=True)
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("rtsp://admin:p@ss@cam/stream", "rtsp://***@cam/stream"),
+        ("rtsp://admin:p@ss:8@cam:554/a@b/c", "rtsp://***@cam:554/a@b/c"),
+        ("http://cam/live?user=a@b", "http://cam/live?user=a@b"),
+    ],
+)
+def test_all_of_a_password_is_hidden_and_nothing_behind_the_host(address: str, shown: str) -> None:
+    assert open_stream(address).name == shown
+
+
 def test_passwords_in_addresses_are_not_shown() -> None:
     stream = open_stream("rtsp://user:secret@127.0.0.1:9/live")
     assert stream.name == "rtsp://***@127.0.0.1:9/live"

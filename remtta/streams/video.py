@@ -68,7 +68,7 @@ def video_name(source: str | int) -> str:
 
 def without_password(source: str) -> str:
     """An address as it may be shown and written down: `user:password@` becomes `***@`."""
-    return re.sub(r"(?<=://)[^/@]*@", "***@", source)
+    return re.sub(r"(?<=://)[^/]*@", "***@", source)
 
 
 def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Frame:
