@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta import engine
+from remtta.cli.options import parse_pairs
 from remtta.config import METHOD_CONFIGS, REMConfig, TentConfig, method_config
 from remtta.errors import UsageError
 from remtta.methods import METHODS, Method, build_method
@@ -272,6 +273,48 @@ def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> 
 def test_a_setting_the_method_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a setting of tent must be one of lr, .*, got mask_ratios"):
         method_config("tent", {"mask_ratios": (0, 0.1)}, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("method", "pair", "taken"),
+    [
+        ("cotta", "nesterov=false", False),
+        ("cotta", "episodic=TRUE", True),
+        ("rem", "gap_weighting=True", True),
+        ("rem", "steps=2", 2),
+        ("rem", "micro_batch=None", None),
+        ("rem", "margin=1", 1),
+        ("rem", "adapt_layers=0,2", "0,2"),
+        ("rem", "adapt_layers=1", "1"),
+        ("rem", "adapt_layers=0-1", "0-1"),
+        ("rem", "adapt_layers=None", None),
+    ],
+)
+def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
+    found = getattr(method_config(method, parse_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
+    assert found == taken and type(found) is type(taken)
+
+
+@pytest.mark.parametrize(
+    ("method", "pair", "told"),
+    [
+        ("cotta", "nesterov=no", "cotta's nesterov must be true or false, got no"),
+        ("cotta", "episodic=1", "cotta's episodic must be true or false, got 1"),
+        ("rem", "steps=2.0", "rem's steps must be a whole number, got 2.0"),
+        ("rem", "steps=True", "rem's steps must be a whole number, got True"),
+        ("rem", "micro_batch=2.5", "rem's micro_batch must be a whole number or None, got 2.5"),
+        ("rem", "margin=False", "rem's margin must be a number, got False"),
+        ("rem", "confident_below=low", "rem's confident_below must be a number or None, got low"),
+        ("rem", "adapt_layers=True", "rem's adapt_layers must be text or None, got True"),
+        ("foa", "num_prompts=3.0", "foa's num_prompts must be a whole number, got 3.0"),
+        ("memo", "num_augmentations=4.0", "memo's num_augmentations must be a whole number, got 4.0"),
+        ("lame", "neighbours=2.5", "lame's neighbours must be a whole number, got 2.5"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        method_config(method, parse_pairs([pair], "--set"), batch_size=8)
+    assert str(caught.value) == told
 
 
 def test_every_method_has_its_settings() -> None:

@@ -260,10 +260,10 @@ def test_masks_by_features_need_no_softmax_attention() -> None:
         ({"consistency_weight": 0.0, "ranking_weight": 0.0}, "consistency weight must be > 0 where lambda is 0"),
         ({"confident_below": 0.0}, "confident below must be > 0 and finite"),
         ({"confident_below": math.inf}, "confident below must be > 0 and finite"),
-        ({"gap_weighting": "yes"}, "gap weighting must be True or False, got yes"),
+        ({"gap_weighting": "yes"}, "rem's gap_weighting must be true or false, got yes"),
         ({"gap_weighting": True, "episodic": True}, "gap weighting must be left out where episodic"),
         ({"masking": ["random"]}, "masking must be one of"),
-        ({"confident_below": "often"}, "wrong kind"),
+        ({"confident_below": "often"}, "rem's confident_below must be a number or None, got often"),
     ],
     ids=str,
 )

@@ -153,13 +153,37 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
     if "lr" not in settings:
         settings = {**settings, "lr": kind.lr_at(batch_size)}
-    for field in dataclasses.fields(kind):
-        number = isinstance(field.default, (int, float)) and not isinstance(field.default, bool)
-        value = settings.get(field.name, field.default)
-        check(not (number and isinstance(value, str)), f"{name}'s {field.name}", value, "a number")
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    settings = {key: _of_type(types[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
         return kind(**settings)
     except UsageError:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # such as text where a number belongs
         raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
+
+
+def _of_type(annotation: str, name: str, value: Any) -> Any:
+    """The value of a setting, which may have come as text, as its type has it.
+
+    Raises:
+        UsageError: If it is of another type.
+    """
+    wanted = annotation.removesuffix(" | None")
+    or_none = " or None" if wanted != annotation else ""
+    if value is None and or_none:
+        return None
+    if wanted == "bool":
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+        check(isinstance(value, bool), name, value, "true or false")
+    elif wanted in ("int", "float"):
+        number = isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
+        check(number, name, value, ("a whole number" if wanted == "int" else "a number") + or_none)
+    elif wanted == "str":
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, (tuple, list)):  # what Python reads in "0,2"
+            return ",".join(map(str, value))
+        check(isinstance(value, str), name, value, "text" + or_none)
+    return value
