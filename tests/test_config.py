@@ -3,11 +3,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from remtta.config import REMConfig
+from remtta.config import METHOD_CONFIGS, REMConfig, method_config
+from remtta.errors import UsageError
 from remtta.options import RunOptions
 
 
@@ -40,12 +42,12 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"mask_ratios": (0.0, 0.1, 0.1)}, _ASCEND + "0,0.1,0.1"),
         ({"mask_ratios": (0.0, 1.0)}, _ASCEND + "0,1"),
         ({"mask_ratios": (0.0, math.nan)}, _ASCEND + "0,nan"),
-        ({"ranking_weight": -1.0}, "lambda must be >= 0, got -1.0"),
-        ({"ranking_weight": math.inf}, "lambda must be >= 0, got inf"),
-        ({"margin": -0.1}, "margin must be >= 0, got -0.1"),
-        ({"margin": math.nan}, "margin must be >= 0, got nan"),
-        ({"lr": 0.0}, "learning rate must be > 0, got 0.0"),
-        ({"lr": math.inf}, "learning rate must be > 0, got inf"),
+        ({"ranking_weight": -1.0}, "lambda must be >= 0 and finite, got -1.0"),
+        ({"ranking_weight": math.inf}, "lambda must be >= 0 and finite, got inf"),
+        ({"margin": -0.1}, "margin must be >= 0 and finite, got -0.1"),
+        ({"margin": math.nan}, "margin must be >= 0 and finite, got nan"),
+        ({"lr": 0.0}, "learning rate must be > 0 and finite, got 0.0"),
+        ({"lr": math.inf}, "learning rate must be > 0 and finite, got inf"),
         ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
         ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
         ({"momentum": math.nan}, "momentum must be in [0, 1), got nan"),
@@ -58,6 +60,21 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
     with pytest.raises(ValueError) as caught:
         REMConfig(**changes)
     assert str(caught.value) == message
+
+
+FRACTIONS = [
+    (name, field.name)
+    for name, kind in METHOD_CONFIGS.items()
+    for field in fields(kind)
+    if str(field.type).startswith("float")
+]
+
+
+@pytest.mark.parametrize(("method", "setting"), FRACTIONS)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_setting_is_infinite(method: str, setting: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
+        method_config(method, {setting: value}, batch_size=8)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_share_that_masks_no_patch_is_refused() -> None:
         ({"mask_ratio": 1.0}, "mask-ratio must be in (0, 1), got 1.0"),
         ({"num_dropouts": 1}, "num-dropouts must be >= 2, got 1"),
         ({"dropout": 0.0}, "dropout must be in (0, 1), got 0.0"),
-        ({"hog_weight": -1.0}, "hog-weight must be >= 0, got -1.0"),
+        ({"hog_weight": -1.0}, "hog-weight must be >= 0 and finite, got -1.0"),
     ],
 )
 def test_a_setting_of_continual_mae_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -140,7 +140,7 @@ def test_vida_goes_on_bit_for_bit() -> None:
     [
         ({"high_rank": 0}, "high-rank must be >= 1, got 0"),
         ({"num_augmentations": 1}, "num-augmentations must be >= 2, got 1"),
-        ({"adapter_lr": 0.0}, "adapter-lr must be > 0, got 0.0"),
+        ({"adapter_lr": 0.0}, "adapter-lr must be > 0 and finite, got 0.0"),
     ],
 )
 def test_a_setting_of_vida_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -61,7 +61,7 @@ class MethodConfig:
         return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
 
     def __post_init__(self) -> None:
-        check(math.isfinite(self.lr) and self.lr > 0, "learning rate", self.lr, "> 0")
+        check_finite(self.lr, "learning rate", "> 0")
         check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
         check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
         sgd = self.optimizer == "sgd" and self.momentum > 0
@@ -73,6 +73,16 @@ class MethodConfig:
 
 UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "adapt_layers")
 """Settings of methods that train weights."""
+
+
+def check_finite(value: float, name: str, rule: Literal["> 0", ">= 0"] | None = None) -> None:
+    """Refuse a number that is not finite, or breaks its rule; the records, which are JSON, hold no other.
+
+    Raises:
+        UsageError: Naming all three.
+    """
+    holds = math.isfinite(value) and (rule is None or value > 0 or (rule == ">= 0" and value == 0))
+    check(holds, name, value, "a finite number" if rule is None else f"{rule} and finite")
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:

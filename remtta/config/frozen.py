@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remtta.config.base import UPDATE_SETTINGS, MethodConfig, check
+from remtta.config.base import UPDATE_SETTINGS, MethodConfig, check, check_finite
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class FOAConfig(MethodConfig):
     def __post_init__(self) -> None:
         check(self.num_prompts >= 1, "num-prompts", self.num_prompts, ">= 1")
         check(self.population is None or self.population >= 4, "population", self.population, ">= 4")
-        weight = self.distance_weight
-        check(math.isfinite(weight) and weight >= 0, "distance-weight", weight, ">= 0")
+        check_finite(self.distance_weight, "distance-weight", ">= 0")
         check(0 <= self.shift_decay < 1, "shift-decay", self.shift_decay, "in [0, 1)")
         check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
         super().__post_init__()
@@ -86,5 +84,5 @@ class VDPConfig(MethodConfig):
         check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
         check(0 < self.prompt_share <= 1, "prompt-share", self.prompt_share, "in (0, 1]")
         check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
-        check(math.isfinite(self.homeostasis) and self.homeostasis >= 0, "homeostasis", self.homeostasis, ">= 0")
+        check_finite(self.homeostasis, "homeostasis", ">= 0")
         super().__post_init__()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from remtta.config.base import MethodConfig, Optimizer, check
+from remtta.config.base import MethodConfig, Optimizer, check, check_finite
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class ETAConfig(TentConfig):
     probs_momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        check(self.entropy_margin > 0, "entropy margin", self.entropy_margin, "> 0")
-        check(self.max_cosine > 0, "max cosine", self.max_cosine, "> 0")
+        check_finite(self.entropy_margin, "entropy margin", "> 0")
+        check_finite(self.max_cosine, "max cosine", "> 0")
         check(0 <= self.probs_momentum < 1, "probs momentum", self.probs_momentum, "in [0, 1)")
         super().__post_init__()
 
@@ -90,7 +89,7 @@ class EATAConfig(ETAConfig):
     source_settings: ClassVar[tuple[str, ...] | None] = ("adapt_layers", "fisher_images", "precision")
 
     def __post_init__(self) -> None:
-        check(self.fisher_weight >= 0, "fisher weight", self.fisher_weight, ">= 0")
+        check_finite(self.fisher_weight, "fisher weight", ">= 0")
         check(self.fisher_images >= 1, "fisher images", self.fisher_images, ">= 1")
         super().__post_init__()
 
@@ -151,9 +150,9 @@ class SARConfig(_SARLikeConfig):
     loss_momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        check(self.entropy_margin > 0, "entropy margin", self.entropy_margin, "> 0")
-        check(math.isfinite(self.rho) and self.rho > 0, "rho", self.rho, "> 0")
-        check(self.reset_below >= 0, "reset below", self.reset_below, ">= 0")
+        check_finite(self.entropy_margin, "entropy margin", "> 0")
+        check_finite(self.rho, "rho", "> 0")
+        check_finite(self.reset_below, "reset below", ">= 0")
         check(0 <= self.loss_momentum < 1, "loss momentum", self.loss_momentum, "in [0, 1)")
         super().__post_init__()
 
@@ -182,8 +181,8 @@ class DeYOConfig(_SARLikeConfig):
     grid: int = 4
 
     def __post_init__(self) -> None:
-        check(self.entropy_margin > 0, "entropy margin", self.entropy_margin, "> 0")
-        check(math.isfinite(self.weight_margin), "weight margin", self.weight_margin, "a finite number")
+        check_finite(self.entropy_margin, "entropy margin", "> 0")
+        check_finite(self.weight_margin, "weight margin")
         check(-1 <= self.plpd_margin < 1, "plpd margin", self.plpd_margin, "in [-1, 1)")
         check(self.grid >= 2, "grid", self.grid, ">= 2")
         super().__post_init__()
@@ -221,7 +220,7 @@ class ROIDConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         check(0 < self.clip < 1, "clip", self.clip, "in (0, 1)")
-        check(self.temperature > 0, "temperature", self.temperature, "> 0")
+        check_finite(self.temperature, "temperature", "> 0")
         for name in ("probs_momentum", "source_momentum"):
             check(0 <= getattr(self, name) <= 1, name.replace("_", " "), getattr(self, name), "in [0, 1]")
         check(self.prior_on in ("probabilities", "logits"), "prior on", self.prior_on, "probabilities or logits")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from remtta.config.base import MethodConfig, check
+from remtta.config.base import MethodConfig, check, check_finite
 from remtta.errors import UsageError
 
 Masking = Literal["attention", "random", "background", "features"]
@@ -60,14 +59,14 @@ class REMConfig(MethodConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
         _check_mask_ratios(self.mask_ratios)
-        check(math.isfinite(self.ranking_weight) and self.ranking_weight >= 0, "lambda", self.ranking_weight, ">= 0")
-        check(math.isfinite(self.margin) and self.margin >= 0, "margin", self.margin, ">= 0")
+        check_finite(self.ranking_weight, "lambda", ">= 0")
+        check_finite(self.margin, "margin", ">= 0")
         weight = self.consistency_weight
-        check(math.isfinite(weight) and weight >= 0, "consistency weight", weight, ">= 0")
+        check_finite(weight, "consistency weight", ">= 0")
         check(weight > 0 or self.ranking_weight > 0, "consistency weight", weight, "> 0 where lambda is 0")
         check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
-        threshold = self.confident_below
-        check(threshold is None or 0 < threshold < math.inf, "confident below", threshold, "> 0 and finite")
+        if self.confident_below is not None:
+            check_finite(self.confident_below, "confident below", "> 0")
         check(isinstance(self.gap_weighting, bool), "gap weighting", self.gap_weighting, "True or False")
         forgets = self.gap_weighting and self.episodic
         check(not forgets, "gap weighting", True, "left out where episodic, as it compares a batch with earlier ones")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remtta.config.base import MethodConfig, Optimizer, check
+from remtta.config.base import MethodConfig, Optimizer, check, check_finite
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,11 @@ class ViDAConfig(WholeModelConfig):
     def __post_init__(self) -> None:
         check(self.low_rank >= 1, "low-rank", self.low_rank, ">= 1")
         check(self.high_rank >= 1, "high-rank", self.high_rank, ">= 1")
-        check(math.isfinite(self.adapter_lr) and self.adapter_lr > 0, "adapter-lr", self.adapter_lr, "> 0")
+        check_finite(self.adapter_lr, "adapter-lr", "> 0")
         check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
         check(0 <= self.adapter_decay < 1, "adapter-decay", self.adapter_decay, "in [0, 1)")
         check(self.num_augmentations >= 2, "num-augmentations", self.num_augmentations, ">= 2")
-        check(math.isfinite(self.threshold) and self.threshold >= 0, "threshold", self.threshold, ">= 0")
+        check_finite(self.threshold, "threshold", ">= 0")
         super().__post_init__()
 
 
@@ -133,7 +132,7 @@ class ContinualMAEConfig(WholeModelConfig):
         check(0 < self.mask_ratio < 1, "mask-ratio", self.mask_ratio, "in (0, 1)")
         check(self.num_dropouts >= 2, "num-dropouts", self.num_dropouts, ">= 2")
         check(0 < self.dropout < 1, "dropout", self.dropout, "in (0, 1)")
-        check(math.isfinite(self.hog_weight) and self.hog_weight >= 0, "hog-weight", self.hog_weight, ">= 0")
+        check_finite(self.hog_weight, "hog-weight", ">= 0")
         check(0 <= self.restore < 1, "restore", self.restore, "in [0, 1)")
         super().__post_init__()
 
@@ -159,7 +158,6 @@ class PETALConfig(CoTTAConfig):
     source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "precision")
 
     def __post_init__(self) -> None:
-        weight = self.posterior_weight
-        check(math.isfinite(weight) and weight >= 0, "posterior-weight", weight, ">= 0")
-        check(math.isfinite(self.swag_lr) and self.swag_lr > 0, "swag-lr", self.swag_lr, "> 0")
+        check_finite(self.posterior_weight, "posterior-weight", ">= 0")
+        check_finite(self.swag_lr, "swag-lr", "> 0")
         super().__post_init__()
