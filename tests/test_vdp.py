@@ -10,10 +10,17 @@ from torch import Tensor
 
 from remtta.config import VDPConfig
 from remtta.errors import UsageError
+from remtta.fitting import fitting_micro_batch
 from remtta.methods.vdp import VDP
 from tests.conftest import random_images, tiny_vit
 
 CONFIG = VDPConfig(lr=0.5, optimizer="sgd", teacher_decay=0.5, homeostasis=3.0)
+
+
+def test_memory_is_fitted_also_where_no_weight_changes() -> None:
+    vdp = VDP(tiny_vit(), CONFIG)
+    assert vdp.device == torch.device("cpu")
+    assert fitting_micro_batch(vdp, (32, 32), 8, 2**40) is None
 
 
 def test_three_updates_equal_a_plain_loop_over_two_squares() -> None:

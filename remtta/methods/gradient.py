@@ -158,7 +158,8 @@ class GradientMethod(ABC):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(iter(self._weights.parameters.values())).device
+        device: torch.device = self._vit.cls_token.device  # some methods adapt no weight
+        return device
 
     def part_size(self, batch_size: int) -> int:
         """How many images of a batch go forward and backward at a time."""
