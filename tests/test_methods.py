@@ -163,11 +163,26 @@ def test_bf16_is_near_and_gives_float32(name: str) -> None:
         torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.01, rtol=0)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_answering_first_and_learning_then_comes_to_the_same(name: str) -> None:
-    together, apart = make(name), make(name)
+AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in METHODS),
+        ("cotta", AUGMENTED),
+        ("cotta", {**AUGMENTED, "episodic": True}),
+        ("cotta", {**AUGMENTED, "steps": 2, "micro_batch": 2}),
+        ("petal", AUGMENTED),
+        ("vida", {"lr": 0.05, "adapter_lr": 0.05}),
+        ("rem", {"masking": "random", "episodic": True}),
+    ],
+)
+def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
+    together, apart = make(name, **settings), make(name, **settings)
     for seed in range(3):
-        answer = apart.answer(random_images(5, seed))
+        with torch.inference_mode():
+            answer = apart.answer(random_images(5, seed))
         torch.testing.assert_close(answer, run(together, seed))
         apart.learn(LABELS)
         apart.learn(LABELS)  # once is enough
@@ -195,12 +210,13 @@ def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monke
     torch.testing.assert_close(apart.delta(), together.delta())
 
 
-def test_an_answer_that_a_reset_came_after_is_not_used() -> None:
-    method = make("rem", lr=0.1)
+@pytest.mark.parametrize(("name", "settings"), [("rem", {}), ("cotta", {"teacher_decay": 0.5, "restore": 0.0})])
+def test_an_answer_that_a_reset_came_after_is_not_used(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, lr=0.1, **settings)
     run(method, 0)
     method.answer(random_images(5, 1))
     method.reset()
-    fresh = make("rem", lr=0.1)
+    fresh = make(name, lr=0.1, **settings)
     torch.testing.assert_close(run(method, 1), run(fresh, 1))
     torch.testing.assert_close(method.delta(), fresh.delta())
 

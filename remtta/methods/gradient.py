@@ -75,6 +75,7 @@ class GradientMethod(ABC):
         self._optimizer = self._new_optimizer()
         self._last_views: Tensor | None = None
         self._answered: Tensor | None = None  # images that `learn` is to adapt to
+        self._answered_targets: Tensor | None = None  # their targets, where the answer needed them
 
     @abstractmethod
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
@@ -184,8 +185,7 @@ class GradientMethod(ABC):
             ValueError: If images is not a batch of at least one image, or labels are missing.
         """
         self._check_images(images)
-        if self.needs_labels and labels is None:
-            raise ValueError("this method learns from labels, and none were given")
+        self._check_labels(labels)
         if self._config.episodic:
             self.reset()
         self._last_views = self._adapt(images, labels)
@@ -214,7 +214,8 @@ class GradientMethod(ABC):
         """Adapt to the images of the last `answer`, if it was not done yet; with labels (B,) if a call needs them."""
         images, self._answered = self._answered, None
         if images is not None:
-            self(images, labels)
+            self._check_labels(labels)
+            self._last_views = self._adapt(images, labels)
 
     def _answer(self, images: Tensor) -> Tensor:
         """The prediction (B, C) that a call would give; what it knows already need not be computed again."""
@@ -332,7 +333,9 @@ class GradientMethod(ABC):
         """Leave the batch's gradients in the parameters, none where no image counts; returns the views."""
         self._optimizer.zero_grad(set_to_none=True)
         images = images.clone() if images.is_inference() else images  # which no graph may hold
-        targets = self._targets(images, labels)
+        targets, self._answered_targets = self._answered_targets, None
+        if targets is None:
+            targets = self._targets(images, labels)
         size = self.part_size(len(images))
         whole = size >= len(images)
         views, num_counted = [], 0
@@ -374,6 +377,10 @@ class GradientMethod(ABC):
         fits = fits and (size == ("H", "W") or tuple(images.shape[2:]) == size)
         if not fits or images.dtype != torch.float32:
             raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}")
+
+    def _check_labels(self, labels: Tensor | None) -> None:
+        if self.needs_labels and labels is None:
+            raise ValueError("this method learns from labels, and none were given")
 
     def _logits(self, images: Tensor) -> Tensor:
         with self._context(images.device):

@@ -41,8 +41,17 @@ class TeacherMethod(GradientMethod):
         for name, tensor in self._trained.items():
             tensor.copy_(state[_STUDENT + name])
 
+    @torch.inference_mode(False)  # the update is to learn from the same targets
+    @torch.no_grad()
+    def _answer(self, images: Tensor) -> Tensor:
+        targets = self._targets(images, None)
+        assert targets is not None
+        self._answered_targets = targets
+        return self._output(targets.clone())
+
     @torch.no_grad()
     def _forget(self) -> None:
+        self._answered_targets = None
         for name, parameter in self._weights.parameters.items():
             self._trained[name].copy_(parameter)
 
