@@ -45,7 +45,8 @@ class Budget:
 
     Args:
         max_ms: Mean time per frame that predictions and updates may take, in ms.
-        realtime: Adapt only while the stream's own time has not run ahead by more than a batch.
+        realtime: Adapt only while the stream's own time has not run ahead by more than a batch, or than the time
+            between two frames. Where it starts again, as at the next video of a folder, so does the comparison.
         clock: Seconds, from any start.
 
     Raises:
@@ -62,7 +63,8 @@ class Budget:
         self._warned = False
         self._credit = 0.0
         self._expected: float | None = None  # seconds per frame of a batch that is adapted to
-        self._origin: float | None = None  # the clock's time at the stream's time 0
+        self._origin = 0.0  # the clock's time at the stream's time 0
+        self._latest: float | None = None  # the stream's time at the last frame
 
     def allows(self, batch: Sequence[DecodedFrame]) -> bool:
         """Whether to adapt to this batch.
@@ -94,10 +96,11 @@ class Budget:
         self._credit = min(max(self._credit - seconds, -most), most)
 
     def _keeps_up(self, batch: Sequence[DecodedFrame]) -> bool:
-        first, last = batch[0].time_s, batch[-1].time_s
+        times = [frame.time_s for frame in batch if frame.image is not None]
+        first, last = times[0], times[-1]
         if first is None or last is None:
             raise UsageError("--realtime goes by the time of a video or a live source, and these frames have none")
-        now = self._clock()
-        if self._origin is None:
-            self._origin = now - last
-        return now - self._origin - last <= last - first
+        now, before, self._latest = self._clock(), self._latest, last
+        if before is None or not before <= first <= last:  # another video begins
+            self._origin, before = now - last, first
+        return now - self._origin - last <= max(last - first, first - before)

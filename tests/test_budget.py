@@ -77,6 +77,33 @@ def test_realtime_adapts_only_while_the_stream_has_not_run_ahead() -> None:
         budget.allows(batch([None, None]))
 
 
+def test_realtime_begins_anew_with_every_video() -> None:
+    now = 0.0
+    budget = Budget(realtime=True, clock=lambda: now)
+    allowed = []
+    for times in ([0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.0], [4.0, 0.0], [1.0, 2.0]):
+        now += 2.0  # exactly in step
+        allowed.append(budget.allows(batch(times)))  # type: ignore[arg-type]
+    assert allowed == [True] * 6
+    now += 3.5
+    assert not budget.allows(batch([3.0, 4.0]))
+
+
+def test_realtime_allows_single_frames_some_jitter() -> None:
+    now = 0.0
+    budget = Budget(realtime=True, clock=lambda: now)
+    for number, late_s in enumerate([0.0, 0.002, -0.002, 0.09]):  # of 0.1 s between two frames
+        now = 0.1 * number + late_s
+        assert budget.allows(batch([0.1 * number]))
+    now = 0.4 + 0.11
+    assert not budget.allows(batch([0.4]))
+
+
+def test_realtime_goes_by_the_frames_that_can_be_read() -> None:
+    broken = DecodedFrame(0, "clip", None, None, None, "is truncated")
+    assert Budget(realtime=True).allows([broken, *batch([0.0, 0.5])])
+
+
 def test_latencies_are_told_within_four_percent() -> None:
     latencies = Latencies()
     assert latencies.percentiles_ms() is None
