@@ -6,7 +6,10 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,37 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
     finally:
         with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed either
             temporary.unlink()
+
+
+def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: float = 0.0) -> None:
+    """Remove the temporary files that `write_atomically` left in a folder when its process was killed.
+
+    Args:
+        folder: Where they may be, if it exists.
+        names: Names or patterns of the files that were to be written.
+        untouched_for_s: Leave out those changed since: where no lock keeps others away, a process on another machine
+            may be writing.
+    """
+    if fcntl is None or not folder.is_dir():  # Windows: nothing tells whether a process lives
+        return
+    with contextlib.suppress(OSError):  # what cannot be removed harms nobody
+        for path in list(folder.iterdir()):
+            found = re.fullmatch(r"\.(.+)\.(\d{1,9})\.tmp", path.name, re.DOTALL)
+            if not found or not any(fnmatchcase(found[1], name) for name in names):
+                continue
+            if not _lives(int(found[2])) and time.time() - path.stat().st_mtime >= untouched_for_s:
+                path.unlink()
+                _log.debug("removed %s, which a killed process left behind", path)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

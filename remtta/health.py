@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta.errors import OutputError, UsageError
-from remtta.files import write_atomically
+from remtta.files import remove_leftovers, write_atomically
 
 EVERY_S = 2.0
 
@@ -45,6 +46,7 @@ class HealthFile:
     def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
         self._path, self._report, self._every_s = path, report, every_s
         self._done = threading.Event()
+        remove_leftovers(path.parent, (glob.escape(path.name),))
         self._write()
         self._thread = threading.Thread(target=self._keep_fresh, name="remtta-health", daemon=True)
         self._thread.start()

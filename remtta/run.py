@@ -23,7 +23,7 @@ from remtta.config import MethodConfig
 from remtta.deltas import Delta, save_delta
 from remtta.environment import environment
 from remtta.errors import DeltaError, OutputError, RemttaError, StreamError, UsageError
-from remtta.files import FolderLock, Reserve, write_json, writing
+from remtta.files import FolderLock, Reserve, remove_leftovers, write_json, writing
 from remtta.guard import describe, guarded
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method
@@ -218,6 +218,7 @@ class Run:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = FolderLock(self.folder)
+        remove_leftovers(self.folder, (DELTA, STATE, RECORD))
 
     def _begin(self, writer: PredictionWriter, event_bytes: int = 0) -> PredictionWriter:
         self.writer = writer

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from remtta.config import MethodConfig
 from remtta.errors import CheckpointError, StreamError, UsageError
-from remtta.files import write_atomically, writing
+from remtta.files import remove_leftovers, write_atomically, writing
 from remtta.methods import METHODS, Method
 from remtta.models import Preprocessing, preprocessing_of, state_sha256, tensors_sha256
 from remtta.streams import open_stream
@@ -200,6 +200,7 @@ def _compute(
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata)
+    remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return header, tensors, hashlib.sha256(content).hexdigest()
 

@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, Reserve, write_atomically, write_json
+from remtta.files import FolderLock, Reserve, remove_leftovers, write_atomically, write_json
+from tests.conftest import tiny_vit
 
 
 def test_a_written_file_is_in_place_and_alone(tmp_path: Path) -> None:
@@ -138,3 +141,46 @@ def test_a_killed_process_lets_go_of_its_folder(tmp_path: Path) -> None:
             FolderLock(tmp_path)
         process.kill()
     FolderLock(tmp_path).release()
+
+
+def killed_while_writing(*paths: Path) -> None:
+    """Write half of the files in a process that is then killed."""
+    code = (
+        "import os, pathlib, sys; from remtta.files import write_atomically\n"
+        "def half(temporary):\n"
+        "    temporary.write_text('half of')\n"
+        "    if len(sys.argv) > 1: write_atomically(pathlib.Path(sys.argv.pop()), half)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "write_atomically(pathlib.Path(sys.argv.pop()), half)"
+    )
+    subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    killed_while_writing(tmp_path / "run.json", tmp_path / "other.json")
+    half_run, half_other = sorted(os.listdir(tmp_path), reverse=True)
+    assert half_run.startswith(".run.json.") and half_other.startswith(".other.json.")
+    others = {half_other, f".run.json.{os.getpid()}.tmp", ".run.json.tmp", "run.json.1.tmp", ".run.json.x1.tmp"}
+    for name in others:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path, ["run.json"], untouched_for_s=60)
+    assert half_run in os.listdir(tmp_path)
+    remove_leftovers(tmp_path, ["run.json"])
+    assert set(os.listdir(tmp_path)) == others
+    remove_leftovers(tmp_path, ["*.json"])
+    assert set(os.listdir(tmp_path)) == others - {half_other}
+    remove_leftovers(tmp_path / "absent", ["*"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp_path: Path) -> None:
+    folder, health = tmp_path / "run", tmp_path / "health[1].json"
+    adapt_stream(tiny_vit(), frames, folder)
+    killed_while_writing(folder / "state.safetensors", folder / "run.json", folder / "mine.txt", health)
+    assert len(list(tmp_path.rglob(".*.tmp"))) == 4
+    again: Any = {how: True}
+    adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**again), health=health)
+    [kept] = tmp_path.rglob(".*.tmp")
+    assert kept.name.startswith(".mine.txt.")

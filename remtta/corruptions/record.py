@@ -14,9 +14,11 @@ from remtta._version import __version__
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
 from remtta.errors import OutputError, UsageError
-from remtta.files import write_json, writing
+from remtta.files import remove_leftovers, write_json, writing
 
 RECORD = "corrupt.json"
+
+_WRITTEN_IN_S = 60.0
 
 GENERATOR = 1
 """Raised whenever the same seed and settings come to make other images."""
@@ -59,6 +61,7 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
         _refuse_strangers(destination, options)
     else:
         _refuse_other_settings(destination, earlier, settings_of(source, options))
+        _remove_leftovers(destination, earlier)
     contents = {} if earlier is None else _contents(earlier)
     for name in options.corruptions:
         contents[name] = sorted({*contents.get(name, []), *options.severities})
@@ -67,6 +70,15 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
         destination.mkdir(parents=True, exist_ok=True)
     write_record(destination, source, options, contents, {"exit_reason": "unfinished"})
     return contents
+
+
+def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
+    """Remove what a killed run was writing; another may be making other corruptions of the same tree meanwhile."""
+    remove_leftovers(destination, (RECORD,), untouched_for_s=_WRITTEN_IN_S)
+    for name, severities in _contents(earlier).items():
+        for severity in severities:
+            for folder, _, _ in os.walk(destination / name / str(severity)):
+                remove_leftovers(Path(folder), ("*.JPEG", "*.png"), untouched_for_s=_WRITTEN_IN_S)
 
 
 def write_record(

@@ -28,7 +28,7 @@ from remtta.evaluation.metrics import Tally
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
 from remtta.evaluation.results import DELTAS, PLOTS, delta_path, markdown_table, read_rows, summarise, tally_rows
 from remtta.evaluation.scenarios import Visit, plan_visits
-from remtta.files import FolderLock, write_atomically, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_atomically, write_json, writing
 from remtta.guard import Guard, guarded
 from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import entropy, total_variation
@@ -142,6 +142,8 @@ class _Evaluation:
         elif not self.folder.is_dir():
             raise UsageError(f"{self.folder} holds no evaluation to go on with; leave --resume out")
         lock = FolderLock(self.folder)
+        remove_leftovers(self.folder, (RESULTS, TABLE, PROGRESS))
+        remove_leftovers(self.folder / DELTAS, ("*.safetensors",))
         try:
             if source_data is not None:
                 self._refuse_earlier()
