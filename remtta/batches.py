@@ -13,11 +13,14 @@ from remtta.streams.frames import Frame
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
+MOST_WAITING = 4  # batches' worth of frames, most of them unreadable, that wait for a batch to be full
 LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
 
 
 class Batches:
     """Batches of as many readable frames as an update takes, unreadable ones in their places between them.
+
+    Where nearly all are unreadable, a batch is not waited for: it then has fewer readable ones.
 
     A live source of which only the newest frames count is read no sooner than
     its frames are wanted: those read ahead would be old ones by then.
@@ -69,7 +72,8 @@ class Batches:
                     readable += frame.image is not None
                     self._want(frame.image is None)  # another one in its place
                     # An unreadable frame that no readable one waits for need not wait either.
-                    if not (readable in (0, self._size) or (frame.error and self._stops_at_errors)):
+                    full = readable in (0, self._size) or len(batch) >= MOST_WAITING * self._size
+                    if not (full or (frame.error and self._stops_at_errors)):
                         continue
                 if batch:
                     yield batch

@@ -107,6 +107,20 @@ def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> Non
     assert unsaved == 2  # before the first save, and between two
 
 
+def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(frames: Path, tmp_path: Path) -> None:
+    readable = [str(path) for path in sorted(frames.glob("*.png"))[:5]]
+    source = [readable[0], *["absent.png"] * 30, *readable[1:]]
+    ends: list[int] = []
+    go(source, tmp_path / "whole", on_batch=lambda summary: ends.append(summary.num_frames))
+    assert ends == [12, *range(13, 32), 34, 35]  # four times the batch of 3, then each by itself
+    for batches in (1, 5):
+        with Interrupts() as interrupts:
+            go(source, tmp_path / f"{batches}", on_batch=StopAfter(batches), interrupts=interrupts)
+        assert len(rows_of(tmp_path / f"{batches}")) == 11 + batches
+        go(source, tmp_path / f"{batches}", resume=True)
+        assert_same_results(tmp_path / f"{batches}", tmp_path / "whole")
+
+
 def test_a_torn_last_line_is_repaired(frames: Path, tmp_path: Path) -> None:
     go(frames, tmp_path / "whole")
     full = (tmp_path / "whole" / PREDICTIONS).read_bytes()
