@@ -2,7 +2,7 @@
 
     python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --lr 1e-4,3e-4,1e-3,3e-3
     python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --streams plain --no-plain
-        --guard default --guard doubt=0.01 --guard size=128,least=64 --guard back_to=passed
+        --guard default --guard doubt=0.01 --guard size=128,least=64
 
 ROOT is an ImageNet-C-like tree at one severity; the model is the CIFAR-10 ViT of train_cifar10_model.py. For every
 stream, learning rate and setting of the guard it prints a row of a Markdown table: the mean error over the domains,
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from remtta import load_model
 from remtta.config import method_config
+from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
 from remtta.guard import Guard, guarded
 from remtta.methods import Method, build_method
@@ -145,8 +146,17 @@ def worst(found: list[Tensor], source: list[Tensor], names: list[str]) -> str:
 
 def guard_options(text: str) -> GuardOptions:
     """A guard from "default" or NAME=VALUE,..."""
-    pairs = [] if text == "default" else [pair.split("=", 1) for pair in text.split(",")]
-    return GuardOptions(**{name: type(getattr(GuardOptions(), name))(value) for name, value in pairs})
+    defaults = vars(GuardOptions())
+    settings = {}
+    for pair in [] if text == "default" else text.split(","):
+        name, found, value = pair.partition("=")
+        if not found or name not in defaults:
+            raise UsageError(f'--guard takes default or NAME=VALUE,... of {", ".join(defaults)}, got "{pair}"')
+        try:
+            settings[name] = type(defaults[name])(value)
+        except ValueError:
+            raise UsageError(f'--guard {name} must be a number such as {defaults[name]}, got "{value}"') from None
+    return GuardOptions(**settings)
 
 
 def main() -> None:
@@ -163,7 +173,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     settings: dict[str, GuardOptions | None] = {} if args.no_plain else {"none": None}
-    settings |= {text: guard_options(text) for text in args.guard or ["default"]}
+    try:
+        settings |= {text: guard_options(text) for text in args.guard or ["default"]}
+    except UsageError as error:
+        parser.error(str(error))
 
     def fresh() -> torch.nn.Module:
         return load_model(**MODEL, checkpoint=args.checkpoint)

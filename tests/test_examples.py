@@ -20,6 +20,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import remtta
+from remtta.errors import UsageError
+from remtta.options import GuardOptions
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
 from tests.test_cli import remtta_here
 
@@ -46,6 +48,20 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
     name = "load_base" if hasattr(module, "load_base") else "load_model"
     monkeypatch.setattr(module, name, load_tiny)
     return module
+
+
+def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
+    guard_options = script("guard_streams").guard_options
+    assert guard_options("default") == GuardOptions()
+    assert guard_options("doubt=0.01,size=128,action=warn") == GuardOptions(doubt=0.01, size=128, action="warn")
+    for text, told in (
+        ("back_to=passed", r"of action, retries, .*, got \"back_to=passed\"$"),
+        ("doubt", 'got "doubt"$'),
+        ("size=big", '^--guard size must be a number such as 64, got "big"$'),
+        ("size=8", "least frames must be in 2 to its 8 frames"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            guard_options(text)
 
 
 def test_own_loop(
