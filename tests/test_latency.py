@@ -18,11 +18,20 @@ from remtta.options import GuardOptions, RunOptions
 from remtta.runs import DELTA, PREDICTIONS, RECORD
 from tests.conftest import TINY_OPTIONS, draw_image, tiny_vit
 from tests.test_cli import remtta_here
+from tests.test_resume import StopAfter
 
 QUICK = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1)
 
 
-def go(source: Path, folder: Path, *, echo: io.BytesIO | None = None, lr: float = 0.01, **options: Any) -> Any:
+def go(
+    source: Path,
+    folder: Path,
+    *,
+    echo: io.BytesIO | None = None,
+    on_batch: StopAfter | None = None,
+    lr: float = 0.01,
+    **options: Any,
+) -> Any:
     with Interrupts() as interrupts:
         return adapt_stream(
             tiny_vit(),
@@ -31,6 +40,7 @@ def go(source: Path, folder: Path, *, echo: io.BytesIO | None = None, lr: float 
             config=REMConfig(lr=lr),
             options=RunOptions(**{"batch_size": 3, "save_every": 2, **options}),
             echo=echo,
+            on_batch=on_batch,
             interrupts=interrupts,
         )
 
@@ -113,8 +123,11 @@ def test_the_guard_answers_by_what_it_knew_before_the_batch(tmp_path: Path) -> N
     doubted = [event["frame"] for event in events if event["event"] == "doubt"]
     for frame in doubted:  # the batch that raised the doubt was out already, the next is the source's
         assert "answered_by" not in rows[frame] and rows[frame + 8]["answered_by"] == "source"
-    resumed = tmp_path / "resumed"
-    go(stream, resumed, lr=0.05, batch_size=8, latency=True, guard=QUICK)
+    resumed, stopped_in = tmp_path / "resumed", retired // 8 - 1  # batches: after the first roll-back
+    summary = go(stream, resumed, on_batch=StopAfter(stopped_in), lr=0.05, batch_size=8, latency=True, guard=QUICK)
+    assert summary.exit_reason == "SIGTERM" and len(rows_of(resumed)) == 8 * stopped_in < len(rows)
+    go(stream, resumed, lr=0.05, batch_size=8, latency=True, guard=QUICK, resume=True)
+    assert record_of(resumed)["counts"] == record_of(folder)["counts"]
     assert (resumed / PREDICTIONS).read_bytes() == (folder / PREDICTIONS).read_bytes()
 
 
