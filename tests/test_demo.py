@@ -59,6 +59,8 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
         ]
         labels = [line.split(",")[1] for line in (tmp_path / "demo" / "labels.csv").read_text().splitlines()[1:]]
         wrong = [row["class"] != int(label) for row, label in zip(rows, labels, strict=True)]
+        record = json.loads((tmp_path / "demo" / method / "run.json").read_text())
+        assert ("mask_ratios" in record["method"]) == (method == "rem")
         assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[20:40]) / 20)
     assert remtta.load_delta(result.delta).updates == len(CONDITIONS)
     with Image.open(result.picture) as picture:

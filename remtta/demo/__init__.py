@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from remtta.adapt import adapt_stream
-from remtta.config import REMConfig
 from remtta.demo.conditions import CONDITIONS
 from remtta.demo.signs import CLASS_NAMES, render_sign
 from remtta.errors import UsageError
@@ -121,7 +120,6 @@ def run_demo(
             output / "frames",
             output / method,
             method=method,
-            config=REMConfig(),
             options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite, model={"name": EMBEDDED}),
             interrupts=interrupts,
         )
