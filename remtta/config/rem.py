@@ -20,7 +20,7 @@ class REMConfig(MethodConfig):
         mask_ratios: Fractions of patch tokens to leave out, one per view: 0
             first, ascending, each in [0, 1). The paper's M_N.
         ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
-        margin: Entropy gap asked of neighbouring views (Eq. 4), as a fraction
+        margin: Entropy gap asked of every pair of views (Eq. 4), as a fraction
             of log C so that one value suits any number of classes C.
         consistency_weight: Weight of the masked consistency loss, 1 in the
             paper (Eq. 5). 0 leaves it out, as ranking_weight 0 does the other
