@@ -771,7 +771,7 @@ def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
     signalled = time.monotonic()
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 143, stderr
-    assert time.monotonic() - signalled < 5  # a second, but for the end of a busy machine's interpreter
+    assert time.monotonic() - signalled < 30  # a second, but for the end of a busy machine's interpreter; or else 60
     assert json.loads((run / RECORD).read_text())["exit_reason"] == "SIGTERM"
     assert load_delta(run).updates == 3
 
