@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
             load_model(args.model, checkpoint=args.checkpoint),
             open_stream(args.video, frame_stride=args.every),
             args.output,
-            options=RunOptions(batch_size=16, model={"name": args.model, "checkpoint": args.checkpoint}),
+            options=RunOptions(batch_size=16),
         )
     except RemttaError as error:
         raise SystemExit(f"Error: {error}") from None

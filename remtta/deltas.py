@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.errors import DeltaError, UsageError
 from remtta.files import write_atomically
-from remtta.models import load_model, state_sha256
+from remtta.models import UNKNOWN, load_model, state_sha256
 from remtta.runs import DELTA
 from remtta.weights import check_delta
 
@@ -177,6 +177,8 @@ def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict
     chosen = {name: value for name, value in (given or {}).items() if value}
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
+    if delta.model == UNKNOWN and not chosen.get("name"):
+        raise UsageError("the delta was made on a model that load_model did not build; name an equal one with --model")
     preprocessing = {name: delta.preprocessing.get(name) for name in ("mean", "std", "interpolation", "crop_pct")}
     arguments = {**preprocessing, **delta.model_options, "name": delta.model, **chosen}
     checkpoint = arguments.get("checkpoint")
@@ -201,8 +203,8 @@ def load_base(delta: Delta, **given: Any) -> nn.Module:
 
 
 def _may_be_same(first: str, second: str) -> bool:
-    """Whether two names may stand for one architecture: folders and hubs cannot be told by name."""
-    return ":" in first + second or first.partition(".")[0] == second.partition(".")[0]
+    """Whether two names may stand for one architecture: folders, hubs and own models cannot be told by name."""
+    return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from remtta.errors import ModelError, UsageError
 from remtta.hub import reachable_or_offline
 
 EMBEDDED = "remtta-demo"
+UNKNOWN = "unknown"  # name of a model that `load_model` did not build
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 _log = logging.getLogger("remtta")
@@ -87,8 +88,9 @@ def load_model(
 ) -> nn.Module:
     """Build a timm classifier with its weights, in eval mode and fp32.
 
-    Preprocessing and labels travel with the model, in timm's own
-    `pretrained_cfg`; whatever is given here replaces the checkpoint's values.
+    Preprocessing, labels and what it was built from travel with the model, in
+    timm's own `pretrained_cfg`; whatever is given here replaces the
+    checkpoint's values.
 
     Args:
         name: timm model name, "hf-hub:...", "local-dir:...", or "remtta-demo"
@@ -127,7 +129,9 @@ def load_model(
             "crop_pct": crop_pct,
             "labels": labels,
         }
-        return load_demo_model(checkpoint=checkpoint, device=device, **own)
+        embedded = load_demo_model(checkpoint=checkpoint, device=device, **own)
+        _config_of(embedded)["built_from"] = _built_from(EMBEDDED, checkpoint)
+        return embedded
     place = select_device(device)
     _check_preprocessing(mean, std, interpolation, crop_pct)
     if use_ema and checkpoint is None:
@@ -150,6 +154,7 @@ def load_model(
     config = {**model.pretrained_cfg, **{key: value for key, value in given.items() if value is not None}}
     config["input_size"] = (3, *_image_size(model, config))
     config["label_names"] = _known_labels(model, config) if labels is None else _checked_labels(labels, model)
+    config["built_from"] = _built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
     model.pretrained_cfg = model.default_cfg = config
     loaded: nn.Module = model.float().eval().to(place)
     return loaded
@@ -171,8 +176,12 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
 
 def labels_of(model: nn.Module) -> list[str] | None:
     """The class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    return _known_labels(model, config)
+    return _known_labels(model, _config_of(model))
+
+
+def origin_of(model: nn.Module) -> dict[str, Any]:
+    """What `load_model` built a model from, for records and deltas; the name "unknown" for any other model."""
+    return dict(_config_of(model).get("built_from") or {"name": UNKNOWN})
 
 
 def set_labels(model: Any, labels: Sequence[str]) -> None:
@@ -251,6 +260,29 @@ def select_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def _config_of(model: Any) -> dict[str, Any]:
+    return getattr(model, "pretrained_cfg", None) or {}
+
+
+def _built_from(
+    name: str,
+    checkpoint: str | Path | None,
+    use_ema: bool = False,
+    num_classes: int | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    input_size: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Arguments of `load_model` that build the same model from anywhere: the checkpoint's path is absolute."""
+    return {
+        "name": name,
+        "checkpoint": None if checkpoint is None else str(Path(checkpoint).resolve()),
+        "use_ema": use_ema,
+        "num_classes": num_classes,
+        "model_kwargs": dict(model_kwargs or {}),
+        "input_size": input_size,
+    }
+
+
 def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     source = name.partition(":")[0] if ":" in name else ""
     if not source and name.split(".")[0] not in timm.list_models():
@@ -290,7 +322,7 @@ def _creation_failure(name: str, pretrained: bool, error: Exception) -> str:
 
 
 def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:
-    config = getattr(model, "pretrained_cfg", None) or {}
+    config = _config_of(model)
     if not model.num_classes:
         raise ModelError(f"{name} has no classifier head; choose a classifier, or give --checkpoint and --num-classes")
     if getattr(model, "in_chans", 3) != 3:

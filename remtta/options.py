@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from remtta.config import check
 from remtta.errors import UsageError
@@ -89,8 +89,6 @@ class RunOptions:
             micro-batch is chosen by it where the config leaves it open.
         guard: When harm is undone; None for never. It watches methods that
             train weights, and not episodic runs.
-        model: What the model was built from, for the records: name,
-            checkpoint, number of classes, further arguments.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -108,7 +106,6 @@ class RunOptions:
     latency: bool = False
     max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions()
-    model: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "topk", "save_every"):
@@ -144,7 +141,6 @@ class EvalOptions:
         save_every_s: Seconds between two saves of the progress.
         overwrite: Replace an earlier evaluation in the folder.
         resume: Go on with the one in the folder.
-        model: What the model was built from, for the records.
         protocol: Name of the protocol the settings come from, for the records.
     """
 
@@ -162,7 +158,6 @@ class EvalOptions:
     save_every_s: float = 30.0
     overwrite: bool = False
     resume: bool = False
-    model: dict[str, Any] = field(default_factory=dict)
     protocol: str | None = None
 
     def __post_init__(self) -> None:

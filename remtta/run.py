@@ -27,7 +27,7 @@ from remtta.files import FolderLock, Reserve, remove_leftovers, write_json, writ
 from remtta.guard import describe, guarded
 from remtta.interrupts import Interrupts, Stopped
 from remtta.methods import Method
-from remtta.models import Preprocessing, labels_of, preprocessing_of
+from remtta.models import Preprocessing, labels_of, origin_of, preprocessing_of
 from remtta.options import RunOptions
 from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
 from remtta.resume import Place, check_same_run, load_place, read_record, save_place, unseen_frames
@@ -80,7 +80,7 @@ class Run:
         self.method, self.config, self.options, self.start = method, config, options, start
         self.learned, self.base_sha256 = learned, base_sha256
         self.preprocessing: Preprocessing = preprocessing_of(model)
-        self.labels = labels_of(model)
+        self.labels, self.origin = labels_of(model), origin_of(model)
         self.device = next(model.parameters()).device
         self.num_classes = int(model.num_classes)  # type: ignore[arg-type]
         self.summary = RunSummary(folder, Place(frames_in_delta=start.frames if start else 0))
@@ -455,13 +455,13 @@ class Run:
             return
         delta = Delta(
             tensors={name: tensor.cpu() for name, tensor in tensors.items()},
-            model=str(self.options.model.get("name", "unknown")),
+            model=self.origin["name"],
             base_sha256=self.base_sha256,
             method=self.method,
             hyperparameters=self._hyperparameters(),
             frames=self.place.frames_in_delta,
             updates=updates,
-            model_options={key: value for key, value in self.options.model.items() if key != "name"},
+            model_options={key: value for key, value in self.origin.items() if key != "name"},
             preprocessing=self.preprocessing.as_dict(),
         )
         try:
@@ -520,7 +520,7 @@ class Run:
                 **({"live": dataclasses.asdict(live.options)} if live else {}),
             },
             "model": {
-                **self.options.model,
+                **self.origin,
                 "num_classes": self.num_classes,
                 "base_sha256": self.base_sha256,
                 "start_delta": None if self.start is None else self.start.origin,
@@ -529,11 +529,7 @@ class Run:
             "method": {"name": self.method, **self._hyperparameters()},
             "source_statistics": self.learned,
             "guard": self._guard_record(),
-            "options": {
-                key: value
-                for key, value in dataclasses.asdict(self.options).items()
-                if key not in ("model", "batch_size")
-            },
+            "options": {key: value for key, value in dataclasses.asdict(self.options).items() if key != "batch_size"},
             "adapted": list(self.adapter.adapted_names),
             "environment": self.environment,
         }

@@ -16,7 +16,18 @@ import torch
 from PIL import Image
 from torch import nn
 
-from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_delta, open_stream
+from remtta import (
+    REM,
+    REMConfig,
+    RemttaError,
+    RunOptions,
+    adapt_stream,
+    apply_delta,
+    load_base,
+    load_delta,
+    load_model,
+    open_stream,
+)
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import rem_loss
@@ -25,7 +36,7 @@ from remtta.models import preprocessing_of
 from remtta.runs import claim_folder
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
-from tests.conftest import draw_image, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -113,7 +124,7 @@ def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(
     vit: nn.Module, frames: Path, tmp_path: Path
 ) -> None:
     config = REMConfig(lr=0.01)
-    adapt_stream(vit, frames, tmp_path / "run", config=config, options=RunOptions(batch_size=4, model={"name": "tiny"}))
+    adapt_stream(vit, frames, tmp_path / "run", config=config, options=RunOptions(batch_size=4))
     delta = load_delta(tmp_path / "run" / "delta.safetensors")
     restored = tiny_vit()
     apply_delta(restored, delta)
@@ -123,7 +134,31 @@ def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(
     assert record["model"]["base_sha256"] == delta.base_sha256
     assert record["method"]["lr"] == 0.01
     assert record["preprocessing"]["input_size"] == [32, 32]
-    assert (delta.model, delta.method, delta.frames, delta.updates) == ("tiny", "rem", 12, 3)
+    assert (delta.model, delta.method, delta.frames, delta.updates) == ("unknown", "rem", 12, 3)
+
+
+def test_a_delta_made_from_python_knows_its_model(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {"num_classes": NUM_CLASSES, "model_kwargs": TINY, "crop_pct": 1.0}
+    model = load_model("vit_tiny_patch16_224", checkpoint=checkpoint.name, **arguments)
+    adapt_stream(model, frames, "run", config=REMConfig(lr=0.01), options=RunOptions(batch_size=4))
+    monkeypatch.chdir("/")
+    delta = load_delta(tmp_path / "run")
+    base = load_base(delta)
+    apply_delta(base, delta)
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in base.state_dict().items())
+    assert record_of(tmp_path / "run")["model"]["checkpoint"] == str(checkpoint)
+
+
+def test_a_delta_of_a_model_from_elsewhere_asks_for_one_like_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
+    delta = load_delta(tmp_path / "run")
+    with pytest.raises(UsageError, match="load_model did not build; name an equal one with --model"):
+        load_base(delta)
+    given: dict[str, Any] = {"checkpoint": checkpoint, "num_classes": NUM_CLASSES, "model_kwargs": TINY}
+    apply_delta(load_base(delta, name="vit_tiny_patch16_224", **given), delta)
 
 
 def test_starting_from_a_delta_goes_on_counting(frames: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from remtta.cli import options as opt
-from remtta.cli.loading import building, model_arguments
+from remtta.cli.loading import model_arguments
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, say, signal_exit_code
 from remtta.config import METHOD_CONFIGS, method_config
@@ -293,7 +292,6 @@ def adapt(
         if compile_model:
             _log.info("compiling the model; the first batches take a minute or more")
             compile_blocks(classifier)
-        options = dataclasses.replace(options, model=building(arguments))
         with progress(stream.num_frames, hidden=quiet, lines=as_json) as advance:
             summary = adapt_stream(
                 classifier,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.cli import options as opt
-from remtta.cli.loading import building, model_arguments
+from remtta.cli.loading import model_arguments
 from remtta.cli.reporting import command, refused_values
 from remtta.config import METHOD_CONFIGS, MethodConfig, method_config, unguarded
 from remtta.errors import UsageError
@@ -231,7 +231,6 @@ def evaluate(
                 on_error=on_error.value,
                 overwrite=overwrite,
                 resume=resume,
-                model=building(arguments),
                 protocol=protocol,
             )
         if chosen_scenario == "gradual" and severity is not None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remtta.cli.options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from remtta.deltas import Delta
-
-_BUILDING = ("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
 
 
 def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dict[str, Any]:
@@ -30,10 +27,3 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
     if delta is not None:
         return base_arguments(delta, given)
     return {"name": DEFAULT_MODEL, **{name: value for name, value in given.items() if value}}
-
-
-def building(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's record and delta say about how the model was built; paths are absolute, wherever it is read."""
-    chosen = {name: arguments.get(name) for name in _BUILDING}
-    checkpoint = chosen["checkpoint"]
-    return {**chosen, "checkpoint": None if checkpoint is None else str(Path(checkpoint).resolve())}

@@ -120,7 +120,7 @@ def run_demo(
             output / "frames",
             output / method,
             method=method,
-            options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite, model={"name": EMBEDDED}),
+            options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite),
             interrupts=interrupts,
         )
         if summary.signum is not None:

@@ -34,7 +34,15 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.losses import entropy, total_variation
 from remtta.memory import peak_bytes, start_peak
 from remtta.methods import Method, build_method
-from remtta.models import Preprocessing, labels_of, preprocessing_of, restrict_classes, set_labels, state_sha256
+from remtta.models import (
+    Preprocessing,
+    labels_of,
+    origin_of,
+    preprocessing_of,
+    restrict_classes,
+    set_labels,
+    state_sha256,
+)
 from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter
 from remtta.runs import EVENTS, PREDICTIONS, check_same_settings
@@ -119,6 +127,7 @@ class _Evaluation:
         numbers: Sequence[int] | None,
     ) -> None:
         self.model, self.dataset, self.folder = model, dataset, folder
+        self.origin = origin_of(model)
         self.methods, self.options = methods, options
         self.preprocessing = preprocessing or preprocessing_of(model)
         self.base_sha256 = base_sha256
@@ -457,13 +466,13 @@ class _Evaluation:
                 path,
                 Delta(
                     tensors=delta,
-                    model=str(self.options.model.get("name", "unknown")),
+                    model=self.origin["name"],
                     base_sha256=self.base_sha256,
                     method=method,
                     hyperparameters={**asdict(self.methods[method]), "batch_size": self.options.batch_size},
                     frames=position.frames_in_delta,
                     updates=adapter.num_updates,
-                    model_options={key: value for key, value in self.options.model.items() if key != "name"},
+                    model_options={key: value for key, value in self.origin.items() if key != "name"},
                     preprocessing=self.preprocessing.as_dict(),
                 ),
             )
@@ -518,7 +527,7 @@ class _Evaluation:
         options = {
             name: value
             for name, value in asdict(self.options).items()
-            if name not in ("overwrite", "resume", "save_every_s", "on_error", "model")
+            if name not in ("overwrite", "resume", "save_every_s", "on_error")
         }
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # which JSON has no number for
@@ -539,7 +548,7 @@ class _Evaluation:
                 "restricted_to": self.dataset.restricted_to,
                 "domains": domains,
             },
-            "model": {**self.options.model, "base_sha256": self.base_sha256},
+            "model": {**self.origin, "base_sha256": self.base_sha256},
             "preprocessing": self.preprocessing.as_dict(),
             "methods": {name: _settings_of(config) for name, config in self.methods.items()},
             "options": options,
