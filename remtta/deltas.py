@@ -168,13 +168,13 @@ def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict
 
     Args:
         delta: The delta.
-        given: Arguments of `load_model`; None or empty for the delta's own.
+        given: Arguments of `load_model`; None, False or empty for the delta's own.
 
     Raises:
         DeltaError: If a model of another name is given.
         UsageError: If the delta was made on a checkpoint that is no longer where it was, and none is given.
     """
-    chosen = {name: value for name, value in (given or {}).items() if value}
+    chosen = arguments_given(given or {})
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
     if delta.model == UNKNOWN and not chosen.get("name"):
@@ -184,7 +184,12 @@ def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict
     checkpoint = arguments.get("checkpoint")
     if checkpoint and not chosen.get("checkpoint") and not Path(checkpoint).is_file():
         raise UsageError(f"the delta was made on {checkpoint}, which is not there; name that file with --checkpoint")
-    return {name: value for name, value in arguments.items() if value}
+    return arguments_given(arguments)
+
+
+def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments of `load_model` that say something: not None, False or empty ones, but 0, which it refuses."""
+    return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
 
 
 def load_base(delta: Delta, **given: Any) -> nn.Module:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.checkpoints import checkpoint_dtypes
-from remtta.deltas import Delta, apply_delta, check_base, load_delta, save_delta, save_weights
+from remtta.deltas import Delta, apply_delta, base_arguments, check_base, load_delta, save_delta, save_weights
 from remtta.errors import DeltaError, OutputError, UsageError
 from remtta.layers import adapted_norms, unwrap
 from remtta.models import load_model, state_sha256
@@ -277,6 +277,18 @@ def test_a_file_cut_off_in_the_middle_is_refused(share: float, tmp_path: Path) -
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
+
+
+def test_zero_is_an_argument_and_what_is_empty_is_none() -> None:
+    options = {"num_classes": 7, "model_kwargs": {"img_size": 32}, "use_ema": False}
+    delta = Delta({}, "vit", "0" * 64, "rem", model_options=options, preprocessing={"crop_pct": 0.9})
+    given = {"crop_pct": 0.0, "name": None, "use_ema": False, "model_kwargs": {}}
+    assert base_arguments(delta, given) == {
+        "name": "vit",
+        "num_classes": 7,
+        "model_kwargs": {"img_size": 32},
+        "crop_pct": 0.0,
+    }
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -721,6 +721,11 @@ def test_the_table_is_printed_before_any_picture_can_fail(
     assert captured.err.splitlines()[-1] == "Error: plots/masks.png cannot be written: No space left on device"
 
 
+def test_no_batch_size_is_no_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("eval", tmp_path, "--batch-size", "0") == 2
+    assert "--batch-size" in capfd.readouterr().err
+
+
 def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["nowhere"], 2, "nowhere: no such folder"
     yield ["c", "--methods", "tenth"], 2, 'unknown method "tenth"'
@@ -738,6 +743,7 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["c", "--resize", "some"], 2, "--resize takes auto"
     yield ["c", "--resume"], 2, "--resume needs the --output"
     yield ["c", "--scenario", "gradual", "--severity", "5"], 2, "visits all severities; leave --severity out"
+    yield ["c", "--crop-pct", "0"], 2, "crop-pct must be in (0, 1], got 0"
     yield ["c", "--imbalance", "10"], 2, "imbalance must be left out but in label-shift"
     yield ["c", "--cost-ratio", "2"], 2, "cost ratio must be left out but in time-constrained"
     yield ["c", "--scenario", "gradual"], 2, "has no severity 1; it has 5"
@@ -767,7 +773,7 @@ def test_bad_input_gets_one_clear_line(
     write_tree(tmp_path / "c", ["fog"], each=1)
     write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
     (tmp_path / "empty").mkdir()
-    exit_code = remtta_here("eval", *args, *TINY_OPTIONS, "--checkpoint", str(checkpoint))
+    exit_code = remtta_here("eval", *TINY_OPTIONS, "--checkpoint", str(checkpoint), *args)
     captured = capfd.readouterr()
     errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
     assert (exit_code, len(errors)) == (code, 1), captured.err

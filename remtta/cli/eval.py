@@ -121,7 +121,11 @@ def evaluate(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size", "-b", help=f"Images per update. Default: {DEFAULT_BATCH_SIZE}.", rich_help_panel="Method"
+            "--batch-size",
+            "-b",
+            min=1,
+            help=f"Images per update. Default: {DEFAULT_BATCH_SIZE}.",
+            rich_help_panel="Method",
         ),
     ] = None,
     micro_batch: opt.MicroBatch = None,
@@ -198,11 +202,22 @@ def evaluate(
         from remtta.source_data import check_source_data
 
         fixed = None if protocol is None else PROTOCOLS[protocol]
-        size = batch_size or (fixed.batch_size if fixed else DEFAULT_BATCH_SIZE)
+        size = batch_size
+        if size is None:
+            size = fixed.batch_size if fixed else DEFAULT_BATCH_SIZE
         configs = _method_configs(_names(methods), shared, settings or [], batch_size=size)
         check_source_data(map(unguarded, configs), source_data)
         if threads:
             torch.set_num_threads(threads)
+        inputs = {
+            "input_size": input_size,
+            "mean": mean,
+            "std": std,
+            "interpolation": interpolation,
+            "crop_pct": crop_pct,
+        }
+        if fixed:
+            inputs = {name: getattr(fixed, name) if value is None else value for name, value in inputs.items()}
         arguments = model_arguments(
             {
                 "name": model,
@@ -210,11 +225,7 @@ def evaluate(
                 "use_ema": use_ema,
                 "num_classes": num_classes,
                 "model_kwargs": kwargs,
-                "input_size": input_size or (fixed and fixed.input_size),
-                "mean": mean or (fixed and fixed.mean),
-                "std": std or (fixed and fixed.std),
-                "interpolation": interpolation or (fixed and fixed.interpolation),
-                "crop_pct": crop_pct or (fixed and fixed.crop_pct),
+                **inputs,
             }
         )
         with refused_values():

@@ -15,15 +15,15 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
     """Arguments of `load_model`: the options, then what the delta was made on, then the default model.
 
     Args:
-        given: Arguments of `load_model` from the command line; None or empty where not given.
+        given: Arguments of `load_model` from the command line; None, False or empty where not given.
         delta: The delta that the model is for, if there is one.
 
     Raises:
         DeltaError: If the delta was made on another model.
         UsageError: If the delta was made on a checkpoint that is not where it was.
     """
-    from remtta.deltas import base_arguments
+    from remtta.deltas import arguments_given, base_arguments
 
     if delta is not None:
         return base_arguments(delta, given)
-    return {"name": DEFAULT_MODEL, **{name: value for name, value in given.items() if value}}
+    return {"name": DEFAULT_MODEL, **arguments_given(given)}
