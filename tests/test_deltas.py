@@ -282,7 +282,7 @@ def test_a_file_cut_off_in_the_middle_is_refused(share: float, tmp_path: Path) -
 def test_zero_is_an_argument_and_what_is_empty_is_none() -> None:
     options = {"num_classes": 7, "model_kwargs": {"img_size": 32}, "use_ema": False}
     delta = Delta({}, "vit", "0" * 64, "rem", model_options=options, preprocessing={"crop_pct": 0.9})
-    given = {"crop_pct": 0.0, "name": None, "use_ema": False, "model_kwargs": {}}
+    given: dict[str, Any] = {"crop_pct": 0.0, "name": None, "use_ema": False, "model_kwargs": {}}
     assert base_arguments(delta, given) == {
         "name": "vit",
         "num_classes": 7,
