@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,24 @@ def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
     model.num_classes = len(rows)
     names = None if labels is None else [labels[number] for number in numbers]
     model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(rows), "label_names": names}
+
+
+@contextlib.contextmanager
+def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
+    """Have `restrict_classes` done within the block, if there are numbers; afterwards the heads are the same as before.
+
+    Raises:
+        ModelError: If a head is not a linear layer.
+    """
+    names = ("head", "head_dist", "num_classes", "pretrained_cfg")
+    whole = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    try:
+        if numbers is not None:
+            restrict_classes(model, numbers)
+        yield
+    finally:
+        for name, value in whole.items():
+            setattr(model, name, value)
 
 
 def select_device(device: str | torch.device) -> torch.device:

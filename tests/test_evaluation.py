@@ -278,11 +278,16 @@ def test_imagenet_r_restricts_the_logits_before_the_loss(tmp_path: Path) -> None
     assert open_dataset(root, num_classes=1000, limit=50).class_numbers == dataset.class_numbers
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", **{**TINY, "num_classes": 1000}).eval()
-    evaluate(model, dataset, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
+    with torch.no_grad():
+        whole = model(random_images(2))
+    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
+    draw_plots(tmp_path / "run", results, model, dataset, preprocessing_of(model))
     rows = rows_of(tmp_path / "run")
     assert {row["class"] for row in rows} <= set(dataset.class_numbers)
     assert max(row["entropy"] for row in rows) <= math.log(200) + 1e-4
     assert rows[0]["label_true"] in dataset.class_numbers
+    with torch.no_grad():  # the classifier is whole again
+        assert torch.equal(model(random_images(2)), whole)
 
 
 def test_restricting_keeps_the_chosen_logits() -> None:

@@ -15,7 +15,10 @@ from remtta.errors import StreamError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.guard import Guard
+from remtta.losses import rem_loss
+from remtta.methods import rem as rem_module
 from remtta.methods.rem import REM
+from remtta.models import state_sha256
 from remtta.options import EvalOptions, GuardOptions
 from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
 from tests.test_evaluation import open_tree, rows_of
@@ -168,3 +171,25 @@ def test_trained_numbers_are_told_also_where_they_are_no_weights(tree: Dataset, 
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods)["methods"]
     # Two prompts of 3 x 8 x 8.
     assert [content["trainable_parameters"] for content in results.values()] == [0, 384]
+
+
+# --- The model ---------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_back_at_its_source_weights_after_a_failure(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny_vit(), 0
+    before = state_sha256(model)
+
+    def failing(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("out of memory")
+        return rem_loss(*args)
+
+    monkeypatch.setattr(rem_module, "rem_loss", failing)
+    with pytest.raises(RuntimeError):
+        evaluate(model, tree, tmp_path / "run", methods={"rem": REMConfig()}, options=EvalOptions(batch_size=8))
+    assert calls == 3 and state_sha256(model) == before

@@ -22,7 +22,7 @@ from remtta.evaluation.results import PLOTS, Tallies, delta_path, read_rows, tal
 from remtta.files import write_atomically
 from remtta.losses import entropy
 from remtta.methods.rem import REM
-from remtta.models import Preprocessing, labels_of
+from remtta.models import Preprocessing, labels_of, restricted_classes
 from remtta.runs import PREDICTIONS
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def draw_plots(
     }
     drawn = []
     for name, draw in pictures.items():
-        figure = draw()
+        with restricted_classes(model, dataset.class_numbers if dataset.restricted_to else None):
+            figure = draw()
         if figure is not None:
             path = folder / PLOTS / f"{name}.png"
             path.parent.mkdir(exist_ok=True)

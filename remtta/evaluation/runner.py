@@ -39,7 +39,7 @@ from remtta.models import (
     labels_of,
     origin_of,
     preprocessing_of,
-    restrict_classes,
+    restricted_classes,
     set_labels,
     state_sha256,
 )
@@ -79,7 +79,8 @@ def evaluate(
     guard, its decisions to `events.jsonl` into the output folder.
 
     Args:
-        model: A timm classifier, as from `load_model`; back at its source weights afterwards.
+        model: A timm classifier, as from `load_model`; back at its source weights afterwards, however
+            this ends. Where the data set says what its classes are called, it keeps their names.
         dataset: The domains, from `open_dataset`.
         output: Folder for the results.
         methods: Settings by method name, in the order of the table.
@@ -104,12 +105,10 @@ def evaluate(
     base_sha256 = state_sha256(model)
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
-    numbers = None
-    if dataset.restricted_to:
-        numbers = dataset.class_numbers
-        restrict_classes(model, numbers)
-    run = _Evaluation(model, dataset, Path(output), methods, options, preprocessing, base_sha256, numbers)
-    return run.execute(source_data, interrupts or Interrupts())
+    numbers = dataset.class_numbers if dataset.restricted_to else None
+    with restricted_classes(model, numbers):
+        run = _Evaluation(model, dataset, Path(output), methods, options, preprocessing, base_sha256, numbers)
+        return run.execute(source_data, interrupts or Interrupts())
 
 
 class _Evaluation:
@@ -173,24 +172,39 @@ class _Evaluation:
             for method, seed in runs[len(progress.finished) :]:
                 torch.manual_seed(seed)
                 adapter = build_method(unguarded(method), self.model, self.methods[method])
-                adapter.reset()
-                self.guard, self.episodic = self._guard(method, adapter), self.methods[method].episodic
-                if method in self.learned:
-                    self._learn(adapter, method, self.learned[method]["path"])
-                if state:
-                    if self.guard:
-                        self.guard.load_state(state)
-                    adapter.load_state(state)
-                with contextlib.closing(self._frames(seed, progress.position, interrupts)) as frames:
-                    self._run(adapter, method, seed, frames, progress, writer, interrupts)
-                progress.finished.append(self._finish_run(adapter, method, seed, progress.position))
-                adapter.reset()
+                try:
+                    self._one(adapter, method, seed, progress, state, writer, interrupts)
+                finally:
+                    adapter.reset()
                 progress.position, state = Position(), {}
                 self._save(progress, {}, writer)
         results = self._results("completed", progress.finished)
         with writing(self.folder / PROGRESS):
             (self.folder / PROGRESS).unlink(missing_ok=True)
         return results
+
+    def _one(
+        self,
+        adapter: Method,
+        method: str,
+        seed: int,
+        progress: Progress,
+        state: Mapping[str, Tensor],
+        writer: PredictionWriter,
+        interrupts: Interrupts,
+    ) -> None:
+        """A method's run with a seed, from where it stopped with this state."""
+        adapter.reset()
+        self.guard, self.episodic = self._guard(method, adapter), self.methods[method].episodic
+        if method in self.learned:
+            self._learn(adapter, method, self.learned[method]["path"])
+        if state:
+            if self.guard:
+                self.guard.load_state(state)
+            adapter.load_state(state)
+        with contextlib.closing(self._frames(seed, progress.position, interrupts)) as frames:
+            self._run(adapter, method, seed, frames, progress, writer, interrupts)
+        progress.finished.append(self._finish_run(adapter, method, seed, progress.position))
 
     def _guard(self, method: str, adapter: Method) -> Guard | None:
         if method == unguarded(method):
