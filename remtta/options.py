@@ -136,6 +136,9 @@ class EvalOptions:
         dirichlet: Label shift: a Dirichlet concentration instead.
         cost_ratio: Time-constrained: time of an adapting batch over that of a
             plain forward pass; measured if None.
+        reset_every: Go back to the source weights before the first batch
+            after this many images that entered an update; None for never.
+            Tests without learning see the weights as they are.
         on_error: "stop" or "skip" at an image that cannot be read.
         guard: What watches the methods named with +guard.
         save_every_s: Seconds between two saves of the progress.
@@ -153,6 +156,7 @@ class EvalOptions:
     imbalance: float = math.inf
     dirichlet: float | None = None
     cost_ratio: float | None = None
+    reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "stop"
     guard: GuardOptions = GuardOptions()
     save_every_s: float = 30.0
@@ -163,6 +167,7 @@ class EvalOptions:
     def __post_init__(self) -> None:
         check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
         check(self.batch_size >= 1, "batch size", self.batch_size, ">= 1")
+        check(self.reset_every is None or self.reset_every >= 1, "reset every", self.reset_every, ">= 1")
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) < 2**63, "seed", self.seeds, "from 0 to 2^63 - 1")
         check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")

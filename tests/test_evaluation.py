@@ -785,3 +785,18 @@ def test_bad_input_gets_one_clear_line(
     assert text in errors[0]
     assert captured.out == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    options: list[str | Path] = ["--methods", "rem", "--no-plots", "-b", "4"]
+    first: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "a"]
+    assert remtta_here("eval", root, *options, *first) == 0
+    delta = tmp_path / "a" / "deltas" / "rem_seed0.safetensors"
+    more: list[str | Path] = ["--delta", delta, "--reset-every", "4", "--output", tmp_path / "b"]
+    assert remtta_here("eval", root, *options, *more) == 0, capfd.readouterr().err
+    settings = json.loads((tmp_path / "b" / "results.json").read_text())["settings"]
+    assert (settings["start_delta"]["updates"], settings["options"]["reset_every"]) == (2, 4)
+    assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from torch import Tensor
 
 from remtta.config import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
-from remtta.deltas import load_delta
-from remtta.errors import StreamError
+from remtta.deltas import Delta, load_delta
+from remtta.errors import DeltaError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.guard import Guard
@@ -171,6 +172,57 @@ def test_trained_numbers_are_told_also_where_they_are_no_weights(tree: Dataset, 
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods)["methods"]
     # Two prompts of 3 x 8 x 8.
     assert [content["trainable_parameters"] for content in results.values()] == [0, 384]
+
+
+# --- Resets and beginnings ---------------------------------------------------------------------------------------
+
+
+def test_a_reset_comes_after_so_many_images_and_not_in_tests(tree: Dataset, tmp_path: Path) -> None:
+    options = EvalOptions(batch_size=8, reset_every=12, revisit=True)
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem": REMConfig()}, options=options)
+    rows = rows_of(tmp_path / "run")
+    # The batches of a domain are of 8, 8, 8 and 4: a reset before every other one; then tests, before which one is due.
+    assert [row["update"] for row in rows if row["index"] % 28 in (0, 8, 16, 24)] == [0, 1] * 4 + [2] * 8
+    delta = load_delta(tmp_path / "run" / "deltas" / "rem_seed0.safetensors")
+    assert (delta.frames, delta.updates) == (12, 2)
+
+
+def test_an_evaluation_starts_from_a_delta_as_adapt_does(tree: Dataset, tmp_path: Path) -> None:
+    [snow, fog] = tree.domains if tree.domains[0].name == "snow" else reversed(tree.domains)
+    options = EvalOptions(batch_size=8, order="stored")
+    methods = {"source": SourceConfig(), "rem": REMConfig(lr=0.01)}
+    whole = evaluate(
+        tiny_vit(), replace(tree, domains=[snow, fog]), tmp_path / "whole", methods=methods, options=options
+    )
+    evaluate(tiny_vit(), replace(tree, domains=[snow]), tmp_path / "first", methods=methods, options=options)
+    delta = load_delta(tmp_path / "first" / "deltas" / "rem_seed0.safetensors")
+    second = replace(tree, domains=[fog])
+    results = evaluate(tiny_vit(), second, tmp_path / "second", methods=methods, options=options, delta=delta)
+
+    def answers(folder: str, method: str) -> list[tuple[str, int, int]]:
+        rows = [row for row in rows_of(tmp_path / folder) if (row["method"], row["domain"]) == (method, "fog")]
+        return [(row["source"], row["class"], row["update"]) for row in rows]
+
+    # Adam begins anew, so only the first batch is the same.
+    assert answers("second", "rem")[:8] == answers("whole", "rem")[:8]
+    assert answers("second", "source") != answers("whole", "source")
+    saved = load_delta(tmp_path / "second" / "deltas" / "rem_seed0.safetensors")
+    assert (saved.frames, saved.updates) == (56, 8)
+    assert results["methods"]["rem"]["seeds"]["0"]["updates"] == 4
+    assert results["settings"]["start_delta"]["file_sha256"] == delta.file_sha256
+    assert "start_delta" not in whole["settings"]
+
+
+def test_a_delta_that_would_change_nothing_or_is_of_another_model_is_refused(tree: Dataset, tmp_path: Path) -> None:
+    delta = Delta({}, "vit", state_sha256(tiny_vit()), "rem")
+    methods = {"source": SourceConfig()}
+    with pytest.raises(UsageError, match="begins every domain at the source weights; leave --delta out"):
+        evaluate(
+            tiny_vit(), tree, tmp_path / "a", methods=methods, options=EvalOptions(scenario="episodic"), delta=delta
+        )
+    with pytest.raises(DeltaError, match="made on other weights"):
+        evaluate(tiny_vit(seed=1), tree, tmp_path / "b", methods=methods, delta=delta)
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
 # --- The model ---------------------------------------------------------------------------------------------------

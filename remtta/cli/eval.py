@@ -45,6 +45,7 @@ def evaluate(
     input_size: opt.InputSize = None,
     interpolation: opt.Interpolation = None,
     crop_pct: opt.CropPct = None,
+    delta: opt.StartDelta = None,
     domains: Annotated[
         str | None, typer.Option(help="Which ones, in this order. Default: the standard order.", rich_help_panel=_DATA)
     ] = None,
@@ -130,6 +131,10 @@ def evaluate(
     ] = None,
     micro_batch: opt.MicroBatch = None,
     adapt_layers: opt.AdaptLayers = None,
+    reset_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Back to the source weights after this many images.", rich_help_panel="Method"),
+    ] = None,
     source_data: opt.SourceData = None,
     output: Annotated[
         Path | None,
@@ -192,6 +197,7 @@ def evaluate(
 
         import torch
 
+        from remtta.deltas import load_delta
         from remtta.engine import compile_blocks
         from remtta.evaluation import TABLE, choose_preprocessing, evaluate, open_dataset
         from remtta.evaluation.classes import read_class_map
@@ -209,6 +215,7 @@ def evaluate(
         check_source_data(map(unguarded, configs), source_data)
         if threads:
             torch.set_num_threads(threads)
+        start = None if delta is None else load_delta(delta)
         inputs = {
             "input_size": input_size,
             "mean": mean,
@@ -226,7 +233,8 @@ def evaluate(
                 "num_classes": num_classes,
                 "model_kwargs": kwargs,
                 **inputs,
-            }
+            },
+            start,
         )
         with refused_values():
             options = EvalOptions(
@@ -239,6 +247,7 @@ def evaluate(
                 imbalance=imbalance,
                 dirichlet=dirichlet,
                 cost_ratio=cost_ratio,
+                reset_every=reset_every,
                 on_error=on_error.value,
                 overwrite=overwrite,
                 resume=resume,
@@ -278,6 +287,7 @@ def evaluate(
             methods=configs,
             options=options,
             preprocessing=chosen,
+            delta=start,
             source_data=source_data,
             interrupts=interrupts,
         )

@@ -24,7 +24,8 @@ class Position:
         skip: Batches that the time-constrained scenario still only predicts.
         cost_ratio: The ratio that scenario goes by.
         adapted: Images that entered an update.
-        frames_in_delta: Those among them since the last reset.
+        frames_since_reset: Those among them since the last reset.
+        frames_in_delta: The same and, until the first reset, those of the delta that the run started from.
         updates: Updates, also those that a reset undid.
         by_source: Images that the guard had the source model answer.
         skipped: Images left out because they could not be read.
@@ -38,6 +39,7 @@ class Position:
     skip: int = 0
     cost_ratio: float | None = None
     adapted: int = 0
+    frames_since_reset: int = 0
     frames_in_delta: int = 0
     updates: int = 0
     by_source: int = 0

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.config import MethodConfig, unguarded
-from remtta.deltas import Delta, save_delta
+from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import RemttaError, StreamError, UsageError
 from remtta.evaluation.datasets import Dataset
@@ -69,6 +69,7 @@ def evaluate(
     methods: Mapping[str, MethodConfig],
     options: EvalOptions | None = None,
     preprocessing: Preprocessing | None = None,
+    delta: Delta | None = None,
     source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
 ) -> dict[str, Any]:
@@ -86,6 +87,7 @@ def evaluate(
         methods: Settings by method name, in the order of the table.
         options: Scenario, batch size, seeds and the like.
         preprocessing: How images become inputs; by default as the model asks for.
+        delta: Start every run from these adapted weights, that of `source` too; a reset still goes to the source.
         source_data: Clean source images (a folder), or the statistics of some (a file), for
             methods that learn from them first.
         interrupts: Turns signals into a clean stop.
@@ -96,6 +98,7 @@ def evaluate(
     Raises:
         UsageError: If the folder holds another evaluation, the options do not fit the data, or a
             method lacks its source images.
+        DeltaError: If the delta does not fit the model.
         StreamError: If an image cannot be read and `on_error` is "stop", or none of a domain can.
         OutputError: If results cannot be written.
         Stopped: If a signal came in; the progress is saved for `resume`.
@@ -103,11 +106,15 @@ def evaluate(
     options = options or EvalOptions()
     check_source_data(map(unguarded, methods), source_data)
     base_sha256 = state_sha256(model)
+    if delta is not None:
+        check_base(delta, base_sha256)
+        if options.scenario == "episodic":
+            raise UsageError("the episodic scenario begins every domain at the source weights; leave --delta out")
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
     numbers = dataset.class_numbers if dataset.restricted_to else None
     with restricted_classes(model, numbers):
-        run = _Evaluation(model, dataset, Path(output), methods, options, preprocessing, base_sha256, numbers)
+        run = _Evaluation(model, dataset, Path(output), methods, options, preprocessing, delta, base_sha256, numbers)
         return run.execute(source_data, interrupts or Interrupts())
 
 
@@ -122,6 +129,7 @@ class _Evaluation:
         methods: Mapping[str, MethodConfig],
         options: EvalOptions,
         preprocessing: Preprocessing | None,
+        start: Delta | None,
         base_sha256: str,
         numbers: Sequence[int] | None,
     ) -> None:
@@ -129,7 +137,7 @@ class _Evaluation:
         self.origin = origin_of(model)
         self.methods, self.options = methods, options
         self.preprocessing = preprocessing or preprocessing_of(model)
-        self.base_sha256 = base_sha256
+        self.start, self.base_sha256 = start, base_sha256
         self.device = next(model.parameters()).device
         self.labels = labels_of(model)
         num_classes = int(model.num_classes)  # type: ignore[arg-type]
@@ -202,6 +210,9 @@ class _Evaluation:
             if self.guard:
                 self.guard.load_state(state)
             adapter.load_state(state)
+        elif self.start:
+            adapter.load_delta(self.start.tensors, self.start.updates)
+            progress.position.frames_in_delta = self.start.frames
         with contextlib.closing(self._frames(seed, progress.position, interrupts)) as frames:
             self._run(adapter, method, seed, frames, progress, writer, interrupts)
         progress.finished.append(self._finish_run(adapter, method, seed, progress.position))
@@ -361,7 +372,11 @@ class _Evaluation:
         adapter.reset()
         if self.guard:
             self.guard.reset()
-        position.frames_in_delta = 0
+        position.frames_in_delta = position.frames_since_reset = 0
+
+    def _reset_is_due(self, position: Position) -> bool:
+        every = self.options.reset_every
+        return every is not None and position.frames_since_reset >= every
 
     def _process(
         self, adapter: Method, visit: Visit, batch: Sequence[DecodedFrame], position: Position
@@ -397,7 +412,7 @@ class _Evaluation:
         learn = adapter.adapts and visit.adapt
         if learn and self.options.scenario == "time-constrained":
             learn = self._in_time(adapter, pixels, labels, position)
-        if self.episodic:
+        if self.episodic or (visit.adapt and self._reset_is_due(position)):
             self._reset(adapter, position)
         update = adapter.num_updates  # since the last reset
         steps = learn and not (self.guard and self.guard.retired)  # else the method is not called
@@ -413,10 +428,11 @@ class _Evaluation:
         after = adapter.num_updates
         adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
         if after < update:
-            position.frames_in_delta = 0
+            position.frames_in_delta = position.frames_since_reset = 0
         if adapted:
             position.adapted += len(images)
             position.frames_in_delta += len(images)
+            position.frames_since_reset += len(images)
         position.updates += after - update if after >= update else 1  # the step that was undone
         by_source = self.guard is not None and self.guard.from_source
         position.by_source += by_source * len(images)
@@ -567,6 +583,7 @@ class _Evaluation:
             "methods": {name: _settings_of(config) for name, config in self.methods.items()},
             "options": options,
             "device": str(self.device),
+            **({"start_delta": self.start.origin} if self.start else {}),
             **({"source_statistics": self.learned} if self.learned else {}),
         }
 
