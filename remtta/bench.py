@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils import flop_counter
 
 from remtta.config import REMConfig, method_config
+from remtta.engine import compile_blocks
 from remtta.errors import UsageError
 from remtta.layers import unwrap
 from remtta.linear import ForwardContext
@@ -27,7 +28,7 @@ from remtta.masking import gather_patches, keep_indices
 from remtta.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.methods import build_method
 from remtta.methods.rem import REM
-from remtta.models import select_device
+from remtta.models import load_model, select_device
 
 FORWARD = "forward"
 SOURCE = "source"
@@ -53,8 +54,15 @@ class BenchOptions:
     """What to measure.
 
     Attributes:
-        model: timm name; the weights are random, since they do not matter for speed.
+        model: timm name; the weights are random, since they matter for speed only by the share of images that
+            violate the order of entropies.
         model_kwargs: More arguments for the model.
+        checkpoint: Weights file, in place of random weights.
+        use_ema: Take the averaged weights of a timm training checkpoint.
+        num_classes: Classes of the head, or None for the model's own.
+        input_size: Height and width in pixels, or None for the model's own.
+        compile: Compile the blocks; the plain forward pass and "rem-plain" stay as they are.
+        seed: Seeds the random weights and images.
         batch_size: Images per step.
         repeats: Rounds; in each round every subject has one step, so that noise meets all alike.
         precision: "fp32" or "bf16"; the plain forward pass they are compared with is always fp32.
@@ -67,6 +75,12 @@ class BenchOptions:
 
     model: str = "vit_small_patch16_224"
     model_kwargs: tuple[tuple[str, Any], ...] = ()
+    checkpoint: str | None = None
+    use_ema: bool = False
+    num_classes: int | None = None
+    input_size: tuple[int, int] | None = None
+    compile: bool = False
+    seed: int = 0
     batch_size: int = 16
     repeats: int = 5
     precision: str = "fp32"
@@ -82,6 +96,8 @@ class BenchOptions:
             raise UsageError(f"cannot measure {', '.join(unknown)}; choose from {', '.join(SUBJECTS)}")
         if self.batch_size < 1 or self.repeats < 1:
             raise UsageError("batch size and repeats must be >= 1")
+        if self.use_ema and self.checkpoint is None:
+            raise UsageError("--use-ema chooses among the weights of a --checkpoint; name one")
 
 
 @dataclass(frozen=True)
@@ -170,13 +186,13 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 
     Raises:
         UsageError: If there is no such model.
+        CheckpointError: If the checkpoint does not fit it.
     """
-    if options.model not in timm.list_models():
-        raise UsageError(f'unknown model "{options.model}"; timm.list_models() names them all')
     device = select_device(options.device)
-    torch.manual_seed(0)
-    model: Any = timm.create_model(options.model, pretrained=False, **dict(options.model_kwargs))
-    model = model.eval().to(device)
+    torch.manual_seed(options.seed)
+    model = _model(options).eval().to(device)
+    if options.compile and subject not in (FORWARD, PLAIN_REM):
+        compile_blocks(model)
     height, width = model.patch_embed.img_size
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
@@ -191,6 +207,26 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     method = build_method(name, model, method_config(name, settings, batch_size=options.batch_size))
     step = method.answer if subject == ANSWER else method
     return Prepared(lambda: step(images), model, method)
+
+
+def _model(options: BenchOptions) -> Any:
+    if options.model not in timm.list_models():
+        raise UsageError(f'unknown model "{options.model}"; timm.list_models() names them all')
+    kwargs = dict(options.model_kwargs)
+    if options.checkpoint is not None:
+        return load_model(
+            options.model,
+            checkpoint=options.checkpoint,
+            use_ema=options.use_ema,
+            num_classes=options.num_classes,
+            model_kwargs=kwargs,
+            input_size=options.input_size,
+        )
+    if options.num_classes is not None:
+        kwargs["num_classes"] = options.num_classes
+    if options.input_size is not None:
+        kwargs["img_size"] = options.input_size
+    return timm.create_model(options.model, pretrained=False, **kwargs)
 
 
 class _BareProduct:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from remtta import REM, REMConfig
 from remtta.bench import (
@@ -19,7 +22,7 @@ from remtta.bench import (
     run_bench,
 )
 from remtta.errors import UsageError
-from tests.conftest import TINY, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
 from tests.test_cli import remtta_here
 
 KWARGS = tuple(TINY.items())
@@ -98,6 +101,40 @@ def test_wrong_use_is_told(args: list[str], message: str, capfd: pytest.CaptureF
     assert message in capfd.readouterr().err
 
 
+def test_a_checkpoint_is_measured_at_its_own_size(
+    vit: nn.Module, checkpoint: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = tuple((name, value) for name, value in TINY.items() if name != "img_size")
+    size = TINY["img_size"], TINY["img_size"]
+    options = BenchOptions(
+        model="vit_tiny_patch16_224",
+        checkpoint=str(checkpoint),
+        num_classes=NUM_CLASSES,
+        model_kwargs=kwargs,
+        input_size=size,
+        batch_size=2,
+    )
+    own = vit.state_dict()["head.weight"]
+    assert torch.equal(prepare("tent", options).model.head.weight, own)
+    heads = [prepare("tent", replace(options, checkpoint=None, seed=seed)).model.head.weight for seed in (0, 0, 1)]
+    assert heads[0].shape == own.shape
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+    model = [option for option in TINY_OPTIONS if option not in ("--crop-pct", "1.0")]
+    quick = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "source", "--json"]
+    size_and_seed = ["--input-size", "32", "32", "--seed", "3"]
+    assert remtta_here("bench", *model, "--checkpoint", checkpoint, *size_and_seed, *quick) == 0
+    content = json.loads(capfd.readouterr().out)["options"]
+    assert (content["checkpoint"], content["seed"], content["input_size"]) == (str(checkpoint), 3, [32, 32])
+
+
+def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=2, compile=True)
+    compiled = [prepare(name, options).model.blocks[0]._compiled_call_impl is not None for name in (FORWARD, "tent")]
+    assert compiled == [False, True]
+
+
 def test_options_are_checked() -> None:
+    with pytest.raises(UsageError, match="name one"):
+        BenchOptions(use_ema=True)
     with pytest.raises(UsageError):
         BenchOptions(repeats=0)

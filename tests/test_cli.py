@@ -126,13 +126,15 @@ def test_a_delta_brings_its_model_along(
     model = json.loads((second / "run.json").read_text())["model"]
     assert model["checkpoint"] == str(checkpoint)
     assert model["model_kwargs"] == TINY
-    assert remtta_here("apply", second, "-o", tmp_path / "whole.safetensors") == 0
+    assert remtta_here("apply", second, "-o", tmp_path / "whole.safetensors", "--device", "cpu") == 0
     for needed in (checkpoint, second / "delta.safetensors"):
         before = needed.read_bytes()
         assert remtta_here("apply", second, "-o", needed, "--overwrite") == 2
         assert needed.read_bytes() == before
     assert remtta_here("apply", second, "--model", "vit_small_patch16_224", "-o", tmp_path / "x.safetensors") == 4
     assert "the delta was made on vit_tiny_patch16_224, not on vit_small" in capfd.readouterr().err
+    assert remtta_here("apply", second, "-o", tmp_path / "x.safetensors", "--device", "tpu") == 2
+    assert "tpu" in capfd.readouterr().err
 
     checkpoint.rename(tmp_path / "moved.safetensors")
     assert remtta_here("apply", second, "-o", tmp_path / "again.safetensors") == 2

@@ -23,6 +23,7 @@ def apply(
     model_kwargs: opt.ModelKwargs = None,
     input_size: opt.InputSize = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    device: opt.Device = "cpu",
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -57,7 +58,7 @@ def apply(
             },
             change,
         )
-        base = load_model(**arguments)
+        base = load_model(**arguments, device=device)
         apply_delta(base, change)
         source = arguments.get("checkpoint")
         for needed in (change.path, source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,13 @@ _MIB = 2**20
 
 def bench(
     model: Annotated[str, typer.Option("--model", "-m", help="timm model name.")] = "vit_small_patch16_224",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Weights: .safetensors, .pth/.pt/.tar, .npz. Default: random ones.")
+    ] = None,
+    use_ema: opt.UseEma = False,
+    num_classes: opt.NumClasses = None,
     model_kwargs: opt.ModelKwargs = None,
+    input_size: opt.InputSize = None,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
     methods: Annotated[
@@ -29,7 +36,9 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     device: opt.Device = "auto",
     precision: opt.Precision = opt.Precisions.AUTO,
+    compile_model: opt.Compile = False,
     threads: opt.Threads = None,
+    seed: opt.Seed = 0,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -54,6 +63,12 @@ def bench(
         options = benchmark.BenchOptions(
             model=model,
             model_kwargs=tuple(kwargs.items()),
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            use_ema=use_ema,
+            num_classes=num_classes,
+            input_size=input_size,
+            compile=compile_model,
+            seed=seed,
             batch_size=batch_size,
             repeats=repeats,
             precision="bf16" if precision == opt.Precisions.BF16 else "fp32",
