@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.errors import DeltaError, UsageError
-from remtta.files import write_atomically
 from remtta.models import UNKNOWN, load_model, state_sha256
 from remtta.runs import DELTA
+from remtta.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
 from remtta.weights import check_delta
 
 FORMAT_VERSION = "1"
@@ -91,7 +88,7 @@ def save_delta(path: str | Path, delta: Delta) -> None:
         "updates": str(delta.updates),
         "created": delta.created,
     }
-    _save(Path(path), delta.tensors, header)
+    save_tensors(Path(path), delta.tensors, header)
 
 
 def load_delta(path: str | Path) -> Delta:
@@ -105,14 +102,11 @@ def load_delta(path: str | Path) -> Delta:
     if Path(path).is_dir():
         path = Path(path, DELTA)
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        with open(path, "rb") as content:
-            file_sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        header, tensors = read_tensors(path)
+        sha256 = file_sha256(path)
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such delta file") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
     missing = [name for name in _REQUIRED if name not in header]
     if missing:
@@ -136,7 +130,7 @@ def load_delta(path: str | Path) -> Delta:
             created=header["created"],
             remtta_version=header["remtta_version"],
             path=str(path),
-            file_sha256=file_sha256,
+            file_sha256=sha256,
         )
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error
@@ -253,11 +247,5 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
         state[name] = (narrow if exact else tensor).detach().cpu().contiguous().clone()
         if not exact:
             widened.append(name)
-    _save(Path(path), state, {"format": "pt"})
+    save_tensors(Path(path), state, {"format": "pt"})
     return widened
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
-    # Not safetensors' own save_file: that makes files only their owner can read.
-    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header)
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))

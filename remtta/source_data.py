@@ -15,18 +15,17 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from remtta.config import MethodConfig
 from remtta.errors import CheckpointError, StreamError, UsageError
-from remtta.files import remove_leftovers, write_atomically, writing
+from remtta.files import remove_leftovers, writing
 from remtta.methods import METHODS, Method
 from remtta.models import Preprocessing, preprocessing_of, state_sha256, tensors_sha256
 from remtta.streams import open_stream
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
+from remtta.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
 
 FEW_IMAGES = 32  # which is what FOA gets along with
 SOURCE_BATCH = 64
@@ -199,10 +198,8 @@ def _compute(
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
-    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata)
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    return header, tensors, hashlib.sha256(content).hexdigest()
+    return header, tensors, save_tensors(path, tensors, metadata)
 
 
 def _images(
@@ -259,18 +256,16 @@ def _cached(path: Path) -> _Found | None:
 
 def _read(path: Path) -> _Found:
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        with open(path, "rb") as content:
-            file_sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        texts, tensors = read_tensors(path)
+        header = json.loads(texts.get(_HEADER, "{}"))
+        sha256 = file_sha256(path)
     except FileNotFoundError as error:
         raise UsageError(f"--source-data: {path}: no such file") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a readable file of source statistics: {error}") from error
     if header.get("tensors_sha256") != tensors_sha256(tensors):
         raise CheckpointError(f"{path} holds no source statistics, or damaged ones")
-    return header, tensors, file_sha256
+    return header, tensors, sha256
 
 
 def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:

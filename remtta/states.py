@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from remtta.errors import RemttaError
-from remtta.files import write_atomically
+from remtta.tensor_files import UNREADABLE, read_tensors, save_tensors
 
 _POSITION = "position"
 
@@ -29,8 +27,7 @@ def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Te
         OutputError: If the disk refuses.
     """
     header = {_POSITION: json.dumps(position, allow_nan=False)}
-    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header)
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    save_tensors(path, tensors, header)
 
 
 def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -40,11 +37,10 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         RemttaError: If the file is damaged.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            position = json.loads((file.metadata() or {})[_POSITION])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        header, tensors = read_tensors(path)
+        position = json.loads(header[_POSITION])
         if not isinstance(position, dict):
             raise ValueError("it holds no position")
-    except (SafetensorError, OSError, ValueError, KeyError, RecursionError) as error:
+    except (*UNREADABLE, KeyError, RecursionError) as error:
         raise RemttaError(f"{path} is damaged ({error}); start again with --overwrite") from error
     return position, tensors
