@@ -605,11 +605,12 @@ def test_a_signal_saves_the_progress(tree: Dataset, tmp_path: Path) -> None:
 
 
 def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset, tmp_path: Path) -> None:
-    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     with pytest.raises(UsageError, match="holds an earlier evaluation; go on with it by --resume"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
-    with pytest.raises(UsageError, match="is complete"):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=EvalOptions(resume=True))
+    resume = EvalOptions(resume=True)
+    again = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=resume)
+    assert again == json.loads(json.dumps(results))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     (tmp_path / "run" / "results.json").write_text(json.dumps({**record, "status": "running"}))
     with pytest.raises(UsageError, match=r"--resume needs the settings the run began with: methods"):
@@ -620,8 +621,14 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
             methods=methods_of("tent"),
             options=EvalOptions(resume=True, batch_size=3),
         )
-    with pytest.raises(UsageError, match="holds no evaluation to go on with"):
-        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=EvalOptions(resume=True))
+    begun = evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
+    assert begun["methods"]["source"]["mean"] == results["methods"]["source"]["mean"]
+    (tmp_path / "new" / "results.json").unlink()
+    with pytest.raises(UsageError, match=r"has lost its results\.json"):
+        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
+    (tmp_path / "new" / "results.json").write_text("[]")
+    with pytest.raises(RemttaError, match=r"results\.json is damaged"):
+        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
 
 
 def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree: Dataset, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import typer
 from remtta.cli import options as opt
 from remtta.cli.loading import model_arguments
 from remtta.cli.reporting import command, refused_values
-from remtta.config import METHOD_CONFIGS, MethodConfig, method_config, unguarded
+from remtta.config import METHOD_CONFIGS, MethodConfig, method_config
+from remtta.config.names import check_method_names, label_of, method_of
 from remtta.errors import UsageError
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
 from remtta.runs import default_folder
@@ -103,13 +104,18 @@ def evaluate(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Of {', '.join(METHOD_CONFIGS)}; rem+guard is REM under the guard.", rich_help_panel="Method"
+            help=f"Of {', '.join(METHOD_CONFIGS)}. rem+guard: under the guard. LABEL=rem: one more row, "
+            "for --set LABEL.KEY=VALUE.",
+            rich_help_panel="Method",
         ),
     ] = "source,rem",
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="METHOD.KEY=VALUE", help="One method's setting: tent.lr=1e-4.", rich_help_panel="Method"
+            "--set",
+            metavar="METHOD.KEY=VALUE",
+            help="One method's (or label's) setting: tent.lr=1e-4.",
+            rich_help_panel="Method",
         ),
     ] = None,
     mask_ratios: opt.MaskRatios = None,
@@ -144,7 +150,10 @@ def evaluate(
         bool, typer.Option("--overwrite", help="Replace an earlier evaluation.", rich_help_panel=_OUTPUT)
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a stopped evaluation in --output.", rich_help_panel=_OUTPUT)
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the evaluation in --output, if there is one.", rich_help_panel=_OUTPUT
+        ),
     ] = False,
     plots: Annotated[
         bool, typer.Option("--plots/--no-plots", help="Draw pictures, with matplotlib.", rich_help_panel=_OUTPUT)
@@ -212,7 +221,7 @@ def evaluate(
         if size is None:
             size = fixed.batch_size if fixed else DEFAULT_BATCH_SIZE
         configs = _method_configs(_names(methods), shared, settings or [], batch_size=size)
-        check_source_data(map(unguarded, configs), source_data)
+        check_source_data(map(method_of, configs), source_data)
         if threads:
             torch.set_num_threads(threads)
         start = None if delta is None else load_delta(delta)
@@ -330,10 +339,12 @@ def _method_configs(
     names: Sequence[str], shared: dict[str, Any], single: Sequence[str], *, batch_size: int
 ) -> dict[str, MethodConfig]:
     """A config per method: its defaults, the options it has, and its own --set values."""
+    check_method_names(names)
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for text in single:
+    # What is said for a method holds for all its rows, unless something else is said for a label.
+    for text in sorted(single, key=lambda text: text.partition(".")[0] not in METHOD_CONFIGS):
         method, _, setting = text.partition(".")
-        meant = [name for name in names if name == method or unguarded(name) == method]
+        meant = [name for name in names if method in (name, label_of(name), method_of(name))]
         if not meant:
             raise UsageError(f"--set {text}: write METHOD.KEY=VALUE with a method of --methods ({', '.join(own)})")
         for name in meant:
@@ -341,9 +352,7 @@ def _method_configs(
     used: set[str] = set()
     configs = {}
     for name in names:
-        plain = unguarded(name)
-        if plain not in METHOD_CONFIGS:
-            raise UsageError(f'unknown method "{plain}"; choose {", ".join(METHOD_CONFIGS)}, each also with +guard')
+        plain = method_of(name)
         known = METHOD_CONFIGS[plain].__dataclass_fields__
         applying = {key: value for key, value in shared.items() if key in known}
         used |= applying.keys()

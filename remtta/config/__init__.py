@@ -32,7 +32,6 @@ from remtta.config.whole_model import (
 from remtta.errors import UsageError
 
 __all__ = [
-    "GUARDED",
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
     "CMFConfig",
@@ -60,7 +59,6 @@ __all__ = [
     "WholeModelConfig",
     "check",
     "method_config",
-    "unguarded",
 ]
 
 _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
@@ -96,15 +94,6 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) 
 
 METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _METHODS.items()}
 """A line about every method, by its name on the command line."""
-
-
-GUARDED = "+guard"
-"""Ending of a method's name in an evaluation that asks for it under the guard."""
-
-
-def unguarded(name: str) -> str:
-    """The method's own name: `rem` for `rem+guard`."""
-    return name.removesuffix(GUARDED)
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remtta.config import MethodConfig, unguarded
+from remtta.config import METHOD_CONFIGS, MethodConfig, method_config
+from remtta.config.names import check_method_names, is_guarded, method_of
 from remtta.deltas import Delta, check_base, save_delta
 from remtta.environment import environment
 from remtta.errors import RemttaError, StreamError, UsageError
@@ -66,7 +67,7 @@ def evaluate(
     dataset: Dataset,
     output: str | Path,
     *,
-    methods: Mapping[str, MethodConfig],
+    methods: Mapping[str, MethodConfig | None] | Sequence[str],
     options: EvalOptions | None = None,
     preprocessing: Preprocessing | None = None,
     delta: Delta | None = None,
@@ -84,7 +85,8 @@ def evaluate(
             this ends. Where the data set says what its classes are called, it keeps their names.
         dataset: The domains, from `open_dataset`.
         output: Folder for the results.
-        methods: Settings by method name, in the order of the table.
+        methods: Names in the order of the table, each METHOD, METHOD+guard, or LABEL=METHOD for one
+            more row of a method with other settings; with their settings, or None for the published ones.
         options: Scenario, batch size, seeds and the like.
         preprocessing: How images become inputs; by default as the model asks for.
         delta: Start every run from these adapted weights, that of `source` too; a reset still goes to the source.
@@ -104,7 +106,8 @@ def evaluate(
         Stopped: If a signal came in; the progress is saved for `resume`.
     """
     options = options or EvalOptions()
-    check_source_data(map(unguarded, methods), source_data)
+    methods = _checked_methods(methods, options.batch_size)
+    check_source_data(map(method_of, methods), source_data)
     base_sha256 = state_sha256(model)
     if delta is not None:
         check_base(delta, base_sha256)
@@ -152,11 +155,8 @@ class _Evaluation:
         self.learned: dict[str, dict[str, Any]] = {}
 
     def execute(self, source_data: str | Path | None, interrupts: Interrupts) -> dict[str, Any]:
-        if not self.options.resume:
-            with writing(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-        elif not self.folder.is_dir():
-            raise UsageError(f"{self.folder} holds no evaluation to go on with; leave --resume out")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.folder)
         remove_leftovers(self.folder, (RESULTS, TABLE, PROGRESS))
         remove_leftovers(self.folder / DELTAS, ("*.safetensors",))
@@ -169,17 +169,21 @@ class _Evaluation:
             lock.release()
 
     def _execute(self, interrupts: Interrupts) -> dict[str, Any]:
-        progress, state = self._claim()
+        earlier = self._earlier()
+        if earlier and earlier["status"] == "completed":
+            _log.info("the evaluation in %s is complete", self.folder)
+            return earlier
+        progress, state = self._claim(going_on=earlier is not None)
         with contextlib.ExitStack() as files:
             writer = files.enter_context(PredictionWriter(self.folder / PREDICTIONS, keep_bytes=progress.num_bytes))
-            if any(method != unguarded(method) for method in self.methods):
+            if any(map(is_guarded, self.methods)):
                 path = self.folder / EVENTS
                 kept = progress.event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
                 self.events = files.enter_context(PredictionWriter(path, keep_bytes=kept))
             runs = list(itertools.product(self.methods, self.options.seeds))
             for method, seed in runs[len(progress.finished) :]:
                 torch.manual_seed(seed)
-                adapter = build_method(unguarded(method), self.model, self.methods[method])
+                adapter = build_method(method_of(method), self.model, self.methods[method])
                 try:
                     self._one(adapter, method, seed, progress, state, writer, interrupts)
                 finally:
@@ -218,11 +222,11 @@ class _Evaluation:
         progress.finished.append(self._finish_run(adapter, method, seed, progress.position))
 
     def _guard(self, method: str, adapter: Method) -> Guard | None:
-        if method == unguarded(method):
+        if not is_guarded(method):
             return None
         guard = guarded(adapter, self.options.guard, self.methods[method])
         if guard is None:
-            raise UsageError(f"{unguarded(method)} keeps nothing from batch to batch that a guard could undo")
+            raise UsageError(f"{method_of(method)} changes no weights that a guard could put back; leave +guard out")
         return guard
 
     def _state(self, adapter: Method) -> dict[str, Tensor]:
@@ -231,7 +235,7 @@ class _Evaluation:
     def _learn_from_source(self, source_data: str | Path, interrupts: Interrupts) -> None:
         """Have the statistics of every method that needs some on the disk, before anything is recorded."""
         for method, config in self.methods.items():
-            adapter = build_method(unguarded(method), self.model, config)
+            adapter = build_method(method_of(method), self.model, config)
             if adapter.needs_source:
                 self.learned[method] = self._learn(adapter, method, source_data, interrupts.check)
 
@@ -245,7 +249,7 @@ class _Evaluation:
             adapter,
             self.model,
             source_data,
-            method=unguarded(method),
+            method=method_of(method),
             config=self.methods[method],
             preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
             fitting_as_they_are=as_they_are and crop_pct != 1,
@@ -254,6 +258,8 @@ class _Evaluation:
 
     def _refuse_earlier(self) -> None:
         earlier = [name for name in (RESULTS, PREDICTIONS) if (self.folder / name).exists()]
+        if earlier == [PREDICTIONS] and self.options.resume:
+            raise UsageError(f"{self.folder} has lost its {RESULTS}, so it cannot go on; --overwrite replaces it")
         if earlier and not (self.options.overwrite or self.options.resume):
             raise UsageError(
                 f"{self.folder} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
@@ -271,11 +277,9 @@ class _Evaluation:
             with contextlib.suppress(OSError):  # absent, or it holds something else
                 (self.folder / name).rmdir()
 
-    def _claim(self) -> tuple[Progress, dict[str, Tensor]]:
+    def _claim(self, *, going_on: bool) -> tuple[Progress, dict[str, Tensor]]:
         """Make the folder ready, or find out how far the evaluation in it has come."""
-        record = self.folder / RESULTS
-        if self.options.resume:
-            self._check_same(record)
+        if going_on:
             progress, state = load_progress(self.folder / PROGRESS)
             if progress.finished or progress.position.index:
                 _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.index)
@@ -284,19 +288,21 @@ class _Evaluation:
         with writing(self.folder):
             (self.folder / PROGRESS).unlink(missing_ok=True)
             self._remove_earlier()
-        write_json(record, {"status": "running", "settings": self._settings()})
+        write_json(self.folder / RESULTS, {"status": "running", "settings": self._settings()})
         return Progress(), {}
 
-    def _check_same(self, record: Path) -> None:
+    def _earlier(self) -> dict[str, Any] | None:
+        """The results, so far, of the evaluation to go on with; None where there is or is meant to be none."""
+        record = self.folder / RESULTS
+        if not self.options.resume or not record.exists():
+            return None
         try:
-            earlier = json.loads(record.read_text(encoding="utf-8"))
-            settings = earlier["settings"]
-        except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"{self.folder} holds no evaluation to go on with; leave --resume out") from error
-        if earlier["status"] == "completed":
-            raise UsageError(f"the evaluation in {self.folder} is complete; see {record}")
-        now = json.loads(json.dumps(self._settings()))
-        check_same_settings(settings, now)
+            earlier: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+            settings, _ = earlier["settings"], earlier["status"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RemttaError(f"{record} is damaged ({error}); start again with --overwrite") from error
+        check_same_settings(settings, json.loads(json.dumps(self._settings())))
+        return earlier
 
     def _frames(self, seed: int, position: Position, interrupts: Interrupts) -> Generator[DecodedFrame]:
         return prefetch(
@@ -588,9 +594,28 @@ class _Evaluation:
         }
 
 
+def _checked_methods(
+    methods: Mapping[str, MethodConfig | None] | Sequence[str], batch_size: int
+) -> dict[str, MethodConfig]:
+    """Every method's settings, the published ones where none are given."""
+    check_method_names(list(methods))
+    given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
+    chosen = {}
+    for name, config in given.items():
+        kind = METHOD_CONFIGS[method_of(name)]
+        chosen[name] = method_config(method_of(name), {}, batch_size=batch_size) if config is None else config
+        if not {field.name for field in fields(kind)} <= vars(chosen[name]).keys():
+            raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(config).__name__}")
+    return chosen
+
+
 def _settings_of(config: MethodConfig) -> dict[str, Any]:
-    """A method's settings as JSON gives them back."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+    """Those of a method's settings that it has a use for, as JSON gives them back."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+        if name not in config.unused
+    }
 
 
 def _view_metrics(views: Tensor) -> tuple[list[float], list[list[float]]]:
