@@ -466,23 +466,15 @@ def test_eval_sets_a_guarded_method_like_its_own(checkpoint: Path, tmp_path: Pat
     assert [methods[name]["config"]["lr"] for name in ("rem", "rem+guard")] == [0.02, 0.02]
 
 
-def test_one_table_takes_a_method_with_several_settings(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_one_table_takes_a_method_with_several_settings(checkpoint: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for number in range(4):
+    for number in range(NUM_CLASSES):
         path = tmp_path / "tree" / "fog" / f"class_{number}" / "0.png"
         path.parent.mkdir(parents=True)
         draw_image(number).save(path)
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "--no-plots"]
-    options += [
-        "--set",
-        "random.masking=random",
-        "--set",
-        "rem.lr=0.02",
-        "--set",
-        "high.lr=0.05",
-        "--methods",
-        "rem,random=rem,high=rem+guard",
-    ]
+    options += [f"--set={value}" for value in ("random.masking=random", "high.lr=0.05", "rem.lr=0.02")]
+    options += ["--methods", "rem,random=rem,high=rem+guard"]
     assert remtta_here("eval", tmp_path / "tree", *options, "-o", run) == 0
     methods = json.loads((run / "results.json").read_text())["methods"]
     assert list(methods) == ["rem", "random=rem", "high=rem+guard"]
