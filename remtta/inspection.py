@@ -12,6 +12,7 @@ from torch import Tensor
 
 from remtta.deltas import load_delta
 from remtta.errors import RemttaError, UsageError
+from remtta.predictions import read_rows
 from remtta.runs import DELTA, PREDICTIONS, RECORD
 
 _MOST_COMMON = 5
@@ -74,18 +75,12 @@ def describe_run(folder: Path) -> dict[str, Any]:
 def _describe_predictions(path: Path) -> dict[str, Any]:
     classes: Counter[tuple[int, str | None]] = Counter()
     entropy, errors, gaps = 0.0, 0, 0
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-            if "gap" in row:
-                gaps += 1
-                continue
-            if "error" in row:
-                errors += 1
-                continue
+    for row in read_rows(path):
+        if "gap" in row:
+            gaps += 1
+        elif "error" in row:
+            errors += 1
+        else:
             classes[row["class"], row["label"]] += 1
             entropy += row["entropy"]
     predicted = classes.total()

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -180,10 +180,6 @@ def evaluate(
       remtta eval photos_c --domains fog,snow --model vit_small_patch16_224 --output table1
     """
     with command(verbose=verbose, quiet=quiet, debug=debug) as interrupts:
-        if protocol is not None and protocol not in ("rem-paper", "rem-paper-cifar"):
-            raise UsageError(f'unknown protocol "{protocol}"; choose rem-paper or rem-paper-cifar')
-        if resize not in ("auto", "always", "never"):
-            raise UsageError(f"--resize takes auto, always or never, got {resize}")
         if resume and output is None:
             raise UsageError("--resume needs the --output of the evaluation to go on with")
         kwargs = opt.parse_pairs(model_kwargs)
@@ -212,10 +208,14 @@ def evaluate(
         from remtta.evaluation.classes import read_class_map
         from remtta.evaluation.datasets import read_image_list
         from remtta.evaluation.plots import draw_plots
-        from remtta.evaluation.protocols import PROTOCOLS
+        from remtta.evaluation.protocols import PROTOCOLS, Resize
         from remtta.models import labels_of, load_model
         from remtta.source_data import check_source_data
 
+        if protocol is not None and protocol not in PROTOCOLS:
+            raise UsageError(f'unknown protocol "{protocol}"; choose {" or ".join(PROTOCOLS)}')
+        if resize not in get_args(Resize):
+            raise UsageError(f"--resize takes {', '.join(get_args(Resize))}, got {resize}")
         fixed = None if protocol is None else PROTOCOLS[protocol]
         size = batch_size
         if size is None:

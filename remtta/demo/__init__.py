@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from remtta.files import writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.models import EMBEDDED, load_model
 from remtta.options import RunOptions
+from remtta.predictions import read_rows
 from remtta.runs import DELTA, PREDICTIONS, check_folder
 
 BATCH_SIZE = 20
@@ -159,6 +159,4 @@ def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[Drive
 
 
 def _mistakes(predictions: Path, frames: Sequence[DrivenFrame]) -> list[bool]:
-    with open(predictions, encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    return [row["class"] != frame.label for row, frame in zip(rows, frames, strict=True)]
+    return [row["class"] != frame.label for row, frame in zip(read_rows(predictions), frames, strict=True)]

@@ -18,11 +18,12 @@ from remtta.deltas import load_delta
 from remtta.errors import FrameError, ModelError, StreamError
 from remtta.evaluation.datasets import Dataset, Domain
 from remtta.evaluation.metrics import Tally, calibration_bins
-from remtta.evaluation.results import PLOTS, Tallies, delta_path, read_rows, tally_rows
+from remtta.evaluation.results import PLOTS, Tallies, delta_path, tally_rows
 from remtta.files import write_atomically
 from remtta.losses import entropy
 from remtta.methods.rem import REM
 from remtta.models import Preprocessing, labels_of, restricted_classes
+from remtta.predictions import read_rows
 from remtta.runs import PREDICTIONS
 
 if TYPE_CHECKING:

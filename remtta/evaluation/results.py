@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remtta.errors import RemttaError
 from remtta.evaluation.metrics import Tally, harmonic_mean, mean_and_std
+from remtta.predictions import read_rows
 
 DELTAS = "deltas"
 PLOTS = "plots"
@@ -23,20 +22,6 @@ Tallies = dict[tuple[str, int], dict[str, dict[Place, Tally]]]
 def delta_path(folder: Path, method: str, seed: int | str) -> Path:
     """Where an evaluation keeps a run's delta."""
     return folder / DELTAS / f"{method}_seed{seed}.safetensors"
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `predictions.jsonl`.
-
-    Raises:
-        RemttaError: If a line is damaged.
-    """
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
 
 
 def tally_rows(path: Path) -> Tallies:

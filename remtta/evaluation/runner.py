@@ -27,7 +27,7 @@ from remtta.errors import RemttaError, StreamError, UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.metrics import Tally
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
-from remtta.evaluation.results import DELTAS, PLOTS, delta_path, markdown_table, read_rows, summarise, tally_rows
+from remtta.evaluation.results import DELTAS, PLOTS, delta_path, markdown_table, summarise, tally_rows
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import FolderLock, remove_leftovers, write_atomically, write_json, writing
 from remtta.guard import Guard, guarded
@@ -45,7 +45,7 @@ from remtta.models import (
     state_sha256,
 )
 from remtta.options import EvalOptions
-from remtta.predictions import PredictionWriter
+from remtta.predictions import PredictionWriter, read_rows
 from remtta.runs import EVENTS, PREDICTIONS, check_same_settings
 from remtta.source_data import check_source_data, learn_from_source
 from remtta.streams.frames import Frame
