@@ -15,7 +15,7 @@ from remtta.methods.petal import PETAL
 from tests.conftest import random_images, tiny_vit
 
 CLEAN = [random_images(4, seed) for seed in (21, 22, 23)]
-CONFIG = PETALConfig(lr=0.05, teacher_decay=0.9, restore=0.2, posterior_weight=1e-5, swag_lr=0.01)
+CONFIG = PETALConfig(lr=0.05, augment_below=0.0, teacher_decay=0.9, restore=0.2, posterior_weight=1e-5, swag_lr=0.01)
 
 
 def _petal(config: PETALConfig = CONFIG) -> PETAL:

@@ -15,7 +15,8 @@ from remtta.errors import UsageError
 from remtta.losses import symmetric_cross_entropy
 from remtta.methods import augmentations
 from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
-from remtta.methods.cotta import CoTTA
+from remtta.methods.cotta import CoTTA, published_confidence
+from remtta.methods.petal import PETAL
 from remtta.methods.teacher import follow, restore_at_random
 from tests.conftest import random_images, tiny_vit
 
@@ -44,7 +45,7 @@ def test_symmetric_cross_entropy_of_two_classes() -> None:
 
 
 def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
-    config = CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0)
+    config = CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0)
     cotta = CoTTA(tiny_vit(), config)
     student, teacher = tiny_vit(), tiny_vit()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
@@ -61,6 +62,17 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
     assert _weights_differ(teacher, tiny_vit())  # so that the comparison says something
     assert (cotta.num_forwards, cotta.num_backwards, cotta.num_models) == (3, 1, 3)
     assert set(cotta.adapted_names) == {name for name, _ in teacher.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("classes", "wanted"), [(2, 0.92), (10, 0.92), (32, 0.819), (100, 0.72), (1000, 0.1), (21843, 0.1)]
+)
+def test_cotta_is_unsure_by_the_published_confidences(classes: int, wanted: float) -> None:
+    assert published_confidence(classes) == pytest.approx(wanted, abs=1e-3)
+    if classes == 10:
+        assert CoTTA(tiny_vit(num_classes=10))._augment_below == wanted
+        assert PETAL(tiny_vit(num_classes=10))._augment_below == wanted
+        assert CoTTA(tiny_vit(num_classes=10), CoTTAConfig(augment_below=0.5))._augment_below == 0.5
 
 
 def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentations() -> None:
@@ -106,10 +118,10 @@ def test_micro_batches_average_the_same_augmented_views() -> None:
 
 
 def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
-    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5))
+    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
     for seed in range(2):
         cotta(random_images(3, seed))
-    other = CoTTA(tiny_vit(), CoTTAConfig())
+    other = CoTTA(tiny_vit(), CoTTAConfig(augment_below=0.0))
     other.load_delta(cotta.delta(), cotta.num_updates)
     assert torch.equal(other.predict(random_images(3)), cotta.predict(random_images(3)))
     assert other.num_updates == 2
@@ -119,7 +131,7 @@ def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
 
 
 def test_a_reset_forgets_the_teacher_and_the_student() -> None:
-    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, teacher_decay=0.5))
+    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, teacher_decay=0.5, augment_below=0.0))
     first = cotta(random_images(1))
     delta = cotta.delta()
     cotta(random_images(4, 2))
@@ -137,7 +149,7 @@ def test_restoring_puts_back_about_the_share_it_is_told() -> None:
 
 def test_cotta_restores_the_student_but_not_the_teacher_to_the_source() -> None:
     source = dict(tiny_vit().named_parameters())
-    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5))
+    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5, augment_below=0.0))
     cotta(random_images(4))
     name = "blocks.1.mlp.fc1.weight"
     back = (cotta._trained[name] == source[name]).float().mean()

@@ -12,6 +12,8 @@ from remtta.config.base import MethodConfig, Optimizer, check, check_finite
 class WholeModelConfig(MethodConfig):
     """Settings of methods that change every weight, so that there are no layers to choose."""
 
+    unused: ClassVar[tuple[str, ...]] = ("adapt_layers",)
+
     def __post_init__(self) -> None:
         check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as every weight changes")
         super().__post_init__()
@@ -25,8 +27,9 @@ class CoTTAConfig(WholeModelConfig):
         teacher_decay: Share of the teacher that stays at each update.
         num_augmentations: Augmented views that the teacher averages.
         augment_below: It does so where the source model's confidence, the
-            mean over the batch, is less. 0.1 is the official code's for
-            ImageNet; it has 0.92 for CIFAR-10 and 0.72 for CIFAR-100.
+            mean over the batch, is less. None for the official code's: 0.92 for
+            10 classes, 0.72 for 100, 0.1 for 1,000, and on a line in log C
+            between them.
         restore: Probability of each weight to go back to the source.
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
@@ -34,7 +37,7 @@ class CoTTAConfig(WholeModelConfig):
 
     teacher_decay: float = 0.999
     num_augmentations: int = 32
-    augment_below: float = 0.1
+    augment_below: float | None = None
     restore: float = 0.001
     lr: float = 1e-4
     optimizer: Optimizer = "sgd"
@@ -43,7 +46,8 @@ class CoTTAConfig(WholeModelConfig):
     def __post_init__(self) -> None:
         check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
         check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
-        check(0 <= self.augment_below <= 1, "augment-below", self.augment_below, "in [0, 1]")
+        below = self.augment_below
+        check(below is None or 0 <= below <= 1, "augment-below", below, "in [0, 1]")
         check(0 <= self.restore < 1, "restore", self.restore, "in [0, 1)")
         super().__post_init__()
 
