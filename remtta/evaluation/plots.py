@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _LABEL_SHARE = 0.024  # of the axis' height, for a line of text
 WINDOW = 200  # images in the running error
 OVERLAYS = 4  # domains shown with their masks
+MASKED = 4  # methods shown with their masks
+_PANELS = 4  # reliability diagrams beside one another
 _RIGHT, _WRONG = "#14783c", "#be2828"
 _HIDDEN = 225  # grey of a masked patch
 _COLOURS = {
@@ -71,12 +74,14 @@ def draw_plots(
         _log.info('no plots: matplotlib is not installed (pip install "remtta[plot]")')
         return []
     tallies = tally_rows(folder / PREDICTIONS)
-    seed = next(iter(next(iter(results["methods"].values()))["seeds"]))
+    seeds = list(next(iter(results["methods"].values()))["seeds"])
+    which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"
+    colours = _colours(list(results["methods"]))
     pictures: dict[str, Callable[[], Figure | None]] = {
-        "error_per_domain": lambda: _error_per_domain(Figure(figsize=(10, 4.5)), results),
-        "running_error": lambda: _running_error(Figure(figsize=(10, 4.5)), folder, int(seed)),
-        "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(figsize=(6, 4.5)), results),
-        "reliability": lambda: _reliability(Figure(figsize=(4 * len(results["methods"]), 4)), tallies),
+        "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
+        "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
+        "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(figsize=(8, 4.5)), results, which, colours),
+        "reliability": lambda: _reliability(Figure(), tallies, colours),
         "masks": lambda: _masks(Figure(), folder, results, model, dataset, preprocessing),
     }
     drawn = []
@@ -96,8 +101,17 @@ def _saver(figure: Figure) -> Callable[[Path], None]:
     return lambda temporary: figure.savefig(temporary, format="png", dpi=110)
 
 
-def _colour(method: str) -> str | None:
-    return _COLOURS.get(method)
+def _colours(methods: Sequence[str]) -> dict[str, Any]:
+    """A colour for each method, the same in all pictures and for the usual ones in all evaluations."""
+    from matplotlib import colormaps
+
+    free = cycle(colormaps["tab20"](range(2, 20)))  # the first two are much like REM's
+    return {name: _COLOURS.get(name) or next(free) for name in methods}
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the axes, where it covers nothing."""
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _plain(axes: Axes) -> Axes:
@@ -105,7 +119,7 @@ def _plain(axes: Axes) -> Axes:
     return axes
 
 
-def _error_per_domain(figure: Figure, results: Mapping[str, Any]) -> Figure:
+def _error_per_domain(figure: Figure, results: Mapping[str, Any], colours: Mapping[str, Any]) -> Figure:
     axes = _plain(figure.subplots())
     methods: Mapping[str, Any] = results["methods"]
     domains = list(next(iter(methods.values()))["error"])
@@ -118,16 +132,16 @@ def _error_per_domain(figure: Figure, results: Mapping[str, Any]) -> Figure:
             list(content["error"].values()),
             width,
             yerr=spread if any(spread) else None,
-            color=_colour(name),
+            color=colours[name],
             label=f"{name} (mean {content['mean']:.1f})",
         )
     axes.set_xticks(range(len(domains)), domains, rotation=40, ha="right")
     axes.set_ylabel("error in %")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
     return figure
 
 
-def _running_error(figure: Figure, folder: Path, seed: int) -> Figure:
+def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours: Mapping[str, Any]) -> Figure:
     axes = _plain(figure.subplots())
     wrong: dict[str, list[bool]] = {}
     domains: list[str] = []
@@ -141,7 +155,7 @@ def _running_error(figure: Figure, folder: Path, seed: int) -> Figure:
         total = np.array([0, *accumulate(missed)])
         stops = np.arange(1, len(total))
         starts = np.maximum(0, stops - WINDOW)
-        axes.plot(100 * (total[stops] - total[starts]) / (stops - starts), color=_colour(name), label=name, lw=1.2)
+        axes.plot(100 * (total[stops] - total[starts]) / (stops - starts), color=colours[name], label=name, lw=1.2)
     changes = [place for place in range(1, len(domains)) if domains[place] != domains[place - 1]]
     if len(changes) < 50:  # mixed streams change at every image
         for start, stop in zip([0, *changes], [*changes, len(domains)], strict=True):
@@ -149,14 +163,16 @@ def _running_error(figure: Figure, folder: Path, seed: int) -> Figure:
             axes.text(
                 (start + stop) / 2, 1.01, domains[start], rotation=40, fontsize=7, transform=axes.get_xaxis_transform()
             )
-    axes.set_xlabel("images")
+    axes.set_xlabel(f"images{which}")
     axes.set_ylabel(f"error in %, mean over {WINDOW} images")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
     return figure
 
 
-def _entropy_by_ratio(figure: Figure, results: Mapping[str, Any]) -> Figure | None:
+def _entropy_by_ratio(
+    figure: Figure, results: Mapping[str, Any], which: str, colours: Mapping[str, Any]
+) -> Figure | None:
     firsts = {name: next(iter(content["seeds"].values())) for name, content in results["methods"].items()}
     shown = {name: first for name, first in firsts.items() if "mask_ratios" in first["config"] and "entropies" in first}
     if not shown:
@@ -168,7 +184,7 @@ def _entropy_by_ratio(figure: Figure, results: Mapping[str, Any]) -> Figure | No
         domains = {domain: summary for domain, summary in first["domains"].items() if "entropies" in summary}
         for summary in domains.values():
             axes.plot(ratios, summary["entropies"], color="#cccccc", lw=0.8, zorder=0)
-        axes.plot(ratios, first["entropies"], "o-", color=_colour(name), label=f"{name}, all domains")
+        axes.plot(ratios, first["entropies"], "o-", color=colours[name], label=f"{name}, all domains")
         low, high = axes.get_ylim()
         ends = sorted((summary["entropies"][-1], domain) for domain, summary in domains.items())
         height = low
@@ -183,16 +199,21 @@ def _entropy_by_ratio(figure: Figure, results: Mapping[str, Any]) -> Figure | No
                 va="center",
                 arrowprops={"arrowstyle": "-", "color": "#dddddd", "lw": 0.5},
             )
-    axes.set_xlabel("mask ratio in %")
+    axes.set_xlabel(f"mask ratio in %{which}")
     axes.set_ylabel("mean entropy in nats")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
     return figure
 
 
-def _reliability(figure: Figure, tallies: Tallies) -> Figure:
+def _reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
     methods = list(dict.fromkeys(method for method, _ in tallies))
-    panels = figure.subplots(1, len(methods), squeeze=False, sharey=True)[0]
-    for axes, name in zip(panels, methods, strict=True):
+    columns = min(_PANELS, len(methods))
+    lines = math.ceil(len(methods) / columns)
+    figure.set_size_inches(3.6 * columns, 3.6 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
+    for axes in panels.flat[len(methods) :]:
+        axes.remove()
+    for axes, name in zip(panels.flat, methods, strict=False):
         parts = [
             tally for (method, _), phases in tallies.items() if method == name for tally in phases["adapt"].values()
         ]
@@ -203,13 +224,14 @@ def _reliability(figure: Figure, tallies: Tallies) -> Figure:
             [part["confidence"] for part in bins],
             [part["accuracy"] for part in bins],
             0.05,
-            color=_colour(name),
+            color=colours[name],
             alpha=0.85,
         )
         axes.set_title(f"{name}, ECE {100 * together.summary()['ece']:.1f} %", fontsize=10)
         axes.set_xlabel("confidence")
         axes.set_xlim(0, 1)
-    panels[0].set_ylabel("accuracy")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("accuracy")
     return figure
 
 
@@ -224,7 +246,8 @@ def _masks(
 ) -> Figure | None:
     """Sample images under each mask, with prediction and entropy, as in the paper's figure.
 
-    Shown are the source and the methods whose delta is there: of the others the weights are not known any more.
+    Shown are the source and a few methods, those that mask first, whose delta is there: of the others the weights
+    are not known any more.
     """
     try:
         rem = REM(model)
@@ -246,7 +269,8 @@ def _masks(
             deltas[name] = load_delta(saved).tensors if saved.is_file() else {}
     if not deltas:
         return None
-    methods = list(deltas)
+    masking = {name for name, content in results["methods"].items() if "mask_ratios" in content["config"]}
+    methods = sorted(deltas, key=lambda name: (name != "source", name not in masking))[:MASKED]
     panels = figure.subplots(len(domains), len(methods) * len(ratios), squeeze=False)
     figure.set_size_inches(1.55 * len(methods) * len(ratios), 2.0 * len(domains))
     for column, name in enumerate(methods):
