@@ -165,7 +165,7 @@ class Guard:
     def predict(self, images: Tensor) -> Tensor:
         """Logits (B, C) to answer with, without adapting: the source's while adaptation is in doubt or has ended."""
         self.from_source = self.retired or (self._now.doubting and self.options.acts)
-        return self.method.predict_source(images) if self.from_source else self.method.predict(images)
+        return self._by_source(images) if self.from_source else self.method.predict(images)
 
     def reset(self) -> None:
         """Note that the method is back at the source weights."""

@@ -53,7 +53,8 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None) ->
     learners = [name for name in names if getattr(METHODS.get(name), "needs_source", False)]
     if learners and source_data is None:
         raise UsageError(
-            f"{', '.join(learners)} learns from clean images of the source domain first; "
+            f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "
+            "domain first; "
             "name a folder of them with --source-data FOLDER"
         )
     if source_data is not None and not learners:
@@ -90,8 +91,8 @@ def learn_from_source(
         wait: Called now and then while images are decoded; may raise to stop.
 
     Returns:
-        "path" and "file_sha256" of the statistics' file, and the number of
-        "images" behind it, for the records.
+        The "source_data" given, "path" and "file_sha256" of the statistics' file,
+        and the number of "images" behind it, for the records.
 
     Raises:
         UsageError: If there is no such file or folder.
@@ -127,7 +128,8 @@ def learn_from_source(
     if header["images"] < FEW_IMAGES:
         _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
     adapter.use_source(tensors)
-    return {"path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
+    given = str(Path(source_data).absolute())
+    return {"source_data": given, "path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
 
 
 def cache_folder() -> Path:

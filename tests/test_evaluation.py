@@ -741,7 +741,7 @@ def test_no_batch_size_is_no_default(tmp_path: Path, capfd: pytest.CaptureFixtur
 def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["nowhere"], 2, "nowhere: no such folder"
     yield ["c", "--methods", "tenth"], 2, 'unknown method "tenth"'
-    yield ["c", "--methods", "source,tent", "--margin", "0.1"], 2, "none of source, tent has a setting margin"
+    yield ["c", "--methods", "source,tent", "--margin", "0.1"], 2, "none of source, tent has a setting for --margin"
     yield ["c", "--set", "rem.speed=1"], 2, "a setting of rem must be one of"
     yield ["c", "--set", "tent.lr=1"], 2, "with a method of --methods (source, rem)"
     yield ["c", "--scenario", "sudden"], 2, "scenario must be one of continual"

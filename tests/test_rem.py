@@ -275,3 +275,10 @@ def test_images_of_another_kind_are_refused(vit: nn.Module, images: Any, got: st
     with pytest.raises(ValueError) as caught:
         REM(vit)(images)
     assert str(caught.value).endswith(f"got {got}")
+
+
+def test_views_that_hide_the_same_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.1, 0.2)))
+    assert not caplog.records
+    REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.001, 0.002)))
+    assert "hide 0, 1, 1 of 64 patch tokens" in caplog.text

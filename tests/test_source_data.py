@@ -167,7 +167,8 @@ def test_a_file_of_statistics_may_be_named_and_must_fit(frames: Path, clean: Pat
     named = tmp_path / "kept.safetensors"
     named.write_bytes(Path(first["path"]).read_bytes())
     second = adapt(frames, tmp_path / "two", named)
-    assert second == {**first, "path": str(named)}
+    assert first["source_data"] == str(clean)
+    assert second == {**first, "source_data": str(named), "path": str(named)}
     assert Anchored.computed == 1
     with pytest.raises(CheckpointError, match=r"kept.safetensors was made with another model_sha256"):
         adapt(frames, tmp_path / "three", named, tiny_vit(seed=3))

@@ -359,7 +359,8 @@ def _method_configs(
         with refused_values():
             configs[name] = method_config(plain, applying | own[name], batch_size=batch_size)
     if unused := shared.keys() - used:
-        raise UsageError(f"none of {', '.join(names)} has a setting {', '.join(sorted(unused))}")
+        options = [f"--{'lambda' if name == 'ranking_weight' else name.replace('_', '-')}" for name in sorted(unused)]
+        raise UsageError(f"none of {', '.join(names)} has a setting for {', '.join(options)}")
     return configs
 
 

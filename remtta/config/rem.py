@@ -66,7 +66,7 @@ class REMConfig(MethodConfig):
         check(weight > 0 or self.ranking_weight > 0, "consistency weight", weight, "> 0 where lambda is 0")
         check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
         if self.confident_below is not None:
-            check_finite(self.confident_below, "confident below", "> 0")
+            check(0 < self.confident_below <= 1, "confident below", self.confident_below, "in (0, 1]")
         check(isinstance(self.gap_weighting, bool), "gap weighting", self.gap_weighting, "True or False")
         forgets = self.gap_weighting and self.episodic
         check(not forgets, "gap weighting", True, "left out where episodic, as it compares a batch with earlier ones")

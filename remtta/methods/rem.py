@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -21,11 +22,12 @@ from remtta.losses import entropy, rem_loss, total_variation
 from remtta.masking import gather_patches, keep_indices, num_kept, random_scores
 from remtta.methods.gradient import GradientMethod
 
+_log = logging.getLogger("remtta")
+
 _VIOLATING = "violating_share"
 _GAP, _GAP_BATCHES = "mean_gap", "gap_batches"
-_DEFER_BELOW = (
-    0.4  # a deferred graph costs a forward pass more for each violating image, and saves a backward for each other
-)
+# A deferred graph costs a forward pass more for each violating image, and saves a backward for each other.
+_DEFER_BELOW = 0.4
 _DEFERRED_SIZES = 4
 _SHARE_STEP = 0.2
 _PART_TOKENS = 1024
@@ -72,8 +74,11 @@ class REM(GradientMethod):
         self.margin_nats = self.config.margin * math.log(self._vit.num_classes)
         threshold = self.config.confident_below
         self._confident_nats = None if threshold is None else threshold * math.log(self._vit.num_classes)
-        for ratio in self.config.mask_ratios:
-            num_kept(self._vit.patch_embed.num_patches, ratio)
+        num_patches = self._vit.patch_embed.num_patches
+        kept = [num_kept(num_patches, ratio) for ratio in self.config.mask_ratios]
+        if len(set(kept)) < len(kept):
+            hidden = ", ".join(str(num_patches - count) for count in kept)
+            _log.warning("some views are the same: the mask ratios hide %s of %d patch tokens", hidden, num_patches)
         if self.config.masking in ("attention", "background"):
             with torch.no_grad():  # refuses an attention that REM cannot read, before any image is
                 class_attention(self._vit.blocks[-1], self._vit.cls_token.new_zeros(1, 2, self._vit.embed_dim))
