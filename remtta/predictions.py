@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from remtta.errors import OutputError, RemttaError
+from remtta.errors import OutputError, UsageError
 from remtta.files import writing
 from remtta.losses import entropy
 from remtta.streams.prefetch import DecodedFrame
@@ -113,7 +113,7 @@ class PredictionWriter:
         durable: Have every row on the disk when `write` returns, safe from a power failure.
 
     Raises:
-        RemttaError: If the file is shorter than `keep_bytes`.
+        UsageError: If the file is shorter than `keep_bytes`.
         OutputError: If the file cannot be written.
     """
 
@@ -132,7 +132,7 @@ class PredictionWriter:
         self.num_changed = 0
         keeps = (keep_bytes > 0 or keep_tail) and path.exists()
         if keep_bytes > (path.stat().st_size if keeps else 0):
-            raise RemttaError(f"{path} has lost lines since they were saved; start again with --overwrite")
+            raise UsageError(f"{path} has lost lines since they were saved; start again with --overwrite")
         with writing(path):
             self._file = open(path, "r+b" if keeps else "w+b", buffering=0)  # noqa: SIM115 - closed in __exit__
             self._file.seek(keep_bytes)
@@ -157,12 +157,12 @@ class PredictionWriter:
         """Rows of the earlier run's tail, for a stream that cannot be read again: the next row is a new one then.
 
         Raises:
-            RemttaError: If a line is damaged.
+            UsageError: If a line is damaged.
         """
         try:
             rows = [json.loads(line) for line in self._expected]
         except ValueError as error:
-            raise RemttaError(f"{self._path} is damaged ({error}); start again with --overwrite") from error
+            raise UsageError(f"{self._path} is damaged ({error}); start again with --overwrite") from error
         self._expected.clear()
         return rows
 

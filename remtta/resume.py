@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from remtta.errors import RemttaError, UsageError
 from remtta.predictions import Row
 from remtta.runs import check_same_settings
-from remtta.states import load_state, save_state
+from remtta.states import load_state, other_version, save_state
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
 
@@ -91,11 +91,14 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
     """Read what `save_place` wrote; the very beginning if nothing was written yet.
 
     Raises:
-        RemttaError: If the file is damaged.
+        UsageError: If the file is damaged or of another version.
+        RemttaError: If it cannot be read.
     """
     if not path.exists():
         return Place(), {}
     content, state = load_state(path)
+    if set(content) != {field.name for field in fields(Place)}:
+        raise other_version(path)
     try:
         place = Place(**content)
         if place.last is not None:
@@ -107,7 +110,7 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
         if not all(isinstance(value, int) and value >= 0 for value in counts):
             raise ValueError("its counts make no sense")
     except (TypeError, ValueError) as error:
-        raise RemttaError(f"{path} is damaged ({error}); start again with --overwrite") from error
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
     return place, state
 
 
@@ -115,14 +118,17 @@ def read_record(path: Path) -> dict[str, Any]:
     """A run's `run.json`.
 
     Raises:
-        RemttaError: If it is damaged.
+        UsageError: If it is damaged.
+        RemttaError: If it cannot be read.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise ValueError("it is no record of a run")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RemttaError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    except OSError as error:
+        raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
     return record
 
 

@@ -42,6 +42,7 @@ from remtta.runs import (
     check_nothing_lost,
     claim_folder,
 )
+from remtta.states import take_back
 from remtta.streams import Stream
 from remtta.streams.fitness import not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame
@@ -199,9 +200,7 @@ class Run:
         check_same_run(record, self._record())
         place, state = load_place(self.folder / STATE)
         if state:
-            if self.guard:
-                self.guard.load_state(state)
-            self.adapter.load_state(state)
+            take_back(self.folder / STATE, state, *([self.guard] if self.guard else []), self.adapter)
             self.committed = self.adapter.committed
         predictions = self.folder / PREDICTIONS
         writer = PredictionWriter(predictions, echo, keep_bytes=place.num_bytes, keep_tail=True, durable=True)

@@ -109,6 +109,7 @@ def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> 
     state = copy.deepcopy(through.state())
     resumed = make(name)
     resumed.load_state(state)
+    assert resumed.state().keys() == state.keys()
     assert resumed.num_updates == through.num_updates
     assert through.num_updates > 0 or not through.adapts
     for seed in range(2, 5):

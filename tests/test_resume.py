@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -24,6 +25,7 @@ from remtta.interrupts import Interrupts
 from remtta.options import RunOptions
 from remtta.resume import Place, load_place, save_place
 from remtta.runs import DELTA, EVENTS, PREDICTIONS, RECORD, STATE
+from remtta.states import load_state, save_state
 from remtta.streams import Stream
 from remtta.streams.frames import Frame
 from tests.conftest import draw_image, tiny_vit
@@ -285,6 +287,54 @@ def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, f
     assert (run / PREDICTIONS).read_bytes() == predictions
     for file in (STATE, RECORD):
         shutil.copy(tmp_path / "intact" / file, run / file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"guard.warned": None},  # the state of a version before it
+        {"guard.novelty": torch.tensor(1.0)},
+        {"guard.clock": torch.zeros(2)},
+        {"guard.adapted": None},
+        {"updates": None},
+        {"generator": torch.zeros(3, dtype=torch.uint8)},
+        {"novelty": torch.tensor(1.0)},
+        {"place.gaps": None},
+        {"place.novelty": 1},
+    ],
+    ids=lambda change: "-".join(f"{key} {'missing' if value is None else 'other'}" for key, value in change.items()),
+)
+def test_the_state_of_another_version_is_refused_in_one_line(
+    change: dict[str, Any], frames: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    position, state = load_state(run / STATE)
+    for name, value in change.items():
+        content: dict[str, Any] = position if name.startswith("place.") else state
+        name = name.removeprefix("place.")
+        if value is None:
+            del content[name]
+        else:
+            content[name] = value
+    save_state(run / STATE, position, state)
+    left = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(UsageError) as refused:
+        go(frames, run, resume=True)
+    told = f"the state in {run} was written by another version of remtta; start again with --overwrite"
+    assert str(refused.value) == told
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == left
+
+
+@pytest.mark.parametrize("name", [STATE, RECORD, PREDICTIONS])
+def test_a_damaged_file_is_wrong_use_so_that_a_service_manager_does_not_try_again(
+    name: str, frames: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    go(frames, run)
+    (run / name).write_bytes((run / name).read_bytes()[:-100])
+    with pytest.raises(UsageError, match="start again with --overwrite"):
+        go(frames, run, resume=True)
 
 
 def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from remtta.errors import RemttaError
-from remtta.states import load_state, save_state
+from remtta.states import load_state, other_version, save_state
 
 
 @dataclass
@@ -78,12 +77,17 @@ def load_progress(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """Read what `save_progress` wrote; the very start if nothing was written yet.
 
     Raises:
-        RemttaError: If the file is damaged.
+        UsageError: If the file is damaged or of another version.
+        RemttaError: If it cannot be read.
     """
     if not path.is_file():
         return Progress(), {}
     content, state = load_state(path)
-    try:
-        return Progress(**{**content, "position": Position(**content["position"])}), state
-    except (KeyError, TypeError) as error:
-        raise RemttaError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    position: Any = content.get("position")
+    if not (_fits(content, Progress) and _fits(position, Position)):
+        raise other_version(path)
+    return Progress(**{**content, "position": Position(**position)}), state
+
+
+def _fits(content: Any, kind: type[Progress] | type[Position]) -> bool:
+    return isinstance(content, dict) and set(content) == {entry.name for entry in fields(kind)}

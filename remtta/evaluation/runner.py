@@ -48,6 +48,7 @@ from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter, read_rows
 from remtta.runs import EVENTS, PREDICTIONS, check_same_settings
 from remtta.source_data import check_source_data, learn_from_source
+from remtta.states import take_back
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
@@ -211,9 +212,7 @@ class _Evaluation:
         if method in self.learned:
             self._learn(adapter, method, self.learned[method]["path"])
         if state:
-            if self.guard:
-                self.guard.load_state(state)
-            adapter.load_state(state)
+            take_back(self.folder / PROGRESS, state, *([self.guard] if self.guard else []), adapter)
         elif self.start:
             adapter.load_delta(self.start.tensors, self.start.updates)
             progress.position.frames_in_delta = self.start.frames
