@@ -64,6 +64,11 @@ class Interrupts:
         if self._signum is not None and self._depth == 0:
             raise Stopped(self._signum)
 
+    def stop_now(self) -> None:
+        """Raise `Stopped` if a signal has come in, also within `held`: for a wait that may never end."""
+        if self._signum is not None:
+            raise Stopped(self._signum)
+
     @property
     def pending(self) -> bool:
         """Whether a signal has come in, for work that can end early within `held`."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import os
+import select
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,10 +19,14 @@ from torch import Tensor
 
 from remtta.errors import OutputError, UsageError
 from remtta.files import writing
+from remtta.interrupts import Interrupts
 from remtta.losses import entropy
 from remtta.streams.prefetch import DecodedFrame
 
 Row = dict[str, Any]
+
+READER_PATIENCE_S = 2.0  # in which the reader is to take the rest, once the run has been told to stop
+_POLL_S = 0.1
 
 
 class ReaderGone(Exception):
@@ -195,21 +203,42 @@ class PredictionWriter:
             os.fsync(self._file.fileno())
         return self._size - sum(map(len, self._expected))
 
-    def echo(self) -> None:
+    def echo(self, interrupts: Interrupts | None = None) -> None:
         """Send what was written last down the pipe.
+
+        Args:
+            interrupts: Ends the wait for a reader that takes nothing, `READER_PATIENCE_S` after a signal.
 
         Raises:
             ReaderGone: If its reader has closed it; the file has every row.
+            Stopped: If it did not take all of it in time.
             OutputError: If it cannot take them for another reason.
         """
         if self._pipe is not None:
             try:
-                self._pipe.write(self._lines)
-                self._pipe.flush()
+                _pass_on(self._pipe, self._lines, interrupts or Interrupts())
             except BrokenPipeError as error:
                 raise ReaderGone from error
             except OSError as error:
                 raise OutputError(f"the predictions cannot be passed on: {error.strerror or error}") from error
+
+
+def _pass_on(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:
+    """Write to a pipe in parts that never block, so that a stuck reader does not keep a signal from being heard."""
+    raw = pipe.raw if isinstance(pipe, io.BufferedWriter) else pipe
+    if not isinstance(raw, io.FileIO) or os.name == "nt":  # where select is for sockets only
+        pipe.write(data)
+        pipe.flush()
+        return
+    pipe.flush()
+    descriptor, view, deadline = raw.fileno(), memoryview(data), math.inf
+    while view:
+        if interrupts.pending:
+            deadline = min(deadline, time.monotonic() + READER_PATIENCE_S)
+        if time.monotonic() > deadline:
+            interrupts.stop_now()
+        if select.select([], [descriptor], [], _POLL_S)[1]:
+            view = view[os.write(descriptor, view[: select.PIPE_BUF]) :]
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -269,7 +269,7 @@ class Run:
             if self.options.latency:
                 with interrupts.held():
                     write(adapted=self.adapter.adapts and not (self.guard and self.guard.retired))
-                    writer.echo()
+                    writer.echo(interrupts)
                 # After a stop from here on, the saved state is behind; a resumed run makes these predictions again.
                 (self.guard or self.adapter).learn()
             after = self.adapter.num_updates
@@ -294,7 +294,7 @@ class Run:
                 self._write_events(batch)
                 self._count_updates(after - update if after >= update else 1)  # the step that was undone
                 if not self.options.latency:
-                    writer.echo()
+                    writer.echo(interrupts)
         self._stop_if_retired()
         broken = next((frame for frame in batch if frame.error), None)
         if broken and self.options.on_error == "stop":

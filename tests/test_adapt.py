@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
+import fcntl
 import hashlib
 import io
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -390,6 +393,61 @@ def test_a_closed_pipe_ends_the_run_quietly(vit: nn.Module, frames: Path, tmp_pa
     assert summary.exit_reason == "closed pipe"
     assert summary.num_frames == len(rows_of(tmp_path / "run")) == 3
     assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 1
+
+
+@pytest.mark.parametrize("latency", [False, True])
+def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
+    latency: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remtta.predictions.READER_PATIENCE_S", 0.2)
+    options = RunOptions(batch_size=3, logits=True, topk=7, latency=latency)
+    adapt_stream(tiny_vit(), frames, tmp_path / "whole", options=options)
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+
+    def stop() -> None:
+        predictions = tmp_path / "run" / "predictions.jsonl"
+        while not (predictions.exists() and predictions.stat().st_size):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    os.write(writing, bytes(4096))  # it is full
+    stopper = threading.Thread(target=stop)
+    rescuer = threading.Timer(15.0, os.close, (reading,))  # of a test that fails
+    with os.fdopen(writing, "wb", buffering=0) as raw, Interrupts() as interrupts:
+        stopper.start()
+        rescuer.start()
+        pipe = io.BufferedWriter(raw)
+        summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=options, echo=pipe, interrupts=interrupts)
+        rescuer.cancel()
+        assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
+        pipe.detach()
+    os.close(reading)
+    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 3
+    assert record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=dataclasses.replace(options, resume=True))
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
+
+
+def test_a_reader_that_is_only_slow_gets_the_rows_of_a_run_that_is_stopped(frames: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    got: list[bytes] = []
+
+    def read() -> None:
+        got.append(os.read(reading, 1000))
+        os.kill(os.getpid(), signal.SIGTERM)
+        while part := os.read(reading, 1000):
+            got.append(part)
+
+    reader = threading.Thread(target=read)
+    options = RunOptions(batch_size=12, logits=True, topk=7)
+    with os.fdopen(writing, "wb") as pipe, Interrupts() as interrupts:
+        reader.start()
+        adapt_stream(tiny_vit(), frames, tmp_path, options=options, echo=pipe, interrupts=interrupts)
+    reader.join()
+    os.close(reading)
+    assert b"".join(got) == (tmp_path / "predictions.jsonl").read_bytes() != b""
 
 
 class _Broken(io.BytesIO):
