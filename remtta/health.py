@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,18 +16,39 @@ from remtta.errors import OutputError, UsageError
 from remtta.files import remove_leftovers, write_atomically
 
 EVERY_S = 2.0
+_MOST_BYTES = 65_536  # far more than it ever holds
 
 
 def check_health_path(path: Path) -> None:
     """Refuse a file that could not be written, before any work.
 
     Raises:
-        UsageError: If its folder does not exist, or it is a folder itself.
+        UsageError: If its folder does not exist, or something is there that is not such a file.
     """
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--health: {path.parent}: no such folder; make it first")
+    parent = _target(path).parent
+    if not parent.is_dir():
+        raise UsageError(f"--health: {parent}: no such folder; make it first")
     if path.is_dir():
         raise UsageError(f"--health: {path} is a folder; name a file")
+    if path.exists() and not _is_health_file(path):
+        raise UsageError(f"--health: {path} is no health file, and would be replaced; name another file")
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # unlike Path.resolve, also of links that go round in a circle
+
+
+def _is_health_file(path: Path) -> bool:
+    """Whether a path is that of an empty file, or one that `HealthFile` wrote."""
+    if not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES)
+        content = json.loads(text or '{"time": "", "state": ""}')
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"time", "state"} <= set(content)
 
 
 class HealthFile:
@@ -35,7 +57,7 @@ class HealthFile:
     Its `time` says that the process lives; whether the run gets on shows in the other values.
 
     Args:
-        path: The file.
+        path: The file; through a link, what it points to is replaced.
         report: The values to write beside the time; called from the thread.
         every_s: Seconds between two writes.
 
@@ -44,9 +66,9 @@ class HealthFile:
     """
 
     def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
-        self._path, self._report, self._every_s = path, report, every_s
+        self._path, self._report, self._every_s = _target(path), report, every_s
         self._done = threading.Event()
-        remove_leftovers(path.parent, (glob.escape(path.name),))
+        remove_leftovers(self._path.parent, (glob.escape(self._path.name),))
         self._write()
         self._thread = threading.Thread(target=self._keep_fresh, name="remtta-health", daemon=True)
         self._thread.start()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import nn
 from remtta import RunOptions, adapt_stream
 from remtta.adapt import RunSummary
 from remtta.errors import StreamError, UsageError
-from remtta.health import HealthFile
+from remtta.health import HealthFile, check_health_path
 from remtta.streams import Stream
 from remtta.streams.live import LiveOptions, LiveSource
 from tests.conftest import TINY_OPTIONS
@@ -107,6 +108,31 @@ def test_a_place_that_cannot_hold_it_is_wrong_use(
         assert remtta_here("adapt", frames, *TINY_OPTIONS, "-o", tmp_path / "run", "--health", path) == 2
         assert told in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_nothing_but_a_health_file_is_replaced(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"exit_reason": "completed"}')
+    (tmp_path / "list.json").write_text('["time", "state"]')
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(frames / "frame_0.png")
+    for path in (*map(tmp_path.joinpath, ("run.json", "list.json", "pipe", "link")), Path("/dev/full")):
+        before = path.read_bytes() if path.is_file() else path.stat()
+        with pytest.raises(UsageError, match=f"--health: {path} is no health file, and would be replaced; name"):
+            adapt_stream(vit, frames, tmp_path / "run", health=path)
+        assert before == (path.read_bytes() if path.is_file() else path.stat())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", '{"time": "2026-01-01T00:00:00+00:00", "state": "completed"}\n'])
+def test_it_is_written_through_a_link_to_a_file_like_it_or_none(content: str | None, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    if content is not None:
+        target.write_text(content)
+    check_health_path(link)
+    HealthFile(link, lambda: {"state": "running"}).close()
+    assert link.is_symlink() and health_of(target)["state"] == "running"
 
 
 def test_the_command_writes_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
