@@ -282,6 +282,54 @@ def test_a_frame_out_of_the_decoder_after_a_timeout_is_the_last_before_a_gap() -
     assert gap and gap.reason == "no frame within 15 s" and gap.seconds > 15
 
 
+class Silent(FakeCapture):
+    """Gives up after FFmpeg's whole timeout."""
+
+    def __init__(self, script: Script, clock: Clock) -> None:
+        super().__init__(script)
+        self.clock = clock
+
+    def isOpened(self) -> bool:
+        self.clock.now += 0 if self.opened else 15.01
+        return self.opened
+
+    def grab(self) -> bool:
+        grabbed = super().grab()
+        self.clock.now += 0 if grabbed else 15.01
+        return grabbed
+
+
+def silent(clock: Clock, *scripts: Script) -> LiveSource:
+    captures = iter([Silent(script, clock) for script in scripts])
+    options = LiveOptions(buffer="all")
+    return LiveSource(0, options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
+
+
+def test_a_read_that_took_ffmpegs_whole_timeout_is_told_as_a_stall() -> None:
+    frames = list(islice(silent(Clock(), [10], [20]).frames(), 2))
+    assert frames[1].gap == Gap(15.51, "no frame within 15 s", 1)
+
+
+@pytest.mark.parametrize(("script", "what"), [(REFUSED, "answer"), ([], "frame")])
+def test_a_server_that_is_silent_from_the_start_is_told_as_one(script: Script, what: str) -> None:
+    with pytest.raises(StreamError, match=rf"^camera 0: no {what} within 15 s; check the camera or the network$"):
+        next(silent(Clock(), script).frames())
+
+
+def test_the_timeouts_of_the_record_are_ffmpegs(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[float, ...]] = []
+
+    def opened(cv2: Any, source: str, *seconds: float) -> FakeCapture:
+        given.append(seconds)
+        return FakeCapture([10])
+
+    monkeypatch.setattr(live_module, "open_capture", opened)
+    frames = LiveSource(0, LiveOptions(open_timeout_s=3, read_timeout_s=4)).frames()
+    next(frames)
+    frames.close()
+    assert given == [(3, 4)]
+
+
 def test_a_first_opening_that_hangs_is_an_error() -> None:
     def connect() -> FakeCapture:
         _released.wait(20)

@@ -23,7 +23,8 @@ from remtta.errors import FrameError, RemttaError, StreamError, UsageError
 from remtta.opencv import load_opencv
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.video import (
-    READ_TIMEOUT_MS,
+    OPEN_TIMEOUT_S,
+    READ_TIMEOUT_S,
     cannot_open,
     no_frame_advice,
     open_capture,
@@ -43,8 +44,11 @@ _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _POLL_S = 0.1
 
-_SLOW_S = 0.9 * READ_TIMEOUT_MS / 1000
-"""A frame that took so long is no sign of life: FFmpeg gave up waiting, and its decoder gave out what it still held."""
+_WHOLE = 0.9
+"""A call that took such a part of FFmpeg's timeout took all of it. A frame that then comes all the same is no sign of
+life: the decoder gave out what it still held."""
+_HANGING = 1.1
+"""A call that took so much of it hangs: FFmpeg's own timeout is no help there."""
 _GOODBYE_S = 0.5
 
 _log = logging.getLogger("remtta")
@@ -68,16 +72,15 @@ class LiveOptions:
         reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss.
         buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
             that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
-        open_timeout_s: Seconds after which opening is taken to hang.
-        read_timeout_s: The same for a frame that can be decoded. FFmpeg's own timeouts, of 15 s, come first where
-            they work.
+        open_timeout_s: Seconds that a source may take to open.
+        read_timeout_s: The same for a frame that can be decoded.
         wait_at_start: Wait for the source as long also before its first frame, in place of failing at once.
     """
 
     reconnect_for: float = 60.0
     buffer: Buffer = "latest"
-    open_timeout_s: float = 20.0
-    read_timeout_s: float = 20.0
+    open_timeout_s: float = OPEN_TIMEOUT_S
+    read_timeout_s: float = READ_TIMEOUT_S
     wait_at_start: bool = False
 
     def __post_init__(self) -> None:
@@ -159,7 +162,8 @@ class LiveSource:
         """
         cv2 = load_opencv("video", StreamError)
         if self._connect is None:
-            self._connect = partial(open_capture, cv2, self._source)
+            options = self.options
+            self._connect = partial(open_capture, cv2, self._source, options.open_timeout_s, options.read_timeout_s)
         try:
             connection, gap = self._open(), None
             shot = connection.take()
@@ -289,7 +293,7 @@ class _Connection:
         self.reason = "the connection ended"
         self._live, self._connect, self._closed, self._clock, self._stride = live, connect, closed, clock, stride
         self._error: Exception | None = None
-        self._opened = self._over = self._left = False
+        self._opened = self._over = self._left = self._stalled = False
         self._change = threading.Condition()
         self._waiting: deque[_Shot] = deque()
         self._begun = clock()
@@ -329,18 +333,23 @@ class _Connection:
         """What to raise if the very first connection gave no frame."""
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))
-        if self._error or self._left:
+        if self._error or self._left or self._stalled:
             return StreamError(f"{self._live.name}: {self.reason}; check the camera or the network")
         if not self._opened:
-            return StreamError(cannot_open(source, self._clock() - self._begun))
+            return StreamError(cannot_open(source))
         return StreamError(f"{self._live.name}: no frame could be decoded; {no_frame_advice(self._live.name)}")
 
     def _hangs(self) -> bool:
-        options, since = self._live.options, self._busy_since
-        limit = options.read_timeout_s if self._opened else options.open_timeout_s
-        if since is None or self._clock() - since < limit:
+        since = self._busy_since
+        return since is not None and self._took(_HANGING, since)
+
+    def _took(self, part: float, since: float) -> bool:
+        """Whether a call that began then has taken such a part of its timeout, which is then the reason of the loss."""
+        options = self._live.options
+        what, limit = ("frame", options.read_timeout_s) if self._opened else ("answer", options.open_timeout_s)
+        if self._clock() - since < part * limit:
             return False
-        self.reason = f"{'no frame' if self._opened else 'no answer'} within {limit:g} s"
+        self.reason, self._stalled = f"no {what} within {limit:g} s", True
         return True
 
     def _run(self) -> None:
@@ -358,13 +367,17 @@ class _Connection:
         capture = self._connect()
         try:
             if not capture.isOpened():
-                self.reason = "it cannot be opened"
+                if not self._took(_WHOLE, self._begun):
+                    self.reason = "it cannot be opened"
                 return
             self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
             self._opened, self._whole_at = True, self._clock()
-            while (asked := self._go_on()) is not None and capture.grab():
-                arrived = self._clock()
-                if slow := not self.promised and arrived - asked > _SLOW_S:
+            while (asked := self._go_on()) is not None:
+                grabbed, arrived = capture.grab(), self._clock()
+                stalled = not self.promised and self._took(_WHOLE, asked)
+                if not grabbed:
+                    return
+                if stalled:
                     arrived = asked
                 if self.number % self._stride == 0:
                     decoded, pixels = capture.retrieve()
@@ -374,8 +387,7 @@ class _Connection:
                     if self._is_undecodable(whole):
                         return
                 self.number += 1
-                if slow:
-                    self.reason = f"no frame within {READ_TIMEOUT_MS // 1000} s"
+                if stalled:
                     return
         finally:
             capture.release()  # before the end is told: a camera can be opened only once

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,8 @@ from remtta.streams.frames import Frame
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
-OPEN_TIMEOUT_MS = 15_000
-READ_TIMEOUT_MS = 15_000
+OPEN_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 15.0
 
 _log = logging.getLogger("remtta")
 
@@ -34,11 +33,10 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
             or it yields no frame.
     """
     cv2 = load_opencv("video", StreamError)
-    started = time.monotonic()
     capture = open_capture(cv2, source)
     try:
         if not capture.isOpened():
-            raise StreamError(cannot_open(source, time.monotonic() - started))
+            raise StreamError(cannot_open(source))
         number = 0
         while capture.grab():
             if number % stride == 0:
@@ -78,8 +76,10 @@ def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Fram
     return Frame(name, load, number, round(max(time_s, 0.0), 6))
 
 
-def open_capture(cv2: Any, source: str | int) -> Any:
-    """A `cv2.VideoCapture` of a path, camera or URL, with timeouts; it may not have opened.
+def open_capture(
+    cv2: Any, source: str | int, open_timeout_s: float = OPEN_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
+) -> Any:
+    """A `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not have opened.
 
     Raises:
         StreamError: If the name is one that OpenCV cannot take.
@@ -87,7 +87,8 @@ def open_capture(cv2: Any, source: str | int) -> Any:
     if isinstance(source, int):
         return cv2.VideoCapture(source)
     _require_utf8(source)
-    timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, OPEN_TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, READ_TIMEOUT_MS]
+    open_ms, read_ms = round(1000 * open_timeout_s), round(1000 * read_timeout_s)
+    timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
     # Files that FFmpeg does not know (image sequences, odd builds) may still open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
@@ -100,15 +101,13 @@ def _require_utf8(source: str) -> None:
         raise StreamError(f"{source} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
 
 
-def cannot_open(source: str | int, seconds: float) -> str:
-    """What to say of a source that did not open, after so many seconds."""
+def cannot_open(source: str | int) -> str:
+    """What to say of a source that did not open."""
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
     source = without_password(source)
     if "://" in source:
-        silent = seconds > 0.9 * OPEN_TIMEOUT_MS / 1000
-        how = f"did not answer within {OPEN_TIMEOUT_MS // 1000} s" if silent else "cannot be opened as a video"
-        return f"{source} {how}; check the address, the network, and that a video is served there"
+        return f"{source} cannot be opened as a video; check the address, the network, and that a video is served there"
     return f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read"
 
 
