@@ -39,7 +39,7 @@ from remtta.streams.live import LiveOptions, LiveSource
 from tests.conftest import TINY_OPTIONS, draw_image, random_images, tiny_vit
 from tests.test_cli import remtta_here
 
-UNDECODABLE, HANGS, GATE = "undecodable", "hangs", "gate"
+UNDECODABLE, REFUSED_PART, HANGS, GATE = "undecodable", "refused part", "hangs", "gate"
 REFUSED = None
 Script = list[Any] | None
 
@@ -99,8 +99,9 @@ class FakeCapture:
         if self.step is HANGS:
             _released.wait(20)
             return False
-        self.num_grabbed += self.step is not None
-        return self.step is not None
+        grabbed = self.step is not None and self.step is not REFUSED_PART
+        self.num_grabbed += grabbed
+        return grabbed
 
     def retrieve(self) -> tuple[bool, Any]:
         if isinstance(self.step, str):
@@ -184,6 +185,18 @@ def test_without_patience_the_first_loss_is_the_end() -> None:
     camera = FakeCamera([10, 20], [30])
     assert levels(list(source_of(camera, Clock(), reconnect_for=0).frames())) == [10, 20]
     assert len(camera.captures) == 1
+
+
+def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    told = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or have it waited for with"
+    clock = Clock()
+    source = LiveSource(
+        "http://host/live", LiveOptions(buffer="all", reconnect_for=0), connect=lambda: Silent([10], clock), clock=clock
+    )
+    with pytest.raises(StreamError, match=told):
+        list(source.frames())
+    assert levels(list(web(FakeCamera([10]), Clock(), reconnect_for=0).frames())) == [10]
+    assert caplog.messages == ["http://host/live is at its end (the connection ended), and is not to be opened again"]
 
 
 def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: pytest.LogCaptureFixture) -> None:
@@ -369,6 +382,41 @@ def test_a_frame_that_cannot_be_decoded_stands_in_its_place() -> None:
     with pytest.raises(FrameError, match=r"^cannot be decoded$"):
         frames[1].load()
     assert levels([frames[0], frames[2]]) == [10, 30]
+
+
+def web(camera: FakeCamera, clock: Clock, *, stride: int = 1, **options: Any) -> LiveSource:
+    given = LiveOptions(**{"buffer": "all", **options})
+    return LiveSource("http://host/live", given, stride=stride, connect=camera, clock=clock, sleep=clock.sleep)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_parts_that_the_decoder_refuses_are_undecodable_frames_of_a_stream_that_goes_on(stride: int) -> None:
+    camera = FakeCamera([0, REFUSED_PART, REFUSED_PART, 30, 40], [50])
+    frames = list(islice(web(camera, Clock(), stride=stride).frames(), 6 // stride))
+    assert numbers(frames) == [0, 1, 2, 3, 4, 5][::stride]
+    assert [frame.gap is not None for frame in frames] == [number == 5 for number in numbers(frames)]
+    for frame in frames:
+        if frame.number in (1, 2):
+            with pytest.raises(FrameError, match=r"^cannot be decoded$"):
+                frame.load()
+        else:
+            assert frame.number is not None and levels([frame]) == [10 * frame.number]
+
+
+def test_nothing_but_refused_parts_is_a_loss() -> None:
+    class Slow(FakeCapture):
+        def grab(self) -> bool:
+            clock.now += 1
+            return super().grab()
+
+    clock = Clock()
+    captures = iter([Slow([10, *[REFUSED_PART] * 20]), FakeCapture([20, *[REFUSED_PART] * 40, 30]), FakeCapture([40])])
+    options = LiveOptions(buffer="all", read_timeout_s=5)
+    source = LiveSource("http://host/", options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep)
+    frames = list(islice(source.frames(), 3))
+    assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
+    reasons = [frame.gap and frame.gap.reason for frame in frames]
+    assert reasons == [None, "no frame that could be decoded within 5 s", "the connection ended"]
 
 
 @pytest.mark.parametrize("buffer", ["latest", "all"])
@@ -759,6 +807,8 @@ class WebCamera(http.server.BaseHTTPRequestHandler):
             for number in range(6):
                 seed = 10 * server.connections + number
                 jpeg = cv2.imencode(".jpg", np.asarray(draw_image(seed, width, height)))[1].tobytes()
+                if number in server.broken:
+                    jpeg = np.random.default_rng(seed).bytes(500)
                 self.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(jpeg))
                 self.wfile.write(jpeg + b"\r\n")
                 time.sleep(0.02)
@@ -770,7 +820,7 @@ class WebCamera(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def web_camera() -> Iterator[Any]:
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WebCamera)
-    server.connections, server.most = 0, 3
+    server.connections, server.most, server.broken = 0, 3, ()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
@@ -805,6 +855,16 @@ def test_a_web_camera_that_drops_out_and_comes_back_larger(
     assert "frames       9, 0 skipped; 3 updates; 1 gaps\n" in capfd.readouterr().out
     written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
     assert len(written) >= 5 and not any(b"secret" in content for content in [*written, told.encode()])
+
+
+def test_a_web_camera_with_broken_parts_is_not_lost(web_camera: Any, checkpoint: Path, tmp_path: Path) -> None:
+    web_camera.broken = (3, 4)
+    options: list[str | Path] = ["--buffer", "all", "--reconnect-for", "0", "-b", "4", "-o", tmp_path]
+    assert remtta_here("adapt", web_camera.url, *TINY_OPTIONS, "--checkpoint", checkpoint, *options) == 0
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert [row["frame"] for row in rows] == list(range(6))
+    assert [row.get("error") for row in rows] == [None, None, None, *["cannot be decoded"] * 2, None]
+    assert web_camera.connections == 1
 
 
 def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(

@@ -49,6 +49,8 @@ _WHOLE = 0.9
 life: the decoder gave out what it still held."""
 _HANGING = 1.1
 """A call that took so much of it hangs: FFmpeg's own timeout is no help there."""
+_TRIES = 30
+"""Reads in a row that may fail: OpenCV fails one for each part of a stream that its decoder refuses."""
 _GOODBYE_S = 0.5
 
 _log = logging.getLogger("remtta")
@@ -69,7 +71,8 @@ class LiveOptions:
     """How a live source is read.
 
     Attributes:
-        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss.
+        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss, which is an error
+            where it is known not to be the source's own end.
         buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
             that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
         open_timeout_s: Seconds that a source may take to open.
@@ -143,6 +146,11 @@ class LiveSource:
         self._size: tuple[int, int] | None = None
 
     @property
+    def is_network(self) -> bool:
+        """Whether it is a network stream, not a camera."""
+        return isinstance(self._source, str) and "://" in self._source
+
+    @property
     def newest_only(self) -> bool:
         """Whether frames are dropped rather than waited for."""
         return self.options.buffer == "latest"
@@ -158,7 +166,7 @@ class LiveSource:
 
         Raises:
             StreamError: If OpenCV cannot be loaded, the source cannot be opened or yields no frame at all, or it was
-                lost and did not come back in time.
+                lost and did not come back in time, or was not to be waited for.
         """
         cv2 = load_opencv("video", StreamError)
         if self._connect is None:
@@ -202,9 +210,20 @@ class LiveSource:
 
     def _is_over(self, connection: _Connection) -> bool:
         """Whether the end of a connection is the end of the stream."""
-        if connection.promised > 0 and not self._closed.is_set():
+        if self._closed.is_set():
+            return True
+        if connection.promised > 0:
             warn_if_cut(self.name, connection.number, connection.promised)
-        return self._closed.is_set() or connection.promised > 0 or self.options.reconnect_for == 0
+            return True
+        if self.options.reconnect_for > 0:
+            return False
+        if connection.failed:
+            raise StreamError(
+                f"{self.name} was lost ({connection.reason}); check it and the network, or have it waited for with "
+                "--reconnect-for"
+            )
+        _log.warning("%s is at its end (%s), and is not to be opened again", self.name, connection.reason)
+        return True
 
     def _may_come(self, connection: _Connection) -> bool:
         """Whether to wait for a source whose first connection gave no frame."""
@@ -293,7 +312,7 @@ class _Connection:
         self.reason = "the connection ended"
         self._live, self._connect, self._closed, self._clock, self._stride = live, connect, closed, clock, stride
         self._error: Exception | None = None
-        self._opened = self._over = self._left = self._stalled = False
+        self._opened = self._over = self._left = self._stalled = self._undecodable = False
         self._change = threading.Condition()
         self._waiting: deque[_Shot] = deque()
         self._begun = clock()
@@ -323,6 +342,11 @@ class _Connection:
             self._left = True
             self._change.notify_all()
         self._thread.join(wait_s)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in a way that no source ends by itself."""
+        return self._error is not None or self._stalled or self._undecodable
 
     @property
     def hopeless(self) -> bool:
@@ -372,13 +396,23 @@ class _Connection:
                 return
             self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
             self._opened, self._whole_at = True, self._clock()
+            grabbed_at = self._whole_at
+            refused, tries = 0, _TRIES if self._live.is_network and not self.promised else 1
             while (asked := self._go_on()) is not None:
                 grabbed, arrived = capture.grab(), self._clock()
                 stalled = not self.promised and self._took(_WHOLE, asked)
                 if not grabbed:
-                    return
+                    refused += 1
+                    if stalled or refused >= tries or self._is_undecodable_since(grabbed_at):
+                        return
+                    continue
                 if stalled:
                     arrived = asked
+                for _ in range(refused):  # parts that the decoder refused, as it turns out: the stream goes on
+                    if self.number % self._stride == 0:
+                        self._give(_Shot(self.number, arrived, None))
+                    self.number += 1
+                refused, grabbed_at = 0, arrived
                 if self.number % self._stride == 0:
                     decoded, pixels = capture.retrieve()
                     whole = decoded and pixels is not None and pixels.size > 0
@@ -394,12 +428,15 @@ class _Connection:
 
     def _is_undecodable(self, whole: bool) -> bool:
         """Whether a live source has sent nothing but undecodable frames for too long."""
-        limit, now = self._live.options.read_timeout_s, self._clock()
         if whole or self.promised:
-            self._whole_at = now
-        if now - self._whole_at < limit:
+            self._whole_at = self._clock()
+        return self._is_undecodable_since(self._whole_at)
+
+    def _is_undecodable_since(self, whole_at: float) -> bool:
+        limit = self._live.options.read_timeout_s
+        if self._clock() - whole_at < limit:
             return False
-        self.reason = f"no frame that could be decoded within {limit:g} s"
+        self.reason, self._undecodable = f"no frame that could be decoded within {limit:g} s", True
         return True
 
     def _go_on(self) -> float | None:
