@@ -282,7 +282,8 @@ def describe(event: Mapping[str, Any]) -> str:
     """An event of the guard as a sentence."""
     kind, numbers = event["event"], ""
     if "gap" in event:
-        numbers = f" (information {event['gap']:+.3f} nats against the source's {event['information']:.3f})"
+        gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
+        numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"
     warns = event["action"] == "warn"
     if kind == "doubt":
         return f"{'' if warns else 'the source answers while '}adaptation is in doubt{numbers}"

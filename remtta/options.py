@@ -23,7 +23,7 @@ class GuardOptions:
     Attributes:
         action: "rollback" to the source weights, "stop" for that and an end
             of the run when the retries are used up, or "warn" to only tell.
-        retries: Alarms after which adaptation ends.
+        retries: Alarms that are rolled back; the next one ends adaptation.
         size: Frames in the reservoir.
         least: Frames in the reservoir before there is a verdict.
         doubt: Share of the source's mutual information that the adapted

@@ -92,10 +92,14 @@ def adapt(
     ] = False,
     guard: Annotated[
         opt.Guards,
-        typer.Option(help="What to do when adaptation does harm; off for the paper's REM.", rich_help_panel=_STREAM),
+        typer.Option(
+            help="What to do when adaptation does harm: tell, go back to the source weights, or the same and end the "
+            "run when the retries are used up; off for the paper's REM.",
+            rich_help_panel=_STREAM,
+        ),
     ] = opt.Guards.ROLLBACK,
     guard_retries: Annotated[
-        int, typer.Option(min=0, help="Rollbacks before adaptation ends.", rich_help_panel=_STREAM)
+        int, typer.Option(min=0, help="Rollbacks; the alarm after them ends adaptation.", rich_help_panel=_STREAM)
     ] = _GUARD.retries,
     predictions: Annotated[
         str | None,
