@@ -21,6 +21,9 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+_LOCK = ".lock"
+_IN_USE = "another run is writing to {}; choose another --output, or wait for it"
+
 _log = logging.getLogger("remtta")
 
 
@@ -105,6 +108,32 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def is_locked(folder: Path) -> bool | None:
+    """Whether a process holds a folder's `FolderLock`; None where nothing can tell. Changes nothing."""
+    if fcntl is None:
+        return None
+    try:
+        with open(folder / _LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:  # a file system without locks, or a file of another user
+        return None
+    return False
+
+
+def check_not_in_use(folder: Path) -> None:
+    """Refuse a folder whose lock is held.
+
+    Raises:
+        UsageError: If another run is writing to it.
+    """
+    if is_locked(folder):
+        raise UsageError(_IN_USE.format(folder))
+
+
 class FolderLock:
     """A folder that one process at a time writes to; let go of when the process ends, however it ends.
 
@@ -117,7 +146,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / ".lock"
+        self._path = folder / _LOCK
         with writing(self._path):
             self._file = open(self._path, "wb")  # noqa: SIM115 - open as long as the lock is held
         if fcntl is None:  # Windows: nothing keeps two runs apart
@@ -132,7 +161,7 @@ class FolderLock:
             return
         if not held:
             self._file.close()
-            raise UsageError(f"another run is writing to {folder}; choose another --output, or wait for it")
+            raise UsageError(_IN_USE.format(folder))
 
     def release(self) -> None:
         """Let others write to the folder."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta.errors import OutputError, UsageError
-from remtta.files import writing
+from remtta.files import check_not_in_use, writing
 
 PREDICTIONS = "predictions.jsonl"
 DELTA = "delta.safetensors"
@@ -33,16 +33,21 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Refuse a run folder that cannot be used, touching nothing.
 
     Raises:
-        UsageError: If it holds an earlier run and may not be overwritten, or is no folder.
+        UsageError: If another run writes to it, it holds an earlier run and may not be overwritten, or is no folder.
         OutputError: If it is not writable.
     """
+    check_not_in_use(folder)
+    _check_free(folder, overwrite=overwrite)
+
+
+def _check_free(folder: Path, *, overwrite: bool) -> None:
     earlier = [name for name in (PREDICTIONS, DELTA, RECORD) if (folder / name).exists()]
     if earlier and not overwrite:
         raise UsageError(
             f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output, or add --overwrite to "
             "replace it, --resume to go on with it"
         )
-    check_writable(folder)
+    _check_writable(folder)
 
 
 def check_nothing_lost(folder: Path) -> None:
@@ -60,9 +65,14 @@ def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to, touching nothing.
 
     Raises:
-        UsageError: If it is no folder.
+        UsageError: If another run is writing to it, or it is no folder.
         OutputError: If it is not writable.
     """
+    check_not_in_use(folder)
+    _check_writable(folder)
+
+
+def _check_writable(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
@@ -71,13 +81,13 @@ def check_writable(folder: Path) -> None:
 
 
 def claim_folder(folder: Path, *, overwrite: bool) -> None:
-    """Make a folder ready for a new run, removing what an earlier one would leave beside it.
+    """Make a folder, whose lock this process holds, ready for a new run: remove what an earlier one would leave in it.
 
     Raises:
         UsageError: If it holds an earlier run and may not be overwritten.
         OutputError: If it cannot be made or written to.
     """
-    check_folder(folder, overwrite=overwrite)
+    _check_free(folder, overwrite=overwrite)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PREDICTIONS).touch()

@@ -12,7 +12,7 @@ import pytest
 
 from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, Reserve, remove_leftovers, write_atomically, write_json
+from remtta.files import FolderLock, Reserve, is_locked, remove_leftovers, write_atomically, write_json
 from tests.conftest import tiny_vit
 
 
@@ -126,6 +126,20 @@ def test_a_folder_is_written_to_by_one_process_at_a_time(tmp_path: Path) -> None
     lock.release()
     FolderLock(tmp_path).release()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
+@pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_folder_in_use_is_told_before_anything_else(how: Any, frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "run")
+    lock = FolderLock(tmp_path / "run")
+    assert is_locked(tmp_path / "run")
+    with pytest.raises(UsageError, match="another run is writing to"):
+        adapt_stream(None, frames, tmp_path / "run", options=RunOptions(**how))  # type: ignore[arg-type]
+    lock.release()
+    assert is_locked(tmp_path / "run") is False
+    (tmp_path / "run" / ".lock").touch()  # as a killed process leaves it
+    assert is_locked(tmp_path / "run") is False
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")

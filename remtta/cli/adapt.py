@@ -17,7 +17,7 @@ from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
 from remtta.health import check_health_path
 from remtta.options import GuardOptions, RunOptions
-from remtta.runs import check_folder, default_folder
+from remtta.runs import check_folder, check_writable, default_folder
 
 _log = logging.getLogger("remtta")
 
@@ -262,7 +262,9 @@ def adapt(
         if health is not None:
             check_health_path(health)
         folder = output or default_folder()
-        if not resume:
+        if resume:
+            check_writable(folder)
+        else:
             check_folder(folder, overwrite=overwrite)
 
         import torch
