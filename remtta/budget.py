@@ -20,10 +20,15 @@ _log = logging.getLogger("remtta")
 
 
 class Latencies:
-    """How long predictions took, as a histogram of fixed size."""
+    """How long predictions took, as a histogram of fixed size.
+
+    Attributes:
+        before: What is told without frames: the percentiles of an earlier part of the run.
+    """
 
     def __init__(self) -> None:
         self._counts = [0] * _BINS
+        self.before: dict[str, float] | None = None
 
     def add(self, seconds: float, count: int) -> None:
         """Note a latency for so many frames."""
@@ -31,9 +36,12 @@ class Latencies:
         self._counts[min(_BINS - 1, int(place * _BINS))] += count
 
     def percentiles_ms(self, wanted: Sequence[int] = (50, 95, 99)) -> dict[str, float] | None:
-        """Latencies in ms that so many percent of the frames stay under, by "p50" and so on; None without frames."""
+        """Latencies in ms that so many percent of the frames stay under, by "p50" and so on; `before` without frames.
+
+        They are upper edges of the histogram's bins.
+        """
         total = sum(self._counts)
-        return {f"p{percent}": self._percentile_ms(percent, total) for percent in wanted} if total else None
+        return {f"p{percent}": self._percentile_ms(percent, total) for percent in wanted} if total else self.before
 
     def _percentile_ms(self, percent: int, total: int) -> float:
         number = next(n for n, below in enumerate(accumulate(self._counts), 1) if below * 100 >= percent * total)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from remtta.deltas import load_delta
 from remtta.errors import RemttaError, UsageError
+from remtta.files import is_locked
 from remtta.predictions import read_rows
 from remtta.runs import DELTA, PREDICTIONS, RECORD
 
@@ -53,6 +54,8 @@ def describe_delta(path: Path) -> dict[str, Any]:
 def describe_run(folder: Path) -> dict[str, Any]:
     """What a run folder holds: its record, its predictions in numbers, its delta.
 
+    "alive" says whether a process is writing to it, and is None where nothing can tell.
+
     Raises:
         UsageError: If the folder holds no run.
         RemttaError: If its record is damaged.
@@ -65,6 +68,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
         content: dict[str, Any] = {"run": json.loads((folder / RECORD).read_text(encoding="utf-8"))}
     except ValueError as error:
         raise RemttaError(f"{folder / RECORD} is damaged: {error}") from error
+    content["alive"] = is_locked(folder)
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():

@@ -210,6 +210,7 @@ class Run:
         self.summary.num_alarms = self.guard.total_alarms if self.guard else 0
         self.summary.num_resumed = record.get("resumed", 0) + 1
         self.started = record.get("timing", {}).get("started", self.started)
+        self.latencies.before = record.get("timing", {}).get("latency_ms")
         self._begin(writer, place.event_bytes)
         _log.info("going on with %s after %d frames and %d updates", self.folder, place.frames, place.updates)
 

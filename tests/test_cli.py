@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remtta import load_delta, load_model
+from remtta import RunOptions, adapt_stream, load_delta, load_model
 from remtta.config import METHOD_CONFIGS, METHOD_SUMMARIES
+from remtta.files import FolderLock
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_images, tiny_vit
 
 REMTTA = [sys.executable, "-m", "remtta"]
@@ -114,6 +115,28 @@ def test_adapt_apply_and_inspect(
     assert content["predictions"]["predicted"] == 12
     assert content["delta"]["parameters"] == 3 * 2 * 2 * 48
     assert remtta_here("inspect", run / "delta.safetensors") == 0
+    assert "3 updates on 12 frames since the source weights" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
+def test_inspect_tells_a_killed_run_from_a_live_one(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    adapt_stream(tiny_vit(), frames, run, options=RunOptions(batch_size=4, max_ms=1e-3))
+    record = (run / "run.json").read_text()
+    (run / "run.json").write_text(record.replace('"exit_reason": "completed"', '"exit_reason": "running"'))
+    lock = FolderLock(run)
+    assert remtta_here("inspect", run) == 0
+    told = capfd.readouterr().out
+    assert told.startswith("run          running; started")
+    assert "1 updates; 8 not adapted on\n" in told
+    lock.release()
+    assert remtta_here("inspect", run) == 0
+    assert capfd.readouterr().out.startswith("run          was killed, and --resume goes on with it; started")
+    (run / "run.json").write_text(record)
+    assert remtta_here("inspect", run, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["alive"] is False
 
 
 def test_a_delta_brings_its_model_along(

@@ -163,8 +163,9 @@ def test_predictions_that_come_out_differently_stay_and_are_told(
 def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     go(frames, run)
-    before = (run / PREDICTIONS).read_bytes()
+    before, latency_ms = (run / PREDICTIONS).read_bytes(), record_of(run)["timing"]["latency_ms"]
     nothing_new = go(frames, run, resume=True)
+    assert latency_ms["p50"] > 0 and record_of(run)["timing"]["latency_ms"] == latency_ms
     assert nothing_new.exit_reason == "completed" and (run / PREDICTIONS).read_bytes() == before
     for number in (12, 13):
         draw_image(number).save(frames / f"frame_{number}.png")

@@ -38,7 +38,7 @@ def inspect(
 def _lines(content: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if "run" in content:
-        lines += _run_lines(content["run"])
+        lines += _run_lines(content["run"], alive=content["alive"])
     if "predictions" in content:
         lines += _prediction_lines(content["predictions"])
     if "delta" in content:
@@ -46,10 +46,12 @@ def _lines(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _run_lines(run: dict[str, Any]) -> list[str]:
+def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
     counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
+    killed = run["exit_reason"] == "running" and alive is False
+    state = "was killed, and --resume goes on with it" if killed else run["exit_reason"]
     return [
-        f"run          {run['exit_reason']}; started {timing['started']}, {timing['seconds']} s, "
+        f"run          {state}; started {timing['started']}, {timing['seconds']} s, "
         f"{timing['images_per_s']} images/s on {run['environment']['device']}",
         f"source       {printable(run['source']['name'])} ({run['source']['kind']})",
         f"model        {model.get('name', 'unknown')}, {model['num_classes']} classes, "
@@ -71,7 +73,7 @@ def _guard_lines(guard: dict[str, Any] | None) -> list[str]:
 
 def _more(counts: dict[str, int]) -> str:
     """Counts that are seldom anything but 0."""
-    texts = {"not_adapted": "not fit to adapt on", "dropped": "dropped for newer ones", "gaps": "gaps"}
+    texts = {"not_adapted": "not adapted on", "dropped": "dropped for newer ones", "gaps": "gaps"}
     return "".join(f"; {counts[name]} {text}" for name, text in texts.items() if counts.get(name))
 
 
@@ -102,7 +104,7 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
     return [
         f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
-        f"{delta['updates']} updates, {delta['frames']} frames",
+        f"{delta['updates']} updates on {delta['frames']} frames since the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         "",
         f"{'layer':<{width}}  rms change  largest change",
