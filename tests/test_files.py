@@ -142,6 +142,16 @@ def test_a_folder_in_use_is_told_before_anything_else(how: Any, frames: Path, tm
     assert is_locked(tmp_path / "run") is False
 
 
+def test_every_file_of_a_run_is_documented(frames: Path, tmp_path: Path) -> None:
+    seen: set[str] = set()
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", on_batch=lambda _: seen.update(os.listdir(tmp_path / "run")))
+    seen.update(os.listdir(tmp_path / "run"))
+    assert len(seen) == 7
+    for page in ("README.md", "docs/files.md"):
+        text = (Path(__file__).parent.parent / page).read_text()
+        assert [name for name in seen if f"`{name}`" not in text] == []
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
 def test_a_killed_process_lets_go_of_its_folder(tmp_path: Path) -> None:
     holding = (

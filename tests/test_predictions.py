@@ -13,6 +13,7 @@ import torch
 
 from remtta.errors import OutputError
 from remtta.predictions import PredictionWriter, ReaderGone, prediction_rows
+from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
 
 IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
@@ -30,6 +31,15 @@ def _unreadable(index: int) -> DecodedFrame:
 def _rows(frames: list[DecodedFrame], logits: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"update": 3, "adapted": True, "labels": ["cat", "dog", "owl"], "topk": 2, **changes}
     return prediction_rows(frames, logits, **options)
+
+
+def test_every_field_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "files.md").read_text()
+    frame = DecodedFrame(0, "camera 0", 7, 0.5, IMAGE, gap=Gap(2.0, "lost", 1))
+    rows = _rows([frame, _unreadable(1)], LOGITS, not_adapted={0: "black frame"}, by_source=True, with_logits=True)
+    fields = {field for row in rows for field in row}
+    assert len(rows) == 3 and {"gap", "attempts", "logits", "answered_by", "time_s", "error"} <= fields
+    assert [field for field in fields if f"`{field}`" not in page] == []
 
 
 def test_a_row_has_the_fields_of_the_interface() -> None:

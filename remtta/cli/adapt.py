@@ -188,7 +188,8 @@ def adapt(
 ) -> None:
     """Predict every frame of SOURCE, and adapt the model to it on the way.
 
-    Leaves predictions.jsonl, delta.safetensors and run.json in the run folder.
+    Leaves in the run folder: predictions.jsonl; delta.safetensors, what was learned; run.json, how it was made;
+    events.jsonl, what the guard decided; state.safetensors, what --resume goes on from.
 
     Examples:
 
@@ -196,7 +197,7 @@ def adapt(
 
       remtta adapt clip.mp4 --checkpoint vit.safetensors --output run1
 
-      find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq .label
+      find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
     as_json = log_format == opt.LogFormats.JSON
     with command(verbose=verbose, quiet=quiet, debug=debug, as_json=as_json) as interrupts:
