@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from remtta.errors import OutputError, UsageError
+from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
 from remtta.interrupts import Interrupts
 from remtta.losses import entropy
