@@ -244,6 +244,8 @@ def _wanted(root: Path, found: Mapping[str, Any], domains: Sequence[str] | None,
         if not 0 < len(absent) < len(STANDARD):
             return default_order(found)
         if not complete:
+            if any(isinstance(levels, Mapping) and None in levels for levels in found.values()):
+                return default_order(found)  # without severities it is somebody's own tree that has a fog, too
             _log.warning("%d of the 15 standard corruptions are not in %s: %s", len(absent), root, ", ".join(absent))
             return default_order(found)
         domains = STANDARD
