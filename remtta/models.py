@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from remtta.checkpoints import load_checkpoint
 from remtta.errors import ModelError, UsageError
 from remtta.hub import reachable_or_offline
+from remtta.layers import unwrap
 
 EMBEDDED = "remtta-demo"
 UNKNOWN = "unknown"  # name of a model that `load_model` did not build
@@ -158,6 +159,31 @@ def load_model(
     model.pretrained_cfg = model.default_cfg = config
     loaded: nn.Module = model.float().eval().to(place)
     return loaded
+
+
+def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:
+    """Refuse a timm architecture that no method adapts, before its weights are downloaded or read.
+
+    Args:
+        name: As for `load_model`; folders, hub repositories and unknown names are left to it.
+        model_kwargs: More arguments for the model, as in timm.
+
+    Raises:
+        ModelError: Saying what the methods need.
+    """
+    architecture = name.partition(".")[0]
+    if architecture not in timm.list_models():
+        return
+    try:
+        with torch.device("meta"):  # which takes no memory
+            model = timm.create_model(architecture, pretrained=False, **(model_kwargs or {}))
+    except Exception as error:  # `load_model` meets it again, and tells it
+        _log.debug("%s cannot be checked beforehand: %s", name, error)
+        return
+    try:
+        unwrap(model)
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be adapted: {error}") from error
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:

@@ -302,6 +302,13 @@ def _errors() -> list[Any]:
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
         (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame(s) could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
+        (
+            ["adapt", "frames", "--model", "resnet18"],
+            1,
+            "resnet18 cannot be adapted: REM adapts timm VisionTransformer",
+        ),
+        (["adapt", "frames", "--model", "resnet18", "--checkpoint", "tiny.safetensors"], 1, "and ResNet is none"),
+        (["eval", "frames", "--model", "resnet18"], 1, "and ResNet is none"),
         (["adapt", "frames", *tiny, "--mask-ratios", "0.1,0.2"], 2, "mask ratios must start with 0"),
         (["adapt", "frames", *tiny, "--mask-ratios", "x"], 2, "--mask-ratios takes numbers"),
         (["adapt", "frames", *tiny, "--lr", "0"], 2, "learning rate must be > 0"),

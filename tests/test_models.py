@@ -19,6 +19,7 @@ from remtta.errors import CheckpointError, ModelError, UsageError
 from remtta.models import (
     INTERPOLATIONS,
     Preprocessing,
+    check_adaptable,
     labels_of,
     load_model,
     preprocessing_of,
@@ -228,6 +229,18 @@ def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> No
     with pytest.raises(UsageError) as caught:
         _load(checkpoint, labels=["cat", "dog"])
     assert str(caught.value) == "the label file names 2 classes, but the model has 7"
+
+
+def test_what_no_method_adapts_is_refused_before_anything_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", _no_network)
+    for name in ("resnet18", "resnet18.a1_in1k"):
+        with pytest.raises(ModelError, match=rf"^{name} cannot be adapted: REM adapts timm Vision.* ResNet is none"):
+            check_adaptable(name)
+    with pytest.raises(ModelError, match="no class token"):
+        check_adaptable(NAME, {**TINY, "class_token": False, "global_pool": "avg"})
+    for name in (NAME, "vit_bse_patch16_224", "local-dir:nowhere", "remtta-demo"):
+        check_adaptable(name, TINY)
+    check_adaptable(NAME, {"colour": "red"})  # load_model tells
 
 
 def test_an_unknown_name_is_refused_with_names_like_it() -> None:

@@ -273,7 +273,7 @@ def adapt(
         from remtta.adapt import adapt_stream
         from remtta.deltas import load_delta
         from remtta.engine import compile_blocks
-        from remtta.models import load_model
+        from remtta.models import check_adaptable, load_model
         from remtta.source_data import check_source_data
 
         check_source_data([method], source_data)
@@ -295,6 +295,8 @@ def adapt(
             },
             start,
         )
+        if method != "source":
+            check_adaptable(arguments["name"], arguments.get("model_kwargs"))
         classifier = load_model(**arguments, labels=label_names, device=device)
         if compile_model:
             _log.info("compiling the model; the first batches take a minute or more")

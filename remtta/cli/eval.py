@@ -209,7 +209,7 @@ def evaluate(
         from remtta.evaluation.datasets import read_image_list
         from remtta.evaluation.plots import draw_plots
         from remtta.evaluation.protocols import PROTOCOLS, Resize
-        from remtta.models import labels_of, load_model
+        from remtta.models import check_adaptable, labels_of, load_model
         from remtta.source_data import check_source_data
 
         if protocol is not None and protocol not in PROTOCOLS:
@@ -269,6 +269,8 @@ def evaluate(
             raise UsageError(f"--severity takes numbers from 1 to 5, got {severity}")
         image_names = None if image_list is None else read_image_list(image_list)
         mapped = None if class_map is None else read_class_map(class_map)
+        if {*map(method_of, configs)} != {"source"}:
+            check_adaptable(arguments["name"], arguments.get("model_kwargs"))
         classifier = load_model(**arguments, labels=label_names, device=device)
         dataset = _open(
             open_dataset(
