@@ -172,26 +172,54 @@ def test_the_service_uses_options_that_exist(capfd: pytest.CaptureFixture[str]) 
     assert "RestartPreventExitStatus=2 4 5" in unit
 
 
-@pytest.mark.skipif(shutil.which("jq") is None or os.name != "posix", reason="needs jq")
-def test_the_pipeline_tells_about_doubtful_and_broken_files(checkpoint: Path, frames: Path, tmp_path: Path) -> None:
-    (frames / "broken.png").write_bytes(b"no image")
-    tools = tmp_path / "tools"
+NEEDS_JQ = pytest.mark.skipif(shutil.which("jq") is None or shutil.which("bash") is None, reason="needs jq and bash")
+
+
+def pipeline(tools: Path, *args: str | Path, remtta: str, inotifywait: str = "exit 0") -> list[str | Path]:
+    """The command of the example with programs of its own; the shell's PATH is to begin with their folder."""
     tools.mkdir()
-    for name, text in (
-        ("inotifywait", 'for last; do :; done; find "$last" -name "*.png"'),
-        ("remtta", f'exec "{sys.executable}" -m remtta "$@"'),
-    ):
+    for name, text in (("inotifywait", inotifywait), ("remtta", remtta)):
         (tools / name).write_text(f"#!/bin/sh\n{text}\n")
         (tools / name).chmod(0o755)
-    done = subprocess.run(
-        ["sh", EXAMPLES / "pipeline.sh", frames, tmp_path / "runs", *TINY_OPTIONS, "--checkpoint", checkpoint],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
-        check=True,
+    path = f"PATH={tools}:{os.environ['PATH']}"
+    return ["env", path, "bash", EXAMPLES / "pipeline.sh", *args]
+
+
+@NEEDS_JQ
+def test_the_pipeline_tells_about_doubtful_and_broken_files(checkpoint: Path, frames: Path, tmp_path: Path) -> None:
+    (frames / "broken.png").write_bytes(b"no image")
+    command = pipeline(
+        tmp_path / "tools",
+        frames,
+        tmp_path / "runs",
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        inotifywait='for last; do :; done; find "$last" -name "*.png"',
+        remtta=f'exec "{sys.executable}" -m remtta "$@"',
     )
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     [run] = (tmp_path / "runs").iterdir()
     rows = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     doubtful = [row for row in rows if "error" in row or row["prob"] < 0.5]
     assert len(rows) == 13 and len(done.stdout.splitlines()) == len(doubtful)
     assert f"{frames}/broken.png: not an image that Pillow can read" in done.stdout
+
+
+@NEEDS_JQ
+@pytest.mark.parametrize(("remtta", "code"), [("exit 4", 4), ("echo '[1]'", 5), ("exit 0", 0)])
+def test_the_pipeline_ends_with_the_exit_code_of_what_failed(remtta: str, code: int, tmp_path: Path) -> None:
+    command = pipeline(tmp_path / "tools", tmp_path, tmp_path / "runs", remtta=remtta)
+    done = subprocess.run(command, capture_output=True)
+    assert done.returncode == code, done.stderr
+
+
+@NEEDS_JQ
+def test_a_reader_that_has_seen_enough_of_the_pipeline_is_no_failure(tmp_path: Path) -> None:
+    rows = """trap '' PIPE; while echo '{"source": "a.png", "class": 3, "prob": 0.2}' 2> /dev/null; do :; done"""
+    command = pipeline(tmp_path / "tools", tmp_path, tmp_path / "runs", remtta=f"{rows}; exit 0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"a.png: 3 at 20 %, doubtful\n"
+        process.stdout.close()
+        assert process.wait(60) == 0
