@@ -62,7 +62,7 @@ def prediction_rows(
     rows: list[Row] = []
     for frame in frames:
         if frame.gap:
-            rows.append({"gap": True, "source": frame.source, **asdict(frame.gap)})
+            rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **_read_at(frame)})
         row = _origin(frame)
         if frame.image is None:
             row["error"] = frame.error
@@ -77,8 +77,12 @@ def prediction_rows(
 def _origin(frame: DecodedFrame) -> Row:
     row: Row = {"index": frame.index, "source": frame.source}
     if frame.number is not None:
-        row.update(frame=frame.number, time_s=frame.time_s)
+        row.update(frame=frame.number, time_s=frame.time_s, **_read_at(frame))
     return row
+
+
+def _read_at(frame: DecodedFrame) -> Row:
+    return {} if frame.read_at is None else {"time": frame.read_at}
 
 
 def _class_rows(logits: Tensor, labels: Sequence[str] | None, topk: int, with_logits: bool) -> Iterable[Row]:

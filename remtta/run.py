@@ -128,6 +128,8 @@ class Run:
                 with interrupts.held():  # a folder claimed by half could not be finished
                     writer = self._claim(echo)
                     self._write_record()
+                    if first and first.read_at and self.summary.num_resumed:
+                        self._write_event(first.index, {"event": "resumed"})
                     begun = True
                 for batch in batches.of(itertools.chain([first] if first else [], frames)):
                     self._process(batch, writer, interrupts)

@@ -6,12 +6,14 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -533,7 +535,7 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
     stream = cam([noise(0), noise(1)], [noise(2), UNDECODABLE, noise(3)], limit=5)
     summary = go(stream, tmp_path, options={"guard": None})
     rows = lines_of(tmp_path / PREDICTIONS)
-    assert rows[2] == {"gap": True, **GAP}
+    assert rows[2] == {"gap": True, **GAP, "time": rows[3]["time"]}
     assert [row["index"] for row in rows if "gap" not in row] == [0, 1, 2, 3, 4]
     assert [row.get("error") for row in rows] == [None, None, None, None, "cannot be decoded", None]
     assert [row["adapted"] for row in rows if "class" in row] == [True] * 4
@@ -589,7 +591,35 @@ def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     rows = lines_of(tmp_path / PREDICTIONS)
     assert [row.get("index", "gap") for row in rows] == [0, "gap", 1, 2, "gap", 3, 4, "gap", 5]
     assert counts_of(tmp_path)["frames"] == 6 and counts_of(tmp_path)["gaps"] == 3
-    assert [event["frame"] for event in lines_of(tmp_path / EVENTS)] == [1, 3, 5]
+    events = [(event["frame"], event["event"]) for event in lines_of(tmp_path / EVENTS)]
+    assert events == [(1, "gap"), (3, "gap"), (4, "resumed"), (5, "gap")]
+
+
+def test_rows_of_a_live_source_say_when_the_frame_was_read(tmp_path: Path) -> None:
+    began = datetime.now(UTC)
+    for resume in (False, True):
+        stream = cam([noise(0), UNDECODABLE], [noise(1)], limit=3)
+        go(stream, tmp_path, options={"resume": resume})
+    rows = lines_of(tmp_path / PREDICTIONS)
+    assert [row.get("index", "gap") for row in rows] == [0, 1, "gap", 2, 3, 4, "gap", 5]
+    times = [datetime.fromisoformat(row["time"]) for row in rows]
+    assert timedelta(0) <= times[0] - began + timedelta(milliseconds=1) and times[-1] <= datetime.now(UTC)
+    assert times == sorted(times) and all(re.fullmatch(r".*T.*\.\d{3}\+00:00", row["time"]) for row in rows)
+
+
+def test_a_frame_out_of_a_decoder_that_gave_up_was_read_when_it_was_asked_for() -> None:
+    clock = Clock()
+
+    class Delayed(FakeCapture):
+        def grab(self) -> bool:
+            clock.now += 15.0
+            return super().grab()
+
+    source = LiveSource(0, LiveOptions(buffer="all"), connect=lambda: Delayed([10]), clock=clock, sleep=clock.sleep)
+    frames = source.frames()
+    read_at = next(frames).read_at
+    frames.close()
+    assert read_at is not None and 14 < (datetime.now(UTC) - datetime.fromisoformat(read_at)).total_seconds() < 60
 
 
 def finite(count: int, limit: int | None = None) -> Stream:
@@ -604,6 +634,7 @@ def test_a_finite_video_behind_an_address_goes_on_where_it_was(tmp_path: Path) -
         summary = go(finite(9, limit), tmp_path / "run", options={"resume": True})
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
     assert [row["frame"] for row in lines_of(tmp_path / "run" / PREDICTIONS)] == list(range(9))
+    assert not any("time" in row for row in lines_of(tmp_path / "run" / PREDICTIONS))
     assert summary.num_frames == 9 and summary.exit_reason == "completed"
     with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frame\(s\), and the run had seen 9"):
         go(finite(5), tmp_path / "run", options={"resume": True})

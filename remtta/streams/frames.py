@@ -33,6 +33,7 @@ class Frame:
         number: Position in the video, from 0; None for stills.
         time_s: Time in the video, in seconds; None for stills.
         gap: The time without frames that it ended, if it did.
+        read_at: When it was read from a live source: UTC, ISO 8601 to the millisecond.
     """
 
     source: str
@@ -40,3 +41,4 @@ class Frame:
     number: int | None = None
     time_s: float | None = None
     gap: Gap | None = None
+    read_at: str | None = None

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -282,7 +283,7 @@ class LiveSource:
             return Image.fromarray(cv2.cvtColor(shot.pixels, cv2.COLOR_BGR2RGB))
 
         time_s = shot.arrived - self._began if shot.position_s is None else shot.position_s
-        return Frame(self.name, load, shot.number, round(max(time_s, 0.0), 6), gap)
+        return Frame(self.name, load, shot.number, round(max(time_s, 0.0), 6), gap, shot.read_at)
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,7 @@ class _Shot:
     number: int
     arrived: float
     pixels: Any | None  # (H, W, 3) uint8, BGR; None if it could not be decoded
+    read_at: str | None  # UTC; None in a finite video, of which every reading is to be the same
     position_s: float | None = None  # in a finite video
 
 
@@ -410,14 +412,15 @@ class _Connection:
                     arrived = asked
                 for _ in range(refused):  # parts that the decoder refused, as it turns out: the stream goes on
                     if self.number % self._stride == 0:
-                        self._give(_Shot(self.number, arrived, None))
+                        self._give(_Shot(self.number, arrived, None, self._utc(arrived)))
                     self.number += 1
                 refused, grabbed_at = 0, arrived
                 if self.number % self._stride == 0:
                     decoded, pixels = capture.retrieve()
                     whole = decoded and pixels is not None and pixels.size > 0
                     position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
-                    self._give(_Shot(self.number, arrived, pixels if whole else None, position_s))
+                    shown = pixels if whole else None
+                    self._give(_Shot(self.number, arrived, shown, self._utc(arrived), position_s))
                     if self._is_undecodable(whole):
                         return
                 self.number += 1
@@ -425,6 +428,12 @@ class _Connection:
                     return
         finally:
             capture.release()  # before the end is told: a camera can be opened only once
+
+    def _utc(self, moment: float) -> str | None:
+        """A moment of the clock as a date, for live sources."""
+        if self.promised:
+            return None
+        return (datetime.now(UTC) - timedelta(seconds=self._clock() - moment)).isoformat(timespec="milliseconds")
 
     def _is_undecodable(self, whole: bool) -> bool:
         """Whether a live source has sent nothing but undecodable frames for too long."""

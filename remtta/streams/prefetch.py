@@ -30,6 +30,7 @@ class DecodedFrame:
         image: Shape (3, H, W), uint8; None if the frame cannot be read.
         error: Why it cannot be read, else None.
         gap: The time without frames that it ended, if it did.
+        read_at: When it was read from a live source: UTC, ISO 8601 to the millisecond.
     """
 
     index: int
@@ -39,6 +40,7 @@ class DecodedFrame:
     image: Tensor | None
     error: str | None = None
     gap: Gap | None = None
+    read_at: str | None = None
 
 
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
@@ -166,4 +168,4 @@ def _decode(index: int, frame: Frame, transform: Callable[[Image.Image], Tensor]
         error = str(problem)
     except Exception as problem:  # an image of extreme shape can defeat resizing: report it, keep going
         error = f"cannot be preprocessed: {str(problem).strip() or type(problem).__name__}"
-    return DecodedFrame(index, frame.source, frame.number, frame.time_s, image, error, frame.gap)
+    return DecodedFrame(index, frame.source, frame.number, frame.time_s, image, error, frame.gap, frame.read_at)
