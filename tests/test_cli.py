@@ -338,7 +338,12 @@ def _errors() -> list[Any]:
         (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is one fixed model"),
         (["adapt", "frames", *tiny, "--mean", "124", "116", "104"], 2, "mean is for pixels in [0, 1]"),
         (["apply", "empty", "-o", "out.safetensors"], 2, "empty/delta.safetensors: no such delta file"),
-        (["adapt", "http://127.0.0.1:9/x", *tiny], 1, "http://127.0.0.1:9/x cannot be opened as a video; check"),
+        (
+            ["adapt", "http://127.0.0.1:9/x", *tiny],
+            1,
+            "http://127.0.0.1:9/x cannot be opened as a video (the connection",
+        ),
+        (["adapt", "htp://me:key@host/x"], 2, 'htp://***@host/x: unknown protocol "htp"; use rtsp://, http://'),
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image
 
 from remtta.errors import FrameError, StreamError, UsageError
+from remtta.streams.addresses import check_scheme
 from remtta.streams.frames import Frame
 from remtta.streams.images import Sort, image_suffixes, list_files, load_image, sort_files
 from remtta.streams.live import Buffer, LiveOptions, LiveSource
@@ -129,6 +130,7 @@ def _open(
     if exists:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:
+        check_scheme(name, without_password(name))
         return _of_live("url", LiveSource(name, live, stride=frame_stride), without_password(name), limit)
     if name.isdecimal():
         return _of_live("camera", LiveSource(int(name), live, stride=frame_stride), name, limit)

@@ -22,6 +22,7 @@ from PIL import Image
 
 from remtta.errors import FrameError, RemttaError, StreamError, UsageError
 from remtta.opencv import load_opencv
+from remtta.streams.addresses import why_not_open
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.video import (
     OPEN_TIMEOUT_S,
@@ -314,6 +315,7 @@ class _Connection:
         self.reason = "the connection ended"
         self._live, self._connect, self._closed, self._clock, self._stride = live, connect, closed, clock, stride
         self._error: Exception | None = None
+        self._why_not_open: str | None = None
         self._opened = self._over = self._left = self._stalled = self._undecodable = False
         self._change = threading.Condition()
         self._waiting: deque[_Shot] = deque()
@@ -362,7 +364,7 @@ class _Connection:
         if self._error or self._left or self._stalled:
             return StreamError(f"{self._live.name}: {self.reason}; check the camera or the network")
         if not self._opened:
-            return StreamError(cannot_open(source))
+            return StreamError(cannot_open(source, self._why_not_open))
         return StreamError(f"{self._live.name}: no frame could be decoded; {no_frame_advice(self._live.name)}")
 
     def _hangs(self) -> bool:
@@ -394,7 +396,8 @@ class _Connection:
         try:
             if not capture.isOpened():
                 if not self._took(_WHOLE, self._begun):
-                    self.reason = "it cannot be opened"
+                    self._why_not_open = why_not_open(str(self._live._source)) if self._live.is_network else None
+                    self.reason = self._why_not_open or "it cannot be opened"
                 return
             self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
             self._opened, self._whole_at = True, self._clock()
