@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ except ImportError:  # Windows
 
 _LOCK = ".lock"
 _IN_USE = "another run is writing to {}; choose another --output, or wait for it"
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # a quota is unknown to Windows
 
 _log = logging.getLogger("remtta")
 
@@ -37,7 +39,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+        advice = "; free some space, then go on (adapt and eval: with --resume)" if error.errno in _FULL else ""
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:

@@ -267,12 +267,14 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
         return write(descriptor, data[:taken])
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OutputError, match=r"predictions.jsonl cannot be written: No space left on device"):
+    with pytest.raises(
+        OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some space, "
+    ):
         adapt_stream(vit, frames, run, options=RunOptions(batch_size=1))
     written = len(rows_of(run))
     assert 1 <= written < 12
     assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
-    assert record_of(run)["exit_reason"].endswith("No space left on device")
+    assert record_of(run)["exit_reason"].endswith("free some space, then go on (adapt and eval: with --resume)")
     assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
 
 
