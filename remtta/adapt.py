@@ -83,12 +83,12 @@ def adapt_stream(
         OutputError: If results cannot be written.
     """
     options = options or RunOptions()
-    if health is not None:
-        check_health_path(Path(health))
     torch.manual_seed(options.seed)
     config = config or method_config(method, {}, batch_size=options.batch_size)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
+    if health is not None:
+        check_health_path(Path(health), folder)
     if options.resume:
         check_writable(folder)
     else:

@@ -23,6 +23,7 @@ except ImportError:  # Windows
     fcntl = None
 
 _LOCK = ".lock"
+_TRIES, _PAUSE_S = 5, 0.02
 _IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # a quota is unknown to Windows
 
@@ -39,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "; free some space, then go on (adapt and eval: with --resume)" if error.errno in _FULL else ""
+        advice = "; free some space, then go on (a run by --resume)" if error.errno in _FULL else ""
         raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 
@@ -155,16 +156,22 @@ class FolderLock:
         if fcntl is None:  # Windows: nothing keeps two runs apart
             return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # not just released by another
-        except (BlockingIOError, FileNotFoundError):
-            held = False
+            held = self._taken()
         except OSError:  # a file system without locks, such as some network drives
             _log.debug("%s cannot be locked", folder)
             return
         if not held:
             self._file.close()
             raise UsageError(_IN_USE.format(folder))
+
+    def _taken(self) -> bool:
+        """Whether the lock is had now; `is_locked` of another process may hold it for a moment."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # not just released
+            time.sleep(_PAUSE_S)
+        return False
 
     def release(self) -> None:
         """Let others write to the folder."""

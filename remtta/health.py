@@ -13,20 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from remtta.errors import OutputError, UsageError
-from remtta.files import remove_leftovers, write_atomically
+from remtta.files import remove_leftovers, write_atomically, writing
+from remtta.runs import DELTA, EVENTS, PREDICTIONS, RECORD, STATE
 
 EVERY_S = 2.0
+_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS)
 _MOST_BYTES = 65_536  # far more than it ever holds
 
 
-def check_health_path(path: Path) -> None:
+def check_health_path(path: Path, folder: Path) -> None:
     """Refuse a file that could not be written, before any work.
 
+    Args:
+        path: The file.
+        folder: The run's own folder, which is made where it is to be in there.
+
     Raises:
-        UsageError: If its folder does not exist, or something is there that is not such a file.
+        UsageError: If its folder does not exist, it is one of the run's own files, or something is there that is not
+            such a file.
     """
     parent = _target(path).parent
-    if not parent.is_dir():
+    within = parent == Path(os.path.realpath(folder))
+    if within and path.name in _FILES:
+        raise UsageError(f"--health: {path} is a file of the run; choose another name")
+    if not (within or parent.is_dir()):
         raise UsageError(f"--health: {parent}: no such folder; make it first")
     if path.is_dir():
         raise UsageError(f"--health: {path} is a folder; name a file")
@@ -57,7 +67,7 @@ class HealthFile:
     Its `time` says that the process lives; whether the run gets on shows in the other values.
 
     Args:
-        path: The file; through a link, what it points to is replaced.
+        path: The file, whose folder is made if need be; through a link, what it points to is replaced.
         report: The values to write beside the time; called from the thread.
         every_s: Seconds between two writes.
 
@@ -68,6 +78,8 @@ class HealthFile:
     def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
         self._path, self._report, self._every_s = _target(path), report, every_s
         self._done = threading.Event()
+        with writing(self._path.parent):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self._path.parent, (glob.escape(self._path.name),))
         self._write()
         self._thread = threading.Thread(target=self._keep_fresh, name="remtta-health", daemon=True)

@@ -274,7 +274,7 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
     written = len(rows_of(run))
     assert 1 <= written < 12
     assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
-    assert record_of(run)["exit_reason"].endswith("free some space, then go on (adapt and eval: with --resume)")
+    assert record_of(run)["exit_reason"].endswith("free some space, then go on (a run by --resume)")
     assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
 
 

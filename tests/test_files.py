@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -54,7 +55,7 @@ def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
         monkeypatch.setattr(os, failing, full)
     with pytest.raises(OutputError) as caught:
         write_atomically(path, write)
-    assert str(caught.value) == f"{path} cannot be written: {os.strerror(errno.ENOSPC)}"
+    assert str(caught.value).startswith(f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space")
     assert path.read_text() == "earlier"
     assert os.listdir(tmp_path) == ["out.txt"]
 
@@ -116,6 +117,14 @@ def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     with pytest.raises(OutputError, match="cannot be written: No such file"):
         Reserve(tmp_path / "absent" / "reserve", 1)
+
+
+def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".lock").write_bytes(b"")
+    looking = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - closed while the other one waits
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("remtta.files.time.sleep", lambda _: looking.close())
+    FolderLock(tmp_path).release()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")

@@ -19,7 +19,7 @@ from remtta.errors import StreamError, UsageError
 from remtta.health import HealthFile, check_health_path
 from remtta.streams import Stream
 from remtta.streams.live import LiveOptions, LiveSource
-from tests.conftest import TINY_OPTIONS
+from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.test_cli import remtta_here
 from tests.test_live import FakeCamera, happens, noise
 
@@ -110,6 +110,21 @@ def test_a_place_that_cannot_hold_it_is_wrong_use(
     assert not (tmp_path / "run").exists()
 
 
+def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_own(
+    vit: nn.Module, frames: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "first"
+    with pytest.raises(UsageError, match=r"run\.json is a file of the run; choose another name"):
+        adapt_stream(vit, frames, run, health=run / "run.json")
+    with pytest.raises(UsageError, match=r"runs: no such folder"):
+        adapt_stream(vit, frames, run, health=tmp_path / "runs" / "health.json")
+    assert not run.parent.exists()
+    for resume in (False, True):
+        adapt_stream(tiny_vit(), frames, run, health=run / "health.json", options=RunOptions(resume=resume))
+        assert health_of(run / "health.json")["state"] == "completed"
+    assert (run / "predictions.jsonl").read_bytes().count(b"\n") == 12
+
+
 def test_nothing_but_a_health_file_is_replaced(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"exit_reason": "completed"}')
     (tmp_path / "list.json").write_text('["time", "state"]')
@@ -130,7 +145,7 @@ def test_it_is_written_through_a_link_to_a_file_like_it_or_none(content: str | N
     link.symlink_to(target)
     if content is not None:
         target.write_text(content)
-    check_health_path(link)
+    check_health_path(link, tmp_path / "run")
     HealthFile(link, lambda: {"state": "running"}).close()
     assert link.is_symlink() and health_of(target)["state"] == "running"
 

@@ -260,9 +260,9 @@ def adapt(
             buffer=None if buffer is None else buffer.value,
             wait_at_start=reconnect_for is not None or resume,
         )
-        if health is not None:
-            check_health_path(health)
         folder = output or default_folder()
+        if health is not None:
+            check_health_path(health, folder)
         if resume:
             check_writable(folder)
         else:
