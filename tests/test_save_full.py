@@ -21,7 +21,7 @@ from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_i
 from tests.test_cli import remtta_here
 
 CHANGED: dict[str, dict[str, Any]] = {
-    "cotta": {"lr": 0.05, "teacher_decay": 0.5},
+    "cotta": {"lr": 0.05, "teacher_decay": 0.5, "augment_below": 0.0},
     "vida": {"lr": 0.05, "adapter_lr": 0.05, "high_rank": 4, "num_augmentations": 2},
     "continual-mae": {"lr": 0.01, "num_dropouts": 2},
 }
