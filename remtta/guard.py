@@ -112,6 +112,11 @@ class Guard:
         return self._now.retired
 
     @property
+    def standing(self) -> str:
+        """What it thinks of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
+        return "retired" if self.retired else "doubt" if self._now.doubting else "trust"
+
+    @property
     def total_alarms(self) -> int:
         """Alarms so far."""
         return self._now.total_alarms

@@ -103,6 +103,7 @@ class Run:
         self.budget, self.latencies = Budget(options.max_ms, options.realtime), Latencies()
         self.dropped_before = 0
         self.last_frame: str | None = None  # time at which a frame was last predicted
+        self.lag_s: float | None = None  # age of a live source's oldest frame in the last batch, once predicted
 
     @property
     def place(self) -> Place:
@@ -173,6 +174,8 @@ class Run:
             "skipped": summary.num_skipped,
             "updates": summary.num_updates,
             "last_frame": self.last_frame,
+            "lag_s": self.lag_s,
+            "guard": self.guard.standing if self.guard else None,
             "guard_alarms": self.guard.total_alarms if self.guard else None,
             **self._live_counts(),
         }
@@ -407,7 +410,9 @@ class Run:
 
     def _count(self, batch: list[DecodedFrame]) -> None:
         self.place.frames += len(batch)
-        self.last_frame = datetime.now(UTC).isoformat(timespec="seconds")
+        now, read_at = datetime.now(UTC), batch[0].read_at
+        self.last_frame = now.isoformat(timespec="seconds")
+        self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
         self.place.skipped += sum(frame.image is None for frame in batch)
         self.place.last = batch[-1].source, batch[-1].number
         if self.options.on_error == "skip":

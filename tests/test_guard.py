@@ -92,7 +92,7 @@ def test_harm_is_undone_and_the_source_answers() -> None:
     answers = run(guard, 60)
     events = guard.events()
     assert [event["event"] for event in events].count("rollback") == 2
-    assert events[-1]["event"] == "retired" and guard.retired and guard.total_alarms == 3
+    assert events[-1]["event"] == guard.standing == "retired" and guard.retired and guard.total_alarms == 3
     assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
     assert guard.from_source and method.num_updates == 0
     with torch.no_grad():
