@@ -124,7 +124,9 @@ def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, mo
     looking = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - closed while the other one waits
     fcntl.flock(looking, fcntl.LOCK_SH)
     monkeypatch.setattr("remtta.files.time.sleep", lambda _: looking.close())
-    FolderLock(tmp_path).release()
+    lock = FolderLock(tmp_path)
+    assert looking.closed and is_locked(tmp_path)
+    lock.release()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
