@@ -201,7 +201,8 @@ def _entropy_by_ratio(
             )
     axes.set_xlabel(f"mask ratio in %{which}")
     axes.set_ylabel("mean entropy in nats")
-    _legend(axes)
+    # Below: the domains' names are beside the axes.
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
     return figure
 
 
