@@ -46,6 +46,7 @@ from remtta.models import (
 )
 from remtta.options import EvalOptions
 from remtta.predictions import PredictionWriter, read_rows
+from remtta.resume import read_record
 from remtta.runs import EVENTS, PREDICTIONS, check_same_settings
 from remtta.source_data import check_source_data, learn_from_source
 from remtta.states import take_back
@@ -295,12 +296,10 @@ class _Evaluation:
         record = self.folder / RESULTS
         if not self.options.resume or not record.exists():
             return None
-        try:
-            earlier: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-            settings, _ = earlier["settings"], earlier["status"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RemttaError(f"{record} is damaged ({error}); start again with --overwrite") from error
-        check_same_settings(settings, json.loads(json.dumps(self._settings())))
+        earlier = read_record(record)
+        if not {"settings", "status"} <= earlier.keys():
+            raise UsageError(f"{record} is damaged (it is no record of an evaluation); start again with --overwrite")
+        check_same_settings(earlier["settings"], json.loads(json.dumps(self._settings())))
         return earlier
 
     def _frames(self, seed: int, position: Position, interrupts: Interrupts) -> Generator[DecodedFrame]:
