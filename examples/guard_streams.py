@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from remtta import load_model
-from remtta.config import method_config
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
-from remtta.guard import Guard, guarded
-from remtta.methods import Method, build_method
-from remtta.models import preprocessing_of
+from remtta.guard.guard import Guard, guarded
+from remtta.methods.method import Method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
 
 MODEL: dict[str, Any] = {

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from remtta.bench import FORWARD, BenchOptions, Measurement, run_bench
+from remtta.bench.measure import FORWARD, BenchOptions, Measurement, run_bench
 
 BASE = BenchOptions(
     model="vit_tiny_patch16_224", batch_size=8, repeats=5, memory=False, subjects=(FORWARD, "tent", "rem-n1", "rem")

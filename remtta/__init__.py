@@ -6,16 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remtta._version import __version__
-from remtta.config import REMConfig
 from remtta.errors import RemttaError
+from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 
 if TYPE_CHECKING:
-    from remtta.adapt import adapt_stream
-    from remtta.deltas import Delta, apply_delta, load_base, load_delta, save_delta
+    from remtta.deltas.delta import Delta, apply_delta, load_base, load_delta, save_delta
     from remtta.methods.rem import REM
-    from remtta.models import load_model
-    from remtta.streams import open_stream
+    from remtta.models.loading import load_model
+    from remtta.runs.adapt import adapt_stream
+    from remtta.streams.sources import open_stream
 
 __all__ = [
     "REM",
@@ -36,14 +36,14 @@ __all__ = [
 # Imported when first used: torch takes seconds, and `remtta --help` does not need it.
 _HOMES = {
     "REM": "remtta.methods.rem",
-    "Delta": "remtta.deltas",
-    "adapt_stream": "remtta.adapt",
-    "apply_delta": "remtta.deltas",
-    "load_base": "remtta.deltas",
-    "load_delta": "remtta.deltas",
-    "load_model": "remtta.models",
-    "open_stream": "remtta.streams",
-    "save_delta": "remtta.deltas",
+    "Delta": "remtta.deltas.delta",
+    "adapt_stream": "remtta.runs.adapt",
+    "apply_delta": "remtta.deltas.delta",
+    "load_base": "remtta.deltas.delta",
+    "load_delta": "remtta.deltas.delta",
+    "load_model": "remtta.models.loading",
+    "open_stream": "remtta.streams.sources",
+    "save_delta": "remtta.deltas.delta",
 }
 
 

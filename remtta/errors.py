@@ -14,6 +14,9 @@ UsageError is a ValueError too, so that a wrong setting in Python can be caught 
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 
 class RemttaError(Exception):
     """Base of every error that a user's input can cause; its text is one line."""
@@ -45,3 +48,23 @@ class FrameError(RemttaError):
 
 class OutputError(RemttaError):
     """Results cannot be written."""
+
+
+def check_finite(value: float, name: str, rule: Literal["> 0", ">= 0"] | None = None) -> None:
+    """Refuse a number that is not finite, or breaks its rule; the records, which are JSON, hold no other.
+
+    Raises:
+        UsageError: Naming all three.
+    """
+    holds = math.isfinite(value) and (rule is None or value > 0 or (rule == ">= 0" and value == 0))
+    check(holds, name, value, "a finite number" if rule is None else f"{rule} and finite")
+
+
+def check(holds: bool, name: str, value: object, rule: str) -> None:
+    """Refuse a value that breaks its rule.
+
+    Raises:
+        UsageError: Naming all three.
+    """
+    if not holds:
+        raise UsageError(f"{name} must be {rule}, got {value}")

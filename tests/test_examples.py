@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 import remtta
 from remtta.errors import UsageError
 from remtta.options import GuardOptions
+from tests.cli.test_commands import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
-from tests.test_cli import remtta_here
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

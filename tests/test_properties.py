@@ -17,16 +17,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from remtta.checkpoints import load_checkpoint
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.vit import unwrap
 from remtta.cli.options import parse_mask_ratios, parse_pairs, parse_size, read_labels
-from remtta.config import METHOD_CONFIGS, method_config
 from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
-from remtta.deltas import Delta, apply_delta, load_delta, save_delta
+from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
-from remtta.layers import adapted_norms, unwrap
-from remtta.streams import read_paths
+from remtta.methods.settings import METHOD_CONFIGS, method_config
+from remtta.models.checkpoints import load_checkpoint
 from remtta.streams.images import natural_key
+from remtta.streams.sources import read_paths
 from tests.conftest import tiny_vit
 
 TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)

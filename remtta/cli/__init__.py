@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from remtta.bench.memory import keep_freed_memory
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.bench import bench
@@ -17,7 +18,6 @@ from remtta.cli.eval import evaluate
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
-from remtta.memory import keep_freed_memory
 
 app = typer.Typer(
     name="remtta",

@@ -13,11 +13,11 @@ from remtta.cli import options as opt
 from remtta.cli.loading import model_arguments
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, command, refused_values, say, signal_exit_code
-from remtta.config import METHOD_CONFIGS, method_config
 from remtta.errors import UsageError
-from remtta.health import check_health_path
+from remtta.methods.settings import METHOD_CONFIGS, method_config
 from remtta.options import GuardOptions, RunOptions
-from remtta.runs import check_folder, check_writable, default_folder
+from remtta.runs.folder import check_folder, check_writable, default_folder
+from remtta.runs.health import check_health_path
 
 _log = logging.getLogger("remtta")
 
@@ -245,7 +245,7 @@ def adapt(
                 max_memory=None if max_memory is None else opt.parse_size(max_memory),
                 guard=opt.guard_options(guard, guard_retries),
             )
-        from remtta.streams import open_stream
+        from remtta.streams.sources import open_stream
 
         # What needs no torch comes first: a wrong path is told at once.
         if predictions and sys.stdout is None:
@@ -270,11 +270,12 @@ def adapt(
 
         import torch
 
-        from remtta.adapt import adapt_stream
-        from remtta.deltas import load_delta
-        from remtta.engine import compile_blocks
-        from remtta.models import check_adaptable, load_model
-        from remtta.source_data import check_source_data
+        from remtta.backbones.registry import check_adaptable
+        from remtta.backbones.vit import compile_blocks
+        from remtta.deltas.delta import load_delta
+        from remtta.methods.source_data import check_source_data
+        from remtta.models.loading import load_model
+        from remtta.runs.adapt import adapt_stream
 
         check_source_data([method], source_data)
         if threads:

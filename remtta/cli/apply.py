@@ -38,9 +38,9 @@ def apply(
     """
     kwargs = opt.parse_pairs(model_kwargs)
     with command(quiet=quiet, debug=debug):
-        from remtta.checkpoints import checkpoint_dtypes
-        from remtta.deltas import apply_delta, load_delta, save_weights
-        from remtta.models import load_model
+        from remtta.deltas.delta import apply_delta, load_delta, save_weights
+        from remtta.models.checkpoints import checkpoint_dtypes
+        from remtta.models.loading import load_model
 
         if output.suffix != ".safetensors":
             raise UsageError(f"--output {output} must end in .safetensors")

@@ -13,7 +13,7 @@ from remtta.cli.reporting import command
 from remtta.errors import UsageError
 
 if TYPE_CHECKING:
-    from remtta.bench import Measurement
+    from remtta.bench.measure import Measurement
 
 _MIB = 2**20
 
@@ -55,9 +55,9 @@ def bench(
     """
     kwargs = opt.parse_pairs(model_kwargs)
     with command(quiet=quiet, debug=debug):
-        from remtta import bench as benchmark
-        from remtta.environment import environment
-        from remtta.models import select_device
+        from remtta.bench import measure as benchmark
+        from remtta.models.devices import select_device
+        from remtta.runs.environment import environment
 
         chosen = benchmark.SUBJECTS if methods is None else tuple(methods.split(","))
         options = benchmark.BenchOptions(

@@ -9,7 +9,7 @@ import typer
 
 from remtta.cli import options as opt
 from remtta.cli.reporting import command
-from remtta.runs import default_folder
+from remtta.runs.folder import default_folder
 
 
 def demo(
@@ -37,7 +37,7 @@ def demo(
     with command(quiet=quiet, debug=debug) as interrupts:
         import torch
 
-        from remtta.demo import FRAMES_PER_CONDITION, run_demo
+        from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
 
         if threads:
             torch.set_num_threads(threads)

@@ -14,11 +14,11 @@ import typer
 from remtta.cli import options as opt
 from remtta.cli.loading import model_arguments
 from remtta.cli.reporting import command, refused_values
-from remtta.config import METHOD_CONFIGS, MethodConfig, method_config
-from remtta.config.names import check_method_names, label_of, method_of
 from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
+from remtta.methods.settings.names import check_method_names, label_of, method_of
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
-from remtta.runs import default_folder
+from remtta.runs.folder import default_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -202,15 +202,17 @@ def evaluate(
 
         import torch
 
-        from remtta.deltas import load_delta
-        from remtta.engine import compile_blocks
+        from remtta.backbones.registry import check_adaptable
+        from remtta.backbones.vit import compile_blocks
+        from remtta.deltas.delta import load_delta
         from remtta.evaluation import TABLE, choose_preprocessing, evaluate, open_dataset
         from remtta.evaluation.classes import read_class_map
         from remtta.evaluation.datasets import read_image_list
         from remtta.evaluation.plots import draw_plots
         from remtta.evaluation.protocols import PROTOCOLS, Resize
-        from remtta.models import check_adaptable, labels_of, load_model
-        from remtta.source_data import check_source_data
+        from remtta.methods.source_data import check_source_data
+        from remtta.models.labels import labels_of
+        from remtta.models.loading import load_model
 
         if protocol is not None and protocol not in PROTOCOLS:
             raise UsageError(f'unknown protocol "{protocol}"; choose {" or ".join(PROTOCOLS)}')

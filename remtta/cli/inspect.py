@@ -27,7 +27,7 @@ def inspect(
       remtta inspect run1/delta.safetensors --json | jq .layers
     """
     with command(debug=debug):
-        from remtta.inspection import describe_delta, describe_run
+        from remtta.runs.inspection import describe_delta, describe_run
 
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")

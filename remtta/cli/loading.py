@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from remtta.cli.options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from remtta.deltas import Delta
+    from remtta.deltas.delta import Delta
 
 
 def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
         DeltaError: If the delta was made on another model.
         UsageError: If the delta was made on a checkpoint that is not where it was.
     """
-    from remtta.deltas import arguments_given, base_arguments
+    from remtta.deltas.delta import arguments_given, base_arguments
 
     if delta is not None:
         return base_arguments(delta, given)

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from remtta.cli.reporting import command
-from remtta.config import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
 from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
 
 _INDENT = " " * 6
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from remtta.config import REMConfig
 from remtta.errors import UsageError
+from remtta.methods.settings import REMConfig
 from remtta.options import GuardOptions
 
 DEFAULT_MODEL = "vit_base_patch16_224"

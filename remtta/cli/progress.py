@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from remtta.adapt import RunSummary
     from remtta.corruptions.tree import TreeSummary
+    from remtta.runs.adapt import RunSummary
 
 SECONDS_BETWEEN_LINES = 30.0
 

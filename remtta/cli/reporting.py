@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import typer
 
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError
-from remtta.interrupts import Interrupts, Stopped
+from remtta.runs.interrupts import Interrupts, Stopped
 
 _EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
 _FAILURE = 1
@@ -158,7 +158,7 @@ def print_version(wanted: bool) -> None:
     import torch
 
     from remtta._version import __version__
-    from remtta.models import select_device
+    from remtta.models.devices import select_device
 
     typer.echo(f"remtta {__version__}, torch {torch.__version__}, timm {timm.__version__}, {select_device('auto')}")
     raise typer.Exit

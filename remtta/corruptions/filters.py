@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from remtta.opencv import load_opencv
+from remtta.streams.opencv import load_opencv
 
 cv2 = load_opencv("corrupting images")
 

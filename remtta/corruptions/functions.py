@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remtta.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
-from remtta.corruptions.digital import (
-    brightness,
-    contrast,
-    elastic_transform,
-    jpeg_compression,
-    pixelate,
-    saturate,
-)
+from remtta.corruptions.digital import brightness, contrast, elastic_transform, jpeg_compression, pixelate, saturate
 from remtta.corruptions.filters import Array
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from remtta.corruptions.weather import fog, frost, snow, spatter

@@ -19,8 +19,8 @@ from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.sources import SourceImage
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.errors import RemttaError
-from remtta.interrupts import Interrupts, Stopped
-from remtta.opencv import load_opencv
+from remtta.runs.interrupts import Interrupts, Stopped
+from remtta.streams.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at the least; so that none works long after the others are done
 _LARGEST_CHUNK = 16  # images; beyond it, handing them out costs next to nothing

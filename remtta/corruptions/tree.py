@@ -17,7 +17,7 @@ from remtta.corruptions.record import claim, write_record
 from remtta.corruptions.sources import find_images
 from remtta.corruptions.worker import Outcome
 from remtta.errors import StreamError
-from remtta.interrupts import Interrupts, Stopped
+from remtta.runs.interrupts import Interrupts, Stopped
 
 _log = logging.getLogger("remtta")
 

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from remtta.config import REMConfig
-from remtta.deltas import load_delta
+from remtta.deltas import DELTA
+from remtta.deltas.delta import load_delta
 from remtta.demo.conditions import CONDITIONS
-from remtta.demo.model import MODEL_KWARGS, load_demo_model
-from remtta.demo.signs import CLASS_NAMES
 from remtta.files import write_atomically
-from remtta.losses import entropy
+from remtta.methods.losses import entropy
 from remtta.methods.rem import REM
-from remtta.models import preprocessing_of
-from remtta.runs import DELTA
+from remtta.methods.settings import REMConfig
+from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS
+from remtta.models.loading import load_model
+from remtta.models.preprocessing import preprocessing_of
 
 if TYPE_CHECKING:
-    from remtta.demo import DemoResult, DrivenFrame
+    from remtta.demo.drive import DemoResult, DrivenFrame
 
 _SCALE = 2  # everything is drawn twice as large and reduced, for smooth lines
 _WIDTH, _CHART_HEIGHT, _CELL = 960, 300, 96
@@ -120,7 +120,7 @@ def _running_mean(wrong: Sequence[bool]) -> list[float]:
 
 @torch.no_grad()
 def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top: int) -> None:
-    model = load_demo_model()
+    model = load_model(EMBEDDED)
     rem = REM(model)
     rem.load_delta(load_delta(result.output / "rem" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]

@@ -14,6 +14,8 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from remtta.models.embedded import CLASS_NAMES
+
 IMAGE_SIZE = 48
 """Height and width of a rendered image, in pixels."""
 
@@ -199,9 +201,6 @@ _SIGNS: dict[str, Callable[[_Canvas], None]] = {
     "bend left": _bend_left,
     "bend right": _bend_right,
 }
-
-CLASS_NAMES = tuple(_SIGNS)
-"""The names of the classes; a label is a position in this tuple."""
 
 
 @cache

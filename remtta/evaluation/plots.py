@@ -15,17 +15,19 @@ import torch
 from PIL import Image
 from torch import nn
 
-from remtta.deltas import load_delta
+from remtta.deltas.delta import load_delta
 from remtta.errors import FrameError, ModelError, StreamError
 from remtta.evaluation.datasets import Dataset, Domain
 from remtta.evaluation.metrics import Tally, calibration_bins
 from remtta.evaluation.results import PLOTS, Tallies, delta_path, tally_rows
 from remtta.files import write_atomically
-from remtta.losses import entropy
+from remtta.methods.losses import entropy
 from remtta.methods.rem import REM
-from remtta.models import Preprocessing, labels_of, restricted_classes
-from remtta.predictions import read_rows
-from remtta.runs import PREDICTIONS
+from remtta.models.classes import restricted_classes
+from remtta.models.labels import labels_of
+from remtta.models.preprocessing import Preprocessing
+from remtta.runs.folder import PREDICTIONS
+from remtta.runs.rows import read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from remtta.states import load_state, other_version, save_state
+from remtta.runs.states import load_state, other_version, save_state
 
 
 @dataclass

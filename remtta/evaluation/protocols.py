@@ -11,7 +11,7 @@ from torch import nn
 
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
-from remtta.models import Preprocessing, preprocessing_of
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
 
 Resize = Literal["auto", "always", "never"]
 

@@ -19,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remtta.config import METHOD_CONFIGS, MethodConfig, method_config
-from remtta.config.names import check_method_names, is_guarded, method_of
-from remtta.deltas import Delta, check_base, save_delta
-from remtta.environment import environment
+from remtta.bench.memory import peak_bytes, start_peak
+from remtta.deltas.delta import Delta, check_base, save_delta
 from remtta.errors import RemttaError, StreamError, UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.metrics import Tally
@@ -30,26 +28,26 @@ from remtta.evaluation.progress import Position, Progress, load_progress, save_p
 from remtta.evaluation.results import DELTAS, PLOTS, delta_path, markdown_table, summarise, tally_rows
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import FolderLock, remove_leftovers, write_atomically, write_json, writing
-from remtta.guard import Guard, guarded
-from remtta.interrupts import Interrupts, Stopped
-from remtta.losses import entropy, total_variation
-from remtta.memory import peak_bytes, start_peak
-from remtta.methods import Method, build_method
-from remtta.models import (
-    Preprocessing,
-    labels_of,
-    origin_of,
-    preprocessing_of,
-    restricted_classes,
-    set_labels,
-    state_sha256,
-)
+from remtta.guard.guard import Guard, guarded
+from remtta.methods.losses import entropy, total_variation
+from remtta.methods.method import Method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
+from remtta.methods.settings.names import check_method_names, is_guarded, method_of
+from remtta.methods.source_data import check_source_data, learn_from_source
+from remtta.models.classes import restricted_classes
+from remtta.models.config import origin_of
+from remtta.models.hashing import state_sha256
+from remtta.models.labels import labels_of, set_labels
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
-from remtta.predictions import PredictionWriter, read_rows
-from remtta.resume import read_record
-from remtta.runs import EVENTS, PREDICTIONS, check_same_settings
-from remtta.source_data import check_source_data, learn_from_source
-from remtta.states import take_back
+from remtta.runs.environment import environment
+from remtta.runs.folder import EVENTS, PREDICTIONS, check_same_settings
+from remtta.runs.interrupts import Interrupts, Stopped
+from remtta.runs.journal import PredictionWriter
+from remtta.runs.place import read_record
+from remtta.runs.rows import read_rows
+from remtta.runs.states import take_back
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame, prefetch
 

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as T
 
 from remtta.methods.randomness import integer, spawn, uniform
-from remtta.models import preprocessing_of
+from remtta.models.preprocessing import preprocessing_of
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import CMFConfig
 from remtta.methods.roid import ROID
+from remtta.methods.settings import CMFConfig
 
 _HIDDEN = "hidden."
 _VARIANCE = "hidden_variance"

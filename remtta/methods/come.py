@@ -6,8 +6,8 @@ it is `come_entropy` here, which also counts how little the logits are evidence 
 
 from __future__ import annotations
 
-from remtta.losses import come_entropy
 from remtta.methods.eata import EATA
+from remtta.methods.losses import come_entropy
 from remtta.methods.rem import REM
 from remtta.methods.sar import SAR
 from remtta.methods.tent import Tent

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.config import ContinualMAEConfig
-from remtta.engine import classify, embed
+from remtta.backbones.vit import classify, embed
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.hog import hog_patches, hog_size
+from remtta.methods.settings import ContinualMAEConfig
 from remtta.methods.teacher import restore_at_random
 
 _TOKEN, _WEIGHT, _BIAS = "mask_token", "hog.weight", "hog.bias"

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remtta.config import CoTTAConfig
-from remtta.losses import symmetric_cross_entropy
 from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods.losses import symmetric_cross_entropy
+from remtta.methods.settings import CoTTAConfig
 from remtta.methods.teacher import TeacherMethod, restore_at_random
 
 _COUNTS = "batches"

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from remtta.config import DeYOConfig
-from remtta.losses import entropy
 from remtta.methods.filters import shuffle_patches
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import entropy
+from remtta.methods.settings import DeYOConfig
 
 
 class DeYO(GradientMethod):

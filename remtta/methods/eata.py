@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.config import EATAConfig
 from remtta.errors import UsageError
 from remtta.methods.eta import ETA
+from remtta.methods.settings import EATAConfig
 
 _log = logging.getLogger("remtta")
 
@@ -23,7 +23,7 @@ class EATA(ETA):
     source images of the squared gradient of the cross-entropy against the
     model's own labels, as in the official code. The gradient is a batch's
     mean, so that F depends on the batch size, 64 there and in
-    `remtta.source_data`.
+    `remtta.methods.source_data`.
 
     Args:
         model: A timm VisionTransformer.

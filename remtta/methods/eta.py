@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import ETAConfig
-from remtta.losses import entropy
 from remtta.methods.filters import cosines, running_mean
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import entropy
+from remtta.methods.settings import ETAConfig
 
 _MEAN_PROBS = "mean_probs"
 _CLASSES = 1000  # that the published largest cosine is meant for

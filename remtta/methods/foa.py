@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import FOAConfig
-from remtta.engine import num_tokens_read
+from remtta.backbones.vit import num_tokens_read, unwrap
 from remtta.errors import ModelError, UsageError
-from remtta.layers import unwrap
-from remtta.losses import entropy
 from remtta.methods.cmaes import CMAES
+from remtta.methods.losses import entropy
 from remtta.methods.prompts import classify_with_prompts, feature_distance, moments
+from remtta.methods.settings import FOAConfig
 from remtta.methods.source import Source
 
 _log = logging.getLogger("remtta")

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remtta.config import MethodConfig
-from remtta.engine import classify, embed
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.vit import classify, embed, unwrap
 from remtta.errors import ModelError, UsageError
-from remtta.layers import adapted_norms, unwrap
-from remtta.linear import ForwardContext
-from remtta.weights import AdaptedWeights, Committed
+from remtta.methods.settings import MethodConfig
+from remtta.models.precision import ForwardContext
+from remtta.models.weights import AdaptedWeights, Committed
 
 _log = logging.getLogger("remtta")
 

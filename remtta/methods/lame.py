@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.config import LAMEConfig
-from remtta.layers import unwrap
+from remtta.backbones.vit import unwrap
+from remtta.methods.settings import LAMEConfig
 from remtta.methods.source import Source
 
 _MAX_STEPS = 100

@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from remtta.config import MEMOConfig
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.settings import MEMOConfig
 
 _log = logging.getLogger("remtta")
 

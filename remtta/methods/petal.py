@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.config import PETALConfig
 from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA
+from remtta.methods.settings import PETALConfig
 
 _MEAN, _VARIANCE = "mean.", "variance."
 _MIN_VARIANCE = 1e-6

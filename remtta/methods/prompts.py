@@ -8,7 +8,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from remtta.engine import embed
+from remtta.backbones.vit import embed
 
 
 def classify_with_prompts(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import RDumbConfig
 from remtta.methods.eta import ETA
+from remtta.methods.settings import RDumbConfig
 
 _STEPS = "steps"
 

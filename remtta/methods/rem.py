@@ -10,17 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import REMConfig
-from remtta.engine import (
+from remtta.backbones.vit import (
     class_attention,
     classify,
     classify_with_attention,
     classify_with_feature_norms,
     embed,
+    gather_patches,
 )
-from remtta.losses import entropy, rem_loss, total_variation
-from remtta.masking import gather_patches, keep_indices, num_kept, random_scores
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import entropy, rem_loss, total_variation
+from remtta.methods.masking import keep_indices, num_kept, random_scores
+from remtta.methods.settings import REMConfig
 
 _log = logging.getLogger("remtta")
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import ROIDConfig
-from remtta.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.filters import cosines, running_mean
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.settings import ROIDConfig
 
 _MEAN_PROBS = "mean_probs"
 

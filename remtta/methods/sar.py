@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import SARConfig
-from remtta.losses import entropy
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import entropy
+from remtta.methods.settings import SARConfig
 
 _LOSS = "mean_loss"
 

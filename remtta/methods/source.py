@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import MethodConfig
-from remtta.linear import ForwardContext
-from remtta.weights import AdaptedWeights, Committed
+from remtta.methods.settings import MethodConfig
+from remtta.models.precision import ForwardContext
+from remtta.models.weights import AdaptedWeights, Committed
 
 
 class Source:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.config import SupervisedConfig
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.settings import SupervisedConfig
 
 
 class Supervised(GradientMethod):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.engine import classify, embed
+from remtta.backbones.vit import classify, embed
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.randomness import spawn
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from remtta.config import TentConfig
-from remtta.losses import entropy
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import entropy
+from remtta.methods.settings import TentConfig
 
 
 class Tent(GradientMethod):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.config import VDPConfig
-from remtta.losses import symmetric_cross_entropy
 from remtta.methods.gradient import GradientMethod
+from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.randomness import integer
+from remtta.methods.settings import VDPConfig
 from remtta.methods.teacher import follow
-from remtta.models import preprocessing_of
+from remtta.models.preprocessing import preprocessing_of
 
 _SPECIFIC, _AGNOSTIC = "specific", "agnostic"
 _TEACHER, _SENSITIVITY = "teacher.", "sensitivity"

@@ -9,10 +9,10 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from remtta.config import ViDAConfig
 from remtta.errors import ModelError
-from remtta.losses import symmetric_cross_entropy
 from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods.losses import symmetric_cross_entropy
+from remtta.methods.settings import ViDAConfig
 from remtta.methods.teacher import TeacherMethod, follow
 
 _TEACHER, _SCALES = "teacher.", "scales"

@@ -21,9 +21,9 @@ from typing import Any, Literal, Protocol
 from PIL import Image
 
 from remtta.errors import FrameError, RemttaError, StreamError, UsageError
-from remtta.opencv import load_opencv
 from remtta.streams.addresses import why_not_open
 from remtta.streams.frames import Frame, Gap
+from remtta.streams.opencv import load_opencv
 from remtta.streams.video import (
     OPEN_TIMEOUT_S,
     READ_TIMEOUT_S,

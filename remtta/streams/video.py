@@ -10,8 +10,8 @@ from typing import Any
 from PIL import Image
 
 from remtta.errors import StreamError
-from remtta.opencv import load_opencv
 from remtta.streams.frames import Frame
+from remtta.streams.opencv import load_opencv
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))

@@ -1,0 +1,77 @@
+"""Which parameters adapt: a choice by the model's structure, never by the names of its parameters."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from remtta.errors import ModelError, UsageError
+
+_NORMS = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.modules.batchnorm._BatchNorm,
+    RmsNorm,
+    RmsNormFp32,
+    SimpleNorm,
+    SimpleNormFp32,
+)
+
+
+def adapted_norms(vit: VisionTransformer, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
+    """Choose the norm parameters that adapt.
+
+    Args:
+        vit: The classifier.
+        adapt_layers: None for the first three quarters of the blocks, "all"
+            for every norm of the model, or block numbers ("0-8", "0,2,4-6").
+
+    Returns:
+        Parameter name (as in `vit.named_parameters()`) to parameter, in model order.
+
+    Raises:
+        ModelError: If nothing is left to adapt.
+        UsageError: If the choice cannot be read, or names a block that does not exist.
+    """
+    depth = len(vit.blocks)
+    if adapt_layers == "all":
+        roots: list[nn.Module] = [vit]
+    else:
+        chosen = _block_numbers(adapt_layers, depth) if adapt_layers is not None else range(math.floor(0.75 * depth))
+        roots = [vit.blocks[number] for number in chosen]
+        if not roots:
+            raise ModelError(
+                f"nothing to adapt: the first three quarters of {depth} block(s) hold no whole block; "
+                "name the blocks with --adapt-layers"
+            )
+    wanted = {
+        id(parameter)
+        for root in roots
+        for module in root.modules()
+        if isinstance(module, _NORMS)
+        for parameter in module.parameters(recurse=False)
+    }
+    selected = {name: parameter for name, parameter in vit.named_parameters() if id(parameter) in wanted}
+    if not selected:
+        raise ModelError("nothing to adapt: the chosen blocks have no normalisation weights")
+    return selected
+
+
+def _block_numbers(text: str, depth: int) -> list[int]:
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        if match is None:
+            raise UsageError(
+                f'cannot read the adapted layers "{text[:40]}"; write "all" or block numbers such as "0-8"'
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= depth:
+            raise UsageError(f"no block {last if first <= last else part.strip()}: the model has blocks 0-{depth - 1}")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)

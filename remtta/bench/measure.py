@@ -1,0 +1,360 @@
+"""Speed and memory of every method on this machine, as multiples of a plain forward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import flop_counter
+
+from remtta.backbones.vit import compile_blocks, gather_patches, unwrap
+from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
+from remtta.errors import UsageError
+from remtta.methods.losses import rem_loss
+from remtta.methods.masking import keep_indices
+from remtta.methods.registry import build_method
+from remtta.methods.rem import REM
+from remtta.methods.settings import REMConfig, method_config
+from remtta.models.devices import select_device
+from remtta.models.loading import load_model
+from remtta.models.precision import ForwardContext
+
+FORWARD = "forward"
+SOURCE = "source"
+PLAIN_REM = "rem-plain"
+ANSWER = "rem-answer"
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", ANSWER, PLAIN_REM)
+MEMORY_STEPS = 2
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A subject's step on random images, the model it is on, and the method behind it, if there is one."""
+
+    step: Step
+    model: Any
+    method: object = None
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        model: timm name; the weights are random, since they matter for speed only by the share of images that
+            violate the order of entropies.
+        model_kwargs: More arguments for the model.
+        checkpoint: Weights file, in place of random weights.
+        use_ema: Take the averaged weights of a timm training checkpoint.
+        num_classes: Classes of the head, or None for the model's own.
+        input_size: Height and width in pixels, or None for the model's own.
+        compile: Compile the blocks; the plain forward pass and "rem-plain" stay as they are.
+        seed: Seeds the random weights and images.
+        batch_size: Images per step.
+        repeats: Rounds; in each round every subject has one step, so that noise meets all alike.
+        precision: "fp32" or "bf16"; the plain forward pass they are compared with is always fp32.
+        device: Where to run.
+        threads: CPU threads, or None for all.
+        memory: Measure peak memory as well, each subject in a process of its own.
+        subjects: Which of SUBJECTS.
+        mask_ratios: Those of "rem" and "rem-answer", in place of the default ones.
+    """
+
+    model: str = "vit_small_patch16_224"
+    model_kwargs: tuple[tuple[str, Any], ...] = ()
+    checkpoint: str | None = None
+    use_ema: bool = False
+    num_classes: int | None = None
+    input_size: tuple[int, int] | None = None
+    compile: bool = False
+    seed: int = 0
+    batch_size: int = 16
+    repeats: int = 5
+    precision: str = "fp32"
+    device: str = "auto"
+    threads: int | None = None
+    memory: bool = True
+    subjects: tuple[str, ...] = SUBJECTS
+    mask_ratios: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.subjects if name not in SUBJECTS]
+        if unknown:
+            raise UsageError(f"cannot measure {', '.join(unknown)}; choose from {', '.join(SUBJECTS)}")
+        if self.batch_size < 1 or self.repeats < 1:
+            raise UsageError("batch size and repeats must be >= 1")
+        if self.use_ema and self.checkpoint is None:
+            raise UsageError("--use-ema chooses among the weights of a --checkpoint; name one")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One subject's figures.
+
+    Attributes:
+        subject: One of SUBJECTS.
+        seconds: Median time of a step.
+        forwards: The same as a multiple of a plain fp32 forward pass.
+        images_per_s: Images per second.
+        peak_bytes: Most memory of two steps over that of the loaded model, if measured.
+        violating_share: REM: recent share of images that violate the order of entropies.
+        gflop: Billions of operations of the step's matrix products, additions and multiplications apart.
+        matmul_share: Time that these products would take at the speed of `F.linear`'s first large one in the
+            first block's MLP, at the step's precision, alone, over the time of the step.
+    """
+
+    subject: str
+    seconds: float
+    forwards: float
+    images_per_s: float
+    peak_bytes: int | None
+    violating_share: float | None
+    gflop: float
+    matmul_share: float
+
+
+def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda number: None) -> list[Measurement]:
+    """Measure, round by round.
+
+    Args:
+        options: What to measure.
+        on_round: Called with the number of finished rounds.
+
+    Raises:
+        UsageError: If the model or device does not exist.
+        ModelError: If a method cannot adapt the model.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    names = [FORWARD, *(name for name in options.subjects if name != FORWARD)]
+    prepared = {name: prepare(name, options) for name in names}
+    device = select_device(options.device)
+    for subject in prepared.values():
+        subject.step()  # warms up, and lets REM learn how many images violate the order
+    # A bare product as PyTorch runs it, for what is plain timm, and as the methods run theirs.
+    own = ForwardContext(prepared[FORWARD].model, options.precision)
+    products: dict[bool, contextlib.AbstractContextManager[Any]] = {False: contextlib.nullcontext(), True: own(device)}
+    bare = {
+        ours: _BareProduct(prepared[FORWARD].model, options.batch_size, context) for ours, context in products.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in names}
+    product_times: dict[bool, list[float]] = {ours: [] for ours in bare}
+    for product in bare.values():
+        product()
+    for number in range(options.repeats):
+        for name, subject in prepared.items():
+            times[name].append(_timed(subject.step, device))
+        for ours, product in bare.items():
+            product_times[ours].append(_timed(product, device))
+        on_round(number + 1)
+    seconds = {name: statistics.median(taken) for name, taken in times.items()}
+    per_flop = {ours: statistics.median(taken) / bare[ours].flop for ours, taken in product_times.items()}
+    shares = {name: getattr(subject.method, "violating_share", None) for name, subject in prepared.items()}
+    flop = {name: count_flop(subject.step) for name, subject in prepared.items()}
+    del prepared
+    peaks = {name: _peak_in_a_process(name, options) if options.memory else None for name in names}
+    return [
+        Measurement(
+            subject=name,
+            seconds=seconds[name],
+            forwards=seconds[name] / seconds[FORWARD],
+            images_per_s=options.batch_size / seconds[name],
+            peak_bytes=peaks[name],
+            violating_share=shares[name],
+            gflop=flop[name] / 1e9,
+            matmul_share=flop[name] * per_flop[name not in (FORWARD, PLAIN_REM)] / seconds[name],
+        )
+        for name in names
+    ]
+
+
+def prepare(subject: str, options: BenchOptions) -> Prepared:
+    """A subject's step on random images.
+
+    Raises:
+        UsageError: If there is no such model.
+        CheckpointError: If the checkpoint does not fit it.
+    """
+    device = select_device(options.device)
+    torch.manual_seed(options.seed)
+    model = _model(options).eval().to(device)
+    if options.compile and subject not in (FORWARD, PLAIN_REM):
+        compile_blocks(model)
+    height, width = model.patch_embed.img_size
+    images = torch.randn(options.batch_size, 3, height, width, device=device)
+    if subject == FORWARD:
+        return Prepared(lambda: _forward(model, images), model)
+    if subject == PLAIN_REM:
+        plain = PlainREM(model, REMConfig())
+        return Prepared(lambda: plain.step(images), model)
+    name = "rem" if subject == ANSWER else subject
+    settings: dict[str, Any] = {"precision": options.precision}
+    if name == "rem" and options.mask_ratios:
+        settings["mask_ratios"] = options.mask_ratios
+    method = build_method(name, model, method_config(name, settings, batch_size=options.batch_size))
+    step = method.answer if subject == ANSWER else method
+    return Prepared(lambda: step(images), model, method)
+
+
+def _model(options: BenchOptions) -> Any:
+    if options.model not in timm.list_models():
+        raise UsageError(f'unknown model "{options.model}"; timm.list_models() names them all')
+    kwargs = dict(options.model_kwargs)
+    if options.checkpoint is not None:
+        return load_model(
+            options.model,
+            checkpoint=options.checkpoint,
+            use_ema=options.use_ema,
+            num_classes=options.num_classes,
+            model_kwargs=kwargs,
+            input_size=options.input_size,
+        )
+    if options.num_classes is not None:
+        kwargs["num_classes"] = options.num_classes
+    if options.input_size is not None:
+        kwargs["img_size"] = options.input_size
+    return timm.create_model(options.model, pretrained=False, **kwargs)
+
+
+class _BareProduct:
+    """The first matrix product of the first block's MLP, over the tokens of a batch, and nothing else."""
+
+    def __init__(self, model: Any, batch_size: int, context: contextlib.AbstractContextManager[Any]) -> None:
+        vit = unwrap(model)
+        num_tokens = batch_size * (vit.num_prefix_tokens + vit.patch_embed.num_patches)
+        self._weight = vit.blocks[0].mlp.fc1.weight.detach()
+        self._tokens = torch.randn(num_tokens, self._weight.shape[1], device=self._weight.device)
+        self._context = context
+        self.flop = 2.0 * num_tokens * self._weight.numel()
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        with self._context:
+            return F.linear(self._tokens, self._weight)
+
+
+def count_flop(step: Step) -> float:
+    """Additions and multiplications of all matrix products of a step, forward and backward."""
+    onednn, aten = torch.ops.mkldnn._linear_pointwise, torch.ops.aten
+    counter = flop_counter.FlopCounterMode(
+        display=False,
+        custom_mapping={  # what PyTorch's counter does not know
+            onednn: lambda x, weight, *_, **__: 2 * math.prod(x) * weight[0],
+            aten._scaled_dot_product_flash_attention_for_cpu: (
+                lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v)
+            ),
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+                lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v)
+            ),
+        },
+    )
+    with counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, images: Tensor) -> Tensor:
+    logits: Tensor = model(images)
+    return logits
+
+
+def _timed(step: Step, device: torch.device) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    step()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak_in_a_process(subject: str, options: BenchOptions) -> int:
+    """In a fresh process, since the peak of this one holds the others' memory."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure_peak, (subject, options))
+
+
+def measure_peak(subject: str, options: BenchOptions) -> int:
+    """Most memory of a few steps over that of the loaded model, in bytes."""
+    keep_freed_memory()  # as the command line does
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = select_device(options.device)
+    step = prepare(subject, options).step
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    start_peak(device)
+    for _ in range(MEMORY_STEPS):
+        step()
+    return max(0, peak_bytes(device) - before)
+
+
+class PlainREM:
+    """REM as the reference code runs it, for comparison only.
+
+    Every weight requires a gradient, every attention map is written out, and
+    each view is a full forward pass of its own.
+
+    Args:
+        model: A timm VisionTransformer.
+        config: REM's settings.
+    """
+
+    def __init__(self, model: nn.Module, config: REMConfig) -> None:
+        self._rem = REM(model, config)  # chooses the norms
+        self._vit = unwrap(model)
+        self._config = config
+        norms = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        model.requires_grad_(True)
+        self._optimizer = torch.optim.Adam(norms, lr=config.lr)
+        for block in self._vit.blocks:
+            block.attn.fused_attn = False
+        self._map: Tensor | None = None
+        self._vit.blocks[-1].attn.attn_drop.register_forward_hook(self._keep_map)
+
+    def step(self, images: Tensor) -> Tensor:
+        """Predict and adapt; returns the logits (B, C)."""
+        logits = [self._view(images, None)]
+        assert self._map is not None
+        cls_attn = self._map[:, :, 0, self._vit.num_prefix_tokens :].mean(1).detach()
+        logits += [self._view(images, keep_indices(cls_attn, ratio)) for ratio in self._config.mask_ratios[1:]]
+        self._optimizer.zero_grad()
+        rem_loss(torch.stack(logits), self._config.ranking_weight).backward()
+        self._optimizer.step()
+        return logits[0].detach()
+
+    def _view(self, images: Tensor, kept: Tensor | None) -> Tensor:
+        vit = self._vit
+        tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+        if kept is not None:
+            tokens = gather_patches(tokens, kept, vit.num_prefix_tokens)
+        logits: Tensor = vit.forward_head(vit.norm(vit.blocks(tokens)))
+        return logits
+
+    def _keep_map(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._map = output
+
+
+def as_json(options: BenchOptions, measured: Sequence[Measurement], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything about a benchmark, ready for JSON."""
+    return {
+        "options": {**asdict(options), "model_kwargs": dict(options.model_kwargs)},
+        "environment": {**environment, "cores": os.cpu_count()},
+        "measurements": [asdict(each) for each in measured],
+    }

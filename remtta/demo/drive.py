@@ -1,0 +1,164 @@
+"""The demo: an embedded classifier of road signs and a drive into bad weather, adapted through the usual code path."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from remtta.deltas import DELTA
+from remtta.demo.conditions import CONDITIONS
+from remtta.demo.signs import render_sign
+from remtta.errors import UsageError
+from remtta.files import writing
+from remtta.models.embedded import CLASS_NAMES, EMBEDDED
+from remtta.models.loading import load_model
+from remtta.options import RunOptions
+from remtta.runs.adapt import adapt_stream
+from remtta.runs.folder import PREDICTIONS, check_folder
+from remtta.runs.interrupts import Interrupts, Stopped
+from remtta.runs.rows import read_rows
+
+BATCH_SIZE = 20
+FRAMES_PER_CONDITION = 400
+METHODS = ("source", "rem")
+
+_STREAM_SEED = 77  # keeps the drive apart from the training images, which are seeded with one number
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class DrivenFrame:
+    """A labelled frame of the drive."""
+
+    path: Path
+    condition: str
+    label: int
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo measured.
+
+    Attributes:
+        frames: The drive, in order.
+        wrong: Method name to one bool per frame: whether its prediction was wrong.
+        output: Folder of everything the demo wrote.
+    """
+
+    frames: Sequence[DrivenFrame]
+    wrong: Mapping[str, Sequence[bool]]
+    output: Path
+
+    @property
+    def picture(self) -> Path:
+        """The picture of the running error and the masks."""
+        return self.output / "demo.png"
+
+    @property
+    def delta(self) -> Path:
+        """What REM changed."""
+        return self.output / "rem" / DELTA
+
+    def errors(self, method: str) -> dict[str, float]:
+        """Error in percent per condition, and their mean."""
+        outcomes = zip(self.frames, self.wrong[method], strict=True)
+        errors = {}
+        for condition, group in groupby(outcomes, key=lambda outcome: outcome[0].condition):
+            wrong = [missed for _, missed in group]
+            errors[condition] = 100 * sum(wrong) / len(wrong)
+        return {**errors, "mean": sum(errors.values()) / len(errors)}
+
+    def table(self) -> str:
+        """The errors as text, one condition a line."""
+        columns = {method: self.errors(method) for method in self.wrong}
+        header = f"{'error in %':<12}" + "".join(f"{method:>9}" for method in columns)
+        names = list(next(iter(columns.values())))
+        rows = [f"{name:<12}" + "".join(f"{errors[name]:9.1f}" for errors in columns.values()) for name in names]
+        return "\n".join([header, *rows])
+
+
+def run_demo(
+    output: Path,
+    *,
+    frames_per_condition: int = FRAMES_PER_CONDITION,
+    seed: int = 0,
+    overwrite: bool = False,
+    interrupts: Interrupts | None = None,
+) -> DemoResult:
+    """Drive the embedded model through every condition, without and with REM.
+
+    Writes the frames with their labels, a run folder per method, and the picture `demo.png`.
+
+    Args:
+        output: Folder for everything.
+        frames_per_condition: Frames of each condition.
+        seed: Which drive.
+        overwrite: Replace an earlier demo in the same folder.
+        interrupts: Turns signals into a clean stop.
+
+    Raises:
+        UsageError: If the folder holds something and may not be overwritten.
+        OutputError: If results cannot be written.
+    """
+    from remtta.demo.picture import draw_picture
+
+    _clear_folder(output, overwrite)
+    _log.info("drawing %d frames under %d conditions", frames_per_condition * len(CONDITIONS), len(CONDITIONS))
+    with writing(output / "frames"):
+        frames = draw_drive(output, frames_per_condition, seed)
+    wrong = {}
+    for method in METHODS:
+        _log.info("running %s", "the source model" if method == "source" else "REM")
+        summary = adapt_stream(
+            load_model(EMBEDDED),
+            output / "frames",
+            output / method,
+            method=method,
+            options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite),
+            interrupts=interrupts,
+        )
+        if summary.signum is not None:
+            raise Stopped(summary.signum)
+        wrong[method] = _mistakes(output / method / PREDICTIONS, frames)
+    result = DemoResult(frames, wrong, output)
+    draw_picture(result, result.picture)
+    return result
+
+
+def _clear_folder(output: Path, overwrite: bool) -> None:
+    check_folder(output, overwrite=overwrite)
+    if output.is_dir() and any(output.iterdir()) and not overwrite:
+        raise UsageError(f"{output} holds files already; choose another --output or add --overwrite")
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(output / "frames", ignore_errors=True)  # a shorter drive must not keep old frames
+        (output / "frames").mkdir()
+
+
+def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
+    """Draw the frames of a drive into `folder/frames`, in order, with `folder/labels.csv` beside them."""
+    rng = np.random.default_rng([_STREAM_SEED, seed])
+    frames = []
+    for position, (condition, change) in enumerate(CONDITIONS.items()):
+        place = folder / "frames" / f"{position}_{condition}"
+        place.mkdir(parents=True, exist_ok=True)
+        for number in range(frames_per_condition):
+            label = int(rng.integers(len(CLASS_NAMES)))
+            path = place / f"{number:04d}.png"
+            Image.fromarray(change(render_sign(label, rng), rng)).save(path, compress_level=1)
+            frames.append(DrivenFrame(path, condition, label))
+    lines = [f"{frame.path.relative_to(folder)},{frame.label},{CLASS_NAMES[frame.label]}" for frame in frames]
+    (folder / "labels.csv").write_text("\n".join(["frame,class,name", *lines]) + "\n", encoding="utf-8")
+    return frames
+
+
+def _mistakes(predictions: Path, frames: Sequence[DrivenFrame]) -> list[bool]:
+    return [row["class"] != frame.label for row, frame in zip(read_rows(predictions), frames, strict=True)]

@@ -1,0 +1,153 @@
+"""The methods' settings and their defaults, the published ones. Imports no torch, so that `--help` is fast."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from remtta.errors import UsageError, check
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.frozen import FOAConfig, LAMEConfig, SourceConfig, VDPConfig
+from remtta.methods.settings.norms import (
+    CMFConfig,
+    DeYOConfig,
+    EATAConfig,
+    ETAConfig,
+    PseudoLabelConfig,
+    RDumbConfig,
+    ROIDConfig,
+    SARConfig,
+    SupervisedConfig,
+    TentConfig,
+)
+from remtta.methods.settings.rem import REMConfig, REMN1Config
+from remtta.methods.settings.whole_model import (
+    ContinualMAEConfig,
+    CoTTAConfig,
+    MEMOConfig,
+    PETALConfig,
+    ViDAConfig,
+    WholeModelConfig,
+)
+
+__all__ = [
+    "METHOD_CONFIGS",
+    "METHOD_SUMMARIES",
+    "CMFConfig",
+    "CoTTAConfig",
+    "ContinualMAEConfig",
+    "DeYOConfig",
+    "EATAConfig",
+    "ETAConfig",
+    "FOAConfig",
+    "LAMEConfig",
+    "MEMOConfig",
+    "MethodConfig",
+    "PETALConfig",
+    "PseudoLabelConfig",
+    "RDumbConfig",
+    "REMConfig",
+    "REMN1Config",
+    "ROIDConfig",
+    "SARConfig",
+    "SourceConfig",
+    "SupervisedConfig",
+    "TentConfig",
+    "VDPConfig",
+    "ViDAConfig",
+    "WholeModelConfig",
+    "check",
+    "method_config",
+]
+
+_METHODS: dict[str, tuple[type[MethodConfig], str]] = {
+    "source": (SourceConfig, "no adaptation, the baseline"),
+    "pseudo-label": (PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
+    "tent": (TentConfig, "lower the entropy of predictions (Wang et al., ICLR 2021)"),
+    "tent-come": (TentConfig, "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),
+    "eta": (ETAConfig, "entropy of certain, varied images (Niu et al., ICML 2022)"),
+    "eata": (EATAConfig, "ETA that keeps what matters on source images (Niu et al., ICML 2022)"),
+    "eata-come": (EATAConfig, "EATA on COME's entropy"),
+    "rdumb": (RDumbConfig, "ETA that starts again now and then (Press et al., NeurIPS 2023)"),
+    "sar": (SARConfig, "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)"),
+    "sar-come": (SARConfig, "SAR on COME's entropy"),
+    "deyo": (DeYOConfig, "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
+    "roid": (ROIDConfig, "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
+    "cmf": (CMFConfig, "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
+    "rem": (REMConfig, "masked views agree and rank by entropy (Han et al., ICML 2025)"),
+    "rem-n1": (REMN1Config, "REM with one masked view, for two thirds of the time"),
+    "rem-come": (REMConfig, "REM ranking by COME's entropy"),
+    "supervised": (SupervisedConfig, "train on the true labels: an upper bound, for remtta eval"),
+    "cotta": (CoTTAConfig, "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
+    "lame": (LAMEConfig, "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
+    "memo": (MEMOConfig, "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)"),
+    "foa": (FOAConfig, "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)"),
+    "vida": (ViDAConfig, "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)"),
+    "continual-mae": (ContinualMAEConfig, "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)"),
+    "petal": (PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
+    "vdp": (VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
+}
+
+METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}
+"""The settings of every method, by its name on the command line."""
+
+METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _METHODS.items()}
+"""A line about every method, by its name on the command line."""
+
+
+def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
+    """A method's config: its published defaults with these settings in place of some.
+
+    Args:
+        name: A method's name on the command line.
+        settings: Values by field name.
+        batch_size: Images per update; some methods' learning rates grow with it.
+
+    Raises:
+        UsageError: If there is no such method, it has no such setting, or a value is out of range.
+    """
+    if name not in METHOD_CONFIGS:
+        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
+    kind = METHOD_CONFIGS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for setting in settings:
+        check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
+    if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
+        settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
+    if "lr" not in settings:
+        settings = {**settings, "lr": kind.lr_at(batch_size)}
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    settings = {key: _of_type(types[key], f"{name}'s {key}", value) for key, value in settings.items()}
+    try:
+        return kind(**settings)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:  # such as text where a number belongs
+        raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
+
+
+def _of_type(annotation: str, name: str, value: Any) -> Any:
+    """The value of a setting, which may have come as text, as its type has it.
+
+    Raises:
+        UsageError: If it is of another type.
+    """
+    wanted = annotation.removesuffix(" | None")
+    or_none = " or None" if wanted != annotation else ""
+    if value is None and or_none:
+        return None
+    if wanted == "bool":
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+        check(isinstance(value, bool), name, value, "true or false")
+    elif wanted in ("int", "float"):
+        number = isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
+        check(number, name, value, ("a whole number" if wanted == "int" else "a number") + or_none)
+    elif wanted == "str":
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, (tuple, list)):  # what Python reads in "0,2"
+            return ",".join(map(str, value))
+        check(isinstance(value, str), name, value, "text" + or_none)
+    return value

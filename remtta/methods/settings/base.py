@@ -1,0 +1,74 @@
+"""What all methods' settings share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from remtta.errors import check, check_finite
+
+Optimizer = Literal["adam", "sgd"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Settings that all methods of gradient descent on the norms share.
+
+    Attributes:
+        lr: Learning rate.
+        optimizer: "adam" or "sgd", both without weight decay.
+        momentum: SGD's momentum or Adam's first beta (the second is 0.999).
+        nesterov: Nesterov's momentum, for SGD.
+        steps: Optimizer steps per batch.
+        episodic: Go back to the source weights before every batch.
+        micro_batch: Images per forward and backward pass. The update is the
+            same, the memory less. None leaves it to the method: the whole
+            batch, or for REM on a CPU as many as it is fast with.
+        adapt_layers: Which blocks' norms adapt: None for the first three
+            quarters, "all" for every norm of the model, or block numbers
+            such as "0-8" or "0,2,4-6".
+        precision: "fp32", or "bf16" for matrix products in bf16, with all
+            but the products in fp32. "auto" is "fp32", the exact one.
+
+    Raises:
+        UsageError: If a value is out of range; the text names it.
+    """
+
+    lr: float = 1e-3
+    optimizer: Optimizer = "adam"
+    momentum: float = 0.9
+    nesterov: bool = False
+    steps: int = 1
+    episodic: bool = False
+    micro_batch: int | None = None
+    adapt_layers: str | None = None
+    precision: Precision = "auto"
+
+    lr_batch: ClassVar[int | None] = None
+    """Batch size that the default learning rate is meant for, where it grows with the batch."""
+
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Shared settings that change nothing here."""
+
+    source_settings: ClassVar[tuple[str, ...] | None] = None
+    """Settings that `source_statistics` depends on, for methods that learn from source images; None for all."""
+
+    @classmethod
+    def lr_at(cls, batch_size: int) -> float:
+        """The default learning rate with this many images per update."""
+        return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
+
+    def __post_init__(self) -> None:
+        check_finite(self.lr, "learning rate", "> 0")
+        check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
+        check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        sgd = self.optimizer == "sgd" and self.momentum > 0
+        check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
+        check(self.steps >= 1, "steps", self.steps, ">= 1")
+        check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
+        check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
+
+
+UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "adapt_layers")
+"""Settings of methods that train weights."""

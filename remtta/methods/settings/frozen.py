@@ -1,0 +1,90 @@
+"""Settings of the methods that leave the weights as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remtta.errors import check, check_finite
+from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
+
+
+@dataclass(frozen=True)
+class SourceConfig(MethodConfig):
+    """Settings of the method that adapts nothing: only precision is used."""
+
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, "episodic", "micro_batch")
+
+
+@dataclass(frozen=True)
+class LAMEConfig(MethodConfig):
+    """Settings of LAME, which takes no step: of the shared ones only micro_batch and precision are used.
+
+    Attributes:
+        neighbours: Nearest neighbours in the batch that a prediction is pulled to.
+
+    Source: Parameter-free Online Test-time Adaptation, arXiv:2201.05718.
+    """
+
+    neighbours: int = 5
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, "episodic")
+
+    def __post_init__(self) -> None:
+        check(self.neighbours >= 1, "neighbours", self.neighbours, ">= 1")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class FOAConfig(MethodConfig):
+    """Settings of FOA, which has no gradients: of the shared ones only episodic, micro_batch and precision are used.
+
+    Attributes:
+        num_prompts: Prompt tokens.
+        population: Candidates per batch; 4 + floor(3 ln of the prompts'
+            numbers) if None, which is the paper's 27 (and one) on ViT-B.
+        distance_weight: Weight of the distance to the source's features at a
+            batch of 64; in proportion to others, as the entropy is a sum.
+        shift_decay: Share of the running mean feature that stays at each batch.
+
+    Source: Test-Time Model Adaptation with Only Forward Passes, arXiv:2404.01650.
+    """
+
+    num_prompts: int = 3
+    population: int | None = None
+    distance_weight: float = 0.4
+    shift_decay: float = 0.9
+    unused: ClassVar[tuple[str, ...]] = UPDATE_SETTINGS
+    source_settings: ClassVar[tuple[str, ...] | None] = ("precision",)
+
+    def __post_init__(self) -> None:
+        check(self.num_prompts >= 1, "num-prompts", self.num_prompts, ">= 1")
+        check(self.population is None or self.population >= 4, "population", self.population, ">= 4")
+        check_finite(self.distance_weight, "distance-weight", ">= 0")
+        check(0 <= self.shift_decay < 1, "shift-decay", self.shift_decay, "in [0, 1)")
+        check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class VDPConfig(MethodConfig):
+    """Settings of VDP. No official code could be read: the values are this project's, the teacher's CoTTA's.
+
+    Attributes:
+        prompt_share: Height and width of a prompt, as a share of the image's.
+        teacher_decay: Share of the teacher's prompts that stays at each update.
+        homeostasis: How strongly sensitive numbers of the domain-agnostic prompt are held back.
+
+    Source: Decorate the Newcomers, arXiv:2212.04145.
+    """
+
+    prompt_share: float = 0.25
+    teacher_decay: float = 0.999
+    homeostasis: float = 1.0
+    unused: ClassVar[tuple[str, ...]] = ("adapt_layers",)
+
+    def __post_init__(self) -> None:
+        check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
+        check(0 < self.prompt_share <= 1, "prompt-share", self.prompt_share, "in (0, 1]")
+        check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
+        check_finite(self.homeostasis, "homeostasis", ">= 0")
+        super().__post_init__()

@@ -1,0 +1,88 @@
+"""Settings of REM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from remtta.errors import UsageError, check, check_finite
+from remtta.methods.settings.base import MethodConfig
+
+Masking = Literal["attention", "random", "background", "features"]
+
+
+@dataclass(frozen=True)
+class REMConfig(MethodConfig):
+    """Settings of Ranked Entropy Minimization; the defaults are the paper's for ImageNet-C.
+
+    Attributes:
+        mask_ratios: Fractions of patch tokens to leave out, one per view: 0
+            first, ascending, each in [0, 1). The paper's M_N.
+        ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
+        margin: Entropy gap asked of every pair of views (Eq. 4), as a fraction
+            of log C so that one value suits any number of classes C.
+        consistency_weight: Weight of the masked consistency loss, 1 in the
+            paper (Eq. 5). 0 leaves it out, as ranking_weight 0 does the other
+            ("Effect of Each Component"); not both.
+        masking: Which patch tokens a masked view leaves out: "attention", those
+            the class token attends to most (Eq. 2); "background", those it
+            attends to least, or "random" ("Effect of Masking Strategy"); or
+            "features", those of the largest L2 norm, which needs no softmax
+            attention (REM-FA, "Experiments on Different Network
+            Architectures"). A view leaves out what less masked ones do, and more.
+        confident_below: Learn only from images whose unmasked prediction has
+            less entropy, as a fraction of log C; the loss of the others is zero,
+            and stays in the mean. None for every image. The paper's active
+            sample criterion ("Comparison with Augmentation-based EM
+            approaches"); it names no threshold, and EATA's is 0.4.
+        gap_weighting: Weigh each batch's loss by its estimated domain gap, as
+            `REM` says. This project's answer to what the paper leaves open
+            ("Failure Case Analysis").
+
+    The others are those of `MethodConfig`.
+
+    Raises:
+        UsageError: If a value is out of range; the text names it.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
+    """
+
+    mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
+    ranking_weight: float = 1.0
+    margin: float = 0.0
+    consistency_weight: float = 1.0
+    masking: Masking = "attention"
+    confident_below: float | None = None
+    gap_weighting: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
+        _check_mask_ratios(self.mask_ratios)
+        check_finite(self.ranking_weight, "lambda", ">= 0")
+        check_finite(self.margin, "margin", ">= 0")
+        weight = self.consistency_weight
+        check_finite(weight, "consistency weight", ">= 0")
+        check(weight > 0 or self.ranking_weight > 0, "consistency weight", weight, "> 0 where lambda is 0")
+        check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
+        if self.confident_below is not None:
+            check(0 < self.confident_below <= 1, "confident below", self.confident_below, "in (0, 1]")
+        check(isinstance(self.gap_weighting, bool), "gap weighting", self.gap_weighting, "True or False")
+        forgets = self.gap_weighting and self.episodic
+        check(not forgets, "gap weighting", True, "left out where episodic, as it compares a batch with earlier ones")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class REMN1Config(REMConfig):
+    """REM with a single masked view: the paper's N = 1, for two thirds of the time."""
+
+    mask_ratios: tuple[float, ...] = (0.0, 0.1)
+
+
+def _check_mask_ratios(ratios: tuple[float, ...]) -> None:
+    shown = ",".join(f"{ratio:g}" for ratio in ratios)
+    if len(ratios) < 2 or ratios[0] != 0.0:
+        raise UsageError(f"mask ratios must start with 0 and name at least one masked view, got {shown or 'none'}")
+    if not all(less < more for less, more in pairwise(ratios)) or not ratios[-1] < 1:
+        raise UsageError(f"mask ratios must ascend within [0, 1), got {shown}")

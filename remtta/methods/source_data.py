@@ -1,0 +1,281 @@
+"""Clean images of the source domain, and what methods learn from them: computed once, then read from a file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from remtta.deltas.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
+from remtta.errors import CheckpointError, StreamError, UsageError
+from remtta.files import remove_leftovers, writing
+from remtta.methods.method import Method
+from remtta.methods.registry import METHODS
+from remtta.methods.settings import MethodConfig
+from remtta.models.hashing import state_sha256, tensors_sha256
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.streams.images import image_suffixes, list_files
+from remtta.streams.prefetch import DecodedFrame, prefetch
+from remtta.streams.sources import open_stream
+
+FEW_IMAGES = 32  # which is what FOA gets along with
+SOURCE_BATCH = 64
+"""Images per batch that methods learn from; EATA's squared gradients are of batches of this size."""
+
+_FORMAT_VERSION = "1"
+_SUFFIX = ".safetensors"
+_HEADER = "source_statistics"
+_ORDER_SEED = 0  # folders are sorted by class, and methods may stop after the first few thousand images
+
+_log = logging.getLogger("remtta")
+
+
+def check_source_data(methods: Iterable[str], source_data: str | Path | None) -> None:
+    """Refuse methods that lack their source images, and source images that nobody learns from.
+
+    Args:
+        methods: Names of known methods.
+        source_data: A folder, a file of statistics, or None.
+
+    Raises:
+        UsageError: Saying which method wants `--source-data`, or that none does.
+    """
+    names = list(methods)
+    learners = [name for name in names if getattr(METHODS.get(name), "needs_source", False)]
+    if learners and source_data is None:
+        raise UsageError(
+            f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "
+            "domain first; "
+            "name a folder of them with --source-data FOLDER"
+        )
+    if source_data is not None and not learners:
+        raise UsageError(f"{', '.join(names)} does not learn from source images; leave --source-data out")
+    if source_data is not None and not Path(source_data).exists():
+        raise UsageError(f"--source-data: {source_data}: no such file or folder")
+
+
+def learn_from_source(
+    adapter: Method,
+    model: nn.Module,
+    source_data: str | Path,
+    *,
+    method: str,
+    config: MethodConfig,
+    preprocessing: Preprocessing | None = None,
+    fitting_as_they_are: bool = False,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Give a method what it learns from clean source images.
+
+    The statistics of a folder are kept in a cache folder, and read from there
+    as long as model, method, preprocessing and the folder's files are the same.
+
+    Args:
+        adapter: The method, on a model at its source weights.
+        model: That model.
+        source_data: A folder of images (searched recursively, no labels), or a file
+            of statistics that an earlier run left.
+        method: The method's name.
+        config: Its settings.
+        preprocessing: How images become inputs; by default as the model asks for.
+        fitting_as_they_are: Leave out resize and crop for images of the input size.
+        wait: Called now and then while images are decoded; may raise to stop.
+
+    Returns:
+        The "source_data" given, "path" and "file_sha256" of the statistics' file,
+        and the number of "images" behind it, for the records.
+
+    Raises:
+        UsageError: If there is no such file or folder.
+        StreamError: If the folder holds no readable image.
+        CheckpointError: If a named file is damaged, or was made for something else.
+        OutputError: If the cache cannot be written.
+    """
+    preprocessing = preprocessing or preprocessing_of(model)
+    made_for = _made_for(model, method, config, preprocessing)
+    if fitting_as_they_are:
+        made_for["preprocessing"]["fitting"] = "as they are"
+    path = Path(source_data)
+    if path.suffix == _SUFFIX:
+        header, tensors, file_sha256 = _read(path)
+        _check_fits(path, header, made_for)
+        _log.info("%s learns from the source statistics in %s", method, path)
+    else:
+        files = _source_files(path)
+        made_for["files_sha256"] = _files_sha256(path, files)
+        path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
+        cached = _cached(path)
+        if cached is None:
+            with writing(path):  # before the work, so that a cache that cannot be written costs none
+                path.parent.mkdir(parents=True, exist_ok=True)
+            device = next(model.parameters()).device
+            transform = _transform(preprocessing, fitting_as_they_are)
+            with contextlib.closing(_images(files, transform, adapter.most_source_images, wait)) as images:
+                batches = _batches(images, preprocessing, device)
+                cached = _compute(adapter, path, made_for, batches, len(files), method)
+        else:
+            _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+        header, tensors, file_sha256 = cached
+    if header["images"] < FEW_IMAGES:
+        _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
+    adapter.use_source(tensors)
+    given = str(Path(source_data).absolute())
+    return {"source_data": given, "path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
+
+
+def cache_folder() -> Path:
+    """Where statistics are kept: $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("REMTTA_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
+
+
+_Found = tuple[Mapping[str, Any], dict[str, Tensor], str]
+"""A file's header, its tensors, and its hash."""
+
+
+def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing: Preprocessing) -> dict[str, Any]:
+    """What statistics depend on besides the images, ready for JSON."""
+    settings = dataclasses.asdict(config)
+    mattering = settings if config.source_settings is None else config.source_settings
+    return {
+        "format_version": _FORMAT_VERSION,
+        "model_sha256": state_sha256(model),
+        "method": method,
+        "settings": {name: settings[name] for name in mattering},
+        "preprocessing": preprocessing.as_dict(),
+    }
+
+
+def _source_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UsageError(f"--source-data: {folder} is no folder of images and no {_SUFFIX} file of statistics")
+    files = list_files(folder, image_suffixes(), "name")
+    if not files:
+        raise StreamError(f"--source-data: no images in {folder} or below it")
+    return files
+
+
+def _files_sha256(folder: Path, files: Sequence[Path]) -> str:
+    """Over the files' places in the folder, their sizes and modification times."""
+    digest = hashlib.sha256()
+    for file in files:
+        found = file.stat()
+        digest.update(os.fsencode(file.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _compute(
+    adapter: Method,
+    path: Path,
+    made_for: Mapping[str, Any],
+    source: Iterable[Tensor],
+    num_files: int,
+    method: str,
+) -> _Found:
+    _log.info("%s learns from source images (%d files), once", method, num_files)
+    num_images = 0
+
+    def counted(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        nonlocal num_images
+        for batch in batches:
+            num_images += len(batch)
+            yield batch
+
+    tensors = adapter.source_statistics(counted(source))
+    header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
+    # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
+    metadata = {_HEADER: json.dumps(header, sort_keys=True)}
+    remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
+    return header, tensors, save_tensors(path, tensors, metadata)
+
+
+def _images(
+    files: Sequence[Path],
+    transform: Callable[[Image.Image], Tensor],
+    most: int | None,
+    wait: Callable[[], None],
+) -> Generator[Tensor]:
+    """At most so many readable images, uint8 (3, H, W), in an order that mixes the classes and is always the same."""
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
+    frames = open_stream([files[place] for place in order]).frames
+    found = False
+    with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
+        for image in itertools.islice(_readable(decoded), most):
+            found = True
+            yield image
+    if not found:
+        raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
+
+
+def _batches(images: Iterator[Tensor], preprocessing: Preprocessing, device: torch.device) -> Iterator[Tensor]:
+    """Preprocessed images (B, 3, H, W)."""
+    while batch := list(itertools.islice(images, SOURCE_BATCH)):
+        yield preprocessing.normalise(torch.stack(batch).to(device))
+
+
+def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:
+    transform = preprocessing.transform()
+    if not fitting_as_they_are:
+        return transform
+    height, width = preprocessing.input_size
+    uncropped = dataclasses.replace(preprocessing, crop_pct=1.0).transform()
+    return lambda image: uncropped(image) if image.size == (width, height) else transform(image)
+
+
+def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:
+    for frame in frames:
+        if frame.image is None:
+            _log.warning("left out the source image %s: %s", frame.source, frame.error)
+        else:
+            yield frame.image
+
+
+def _cached(path: Path) -> _Found | None:
+    """What the cache holds; None if nothing, or nothing whole."""
+    if not path.exists():
+        return None
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        _log.warning("%s; the statistics are computed again", error)
+        return None
+
+
+def _read(path: Path) -> _Found:
+    try:
+        texts, tensors = read_tensors(path)
+        header = json.loads(texts.get(_HEADER, "{}"))
+        sha256 = file_sha256(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"--source-data: {path}: no such file") from error
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path} is not a readable file of source statistics: {error}") from error
+    if header.get("tensors_sha256") != tensors_sha256(tensors):
+        raise CheckpointError(f"{path} holds no source statistics, or damaged ones")
+    return header, tensors, sha256
+
+
+def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:
+    wanted = json.loads(json.dumps(made_for))  # as JSON gives it back
+    different = [name for name, value in wanted.items() if header.get(name) != value]
+    if different:
+        raise CheckpointError(
+            f"{path} was made with another {', '.join(different)}; name the folder of source images instead"
+        )

@@ -1,0 +1,1 @@
+"""Classifiers: their weights, labels and preprocessing."""

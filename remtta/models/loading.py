@@ -1,0 +1,160 @@
+"""Load a classifier, its labels and its preprocessing, all through timm."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from remtta.errors import ModelError, UsageError
+from remtta.models.checkpoints import load_checkpoint
+from remtta.models.config import built_from, config_of
+from remtta.models.devices import select_device
+from remtta.models.embedded import EMBEDDED, embedded_arguments
+from remtta.models.hub import reachable_or_offline
+from remtta.models.labels import checked_labels, known_labels
+from remtta.models.preprocessing import check_preprocessing, image_size
+
+_log = logging.getLogger("remtta")
+
+
+def load_model(
+    name: str,
+    *,
+    checkpoint: str | Path | None = None,
+    use_ema: bool = False,
+    num_classes: int | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    input_size: tuple[int, int] | None = None,
+    interpolation: str | None = None,
+    crop_pct: float | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """Build a timm classifier with its weights, in eval mode and fp32.
+
+    Preprocessing, labels and what it was built from travel with the model, in
+    timm's own `pretrained_cfg`; whatever is given here replaces the
+    checkpoint's values.
+
+    Args:
+        name: timm model name, "hf-hub:...", "local-dir:...", or "remtta-demo"
+            for the small embedded classifier of road signs.
+        checkpoint: Weights file; without one, timm's pretrained weights are
+            used, downloaded at the first time.
+        use_ema: Take the averaged weights of a timm training checkpoint.
+        num_classes: Classes of the checkpoint's head.
+        model_kwargs: More arguments for the model, as in timm.
+        mean: Three values, for pixels in [0, 1].
+        std: Three values, for pixels in [0, 1].
+        input_size: Height and width, in pixels.
+        interpolation: One of INTERPOLATIONS.
+        crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
+        labels: One name per class.
+        device: Where the model goes.
+
+    Returns:
+        The timm model.
+
+    Raises:
+        ModelError: If the weights cannot be downloaded, or the model cannot
+            be built or is no classifier of RGB images.
+        CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
+        UsageError: If the name is unknown or a value cannot be used.
+    """
+    if name == EMBEDDED:
+        if use_ema or num_classes or model_kwargs or input_size:
+            raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size or arguments")
+        with embedded_arguments() as arguments:
+            own = {"checkpoint": checkpoint, "mean": mean, "std": std, "crop_pct": crop_pct, "labels": labels}
+            chosen = {**arguments, **{key: value for key, value in own.items() if value is not None}}
+            embedded = load_model(**chosen, interpolation=interpolation, device=device)
+        config_of(embedded)["built_from"] = built_from(EMBEDDED, checkpoint)
+        return embedded
+    place = select_device(device)
+    check_preprocessing(mean, std, interpolation, crop_pct)
+    if use_ema and checkpoint is None:
+        raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
+    kwargs = dict(model_kwargs or {})
+    if num_classes is not None:
+        kwargs["num_classes"] = num_classes
+    if input_size is not None:
+        kwargs["img_size"] = tuple(input_size)
+    model: Any = _create(name, pretrained=checkpoint is None, kwargs=kwargs)
+    _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    if checkpoint is not None:
+        load_checkpoint(model, Path(checkpoint), use_ema=use_ema)
+    given = {
+        "mean": None if mean is None else tuple(mean),
+        "std": None if std is None else tuple(std),
+        "interpolation": interpolation,
+        "crop_pct": crop_pct,
+    }
+    config = {**model.pretrained_cfg, **{key: value for key, value in given.items() if value is not None}}
+    config["input_size"] = (3, *image_size(model, config))
+    config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
+    config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
+    model.pretrained_cfg = model.default_cfg = config
+    loaded: nn.Module = model.float().eval().to(place)
+    return loaded
+
+
+def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    source = name.partition(":")[0] if ":" in name else ""
+    if not source and name.split(".")[0] not in timm.list_models():
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
+        if "/" in name:
+            hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
+        raise UsageError(f'unknown model "{name}"; {hint}')
+    if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
+        raise UsageError(f"{name}: no such folder with a config.json")
+    if not source and "." in name and name not in timm.list_pretrained():
+        architecture = name.partition(".")[0]
+        known = sorted({*timm.list_pretrained(f"{architecture}.*")}) or [architecture]
+        raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
+    if pretrained and source != "local-dir":
+        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+    try:
+        with reachable_or_offline() if (pretrained or source) and source != "local-dir" else contextlib.nullcontext():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{name} does not take these model arguments: {error}") from error
+    except Exception as error:  # timm and its download libraries share no base class
+        raise ModelError(_creation_failure(name, pretrained, error)) from error
+    return model
+
+
+def _creation_failure(name: str, pretrained: bool, error: Exception) -> str:
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+    offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
+    if pretrained and offline and not name.startswith("local-dir:"):
+        return (
+            f"the pretrained weights of {name} could not be downloaded; check the network, "
+            f"or give a weights file with --checkpoint ({type(error).__name__})"
+        )
+    return f"{name} could not be built: {reason}"
+
+
+def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:
+    config = config_of(model)
+    if not model.num_classes:
+        raise ModelError(f"{name} has no classifier head; choose a classifier, or give --checkpoint and --num-classes")
+    if getattr(model, "in_chans", 3) != 3:
+        raise ModelError(f"{name} takes {model.in_chans} channels; remtta feeds RGB images")
+    trained_for = config.get("num_classes")
+    if pretrained and trained_for and num_classes is not None and num_classes != trained_for:
+        raise UsageError(
+            f"{name} comes with a head for {trained_for} classes; with --num-classes {num_classes} its head "
+            "would be untrained, so give your fine-tuned weights with --checkpoint"
+        )

@@ -1,0 +1,94 @@
+"""How images become a model's inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+from torch import Tensor, nn
+
+from remtta.errors import UsageError
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes a model's input: resize the short side, centre crop, normalise.
+
+    Attributes:
+        input_size: Height and width, in pixels.
+        mean: Per channel, for pixel values in [0, 1].
+        std: Per channel, for pixel values in [0, 1].
+        interpolation: Name of the resize filter, as timm spells it.
+        crop_pct: Share of the resized image's short side that the crop keeps.
+        crop_mode: "center", "squash" or "border", as in timm.
+    """
+
+    input_size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
+        transform: Callable[[Image.Image], Tensor] = create_transform(
+            input_size=(3, *self.input_size),
+            interpolation=self.interpolation,
+            crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode,
+            normalize=False,
+        )
+        return transform
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (B, 3, H, W) to the float32 the model expects, on the same device."""
+        mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
+        return (images.float() / 255 - mean) / std
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values, ready for JSON."""
+        return asdict(self)
+
+
+def preprocessing_of(model: nn.Module) -> Preprocessing:
+    """The preprocessing a timm model asks for: its own input size, the rest from its `pretrained_cfg`."""
+    config = resolve_model_data_config(model)
+    height, width = image_size(model, config)
+    return Preprocessing(
+        input_size=(height, width),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        crop_pct=float(config["crop_pct"]),
+        crop_mode=config["crop_mode"],
+    )
+
+
+def check_preprocessing(
+    mean: Sequence[float] | None, std: Sequence[float] | None, interpolation: str | None, crop_pct: float | None
+) -> None:
+    for title, values in (("mean", mean), ("std", std)):
+        if values is not None and (len(values) != 3 or not all(math.isfinite(v) for v in values)):
+            raise UsageError(f"{title} needs three finite numbers (R G B), got {list(values)}")
+        if values is not None and max(values) > 1:
+            raise UsageError(f"{title} is for pixels in [0, 1], got {list(values)}; divide it by 255")
+    if std is not None and min(std) <= 0:
+        raise UsageError(f"std must be positive, got {list(std)}")
+    if interpolation is not None and interpolation not in INTERPOLATIONS:
+        raise UsageError(f'unknown interpolation "{interpolation}"; choose {", ".join(INTERPOLATIONS)}')
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise UsageError(f"crop-pct must be in (0, 1], got {crop_pct:g}")
+
+
+def image_size(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int]:
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    return int(size[0]), int(size[1])

@@ -1,0 +1,1 @@
+"""The one loop over batches, and what a run keeps."""

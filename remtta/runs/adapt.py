@@ -1,0 +1,153 @@
+"""The main job: read a stream, predict, adapt, and write down what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import nn
+
+from remtta.bench.fitting import fitting_micro_batch
+from remtta.deltas import DELTA
+from remtta.deltas.delta import Delta, check_base
+from remtta.errors import UsageError
+from remtta.methods.gradient import GradientMethod
+from remtta.methods.method import Method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import MethodConfig, method_config
+from remtta.methods.source_data import check_source_data, learn_from_source
+from remtta.models.hashing import state_sha256
+from remtta.models.preprocessing import preprocessing_of
+from remtta.options import RunOptions
+from remtta.runs.folder import RECORD, check_folder, check_writable, default_folder
+from remtta.runs.health import HealthFile, check_health_path
+from remtta.runs.interrupts import Interrupts
+from remtta.runs.place import read_record
+from remtta.runs.run import Run
+from remtta.runs.summary import RunSummary
+from remtta.streams.sources import Stream, open_stream
+
+__all__ = ["RunSummary", "adapt_stream"]
+
+_log = logging.getLogger("remtta")
+
+
+def adapt_stream(
+    model: nn.Module,
+    source: Stream | str | Path | Iterable[str | Path],
+    output: str | Path | None = None,
+    *,
+    method: str = "rem",
+    config: MethodConfig | None = None,
+    options: RunOptions | None = None,
+    delta: Delta | None = None,
+    source_data: str | Path | None = None,
+    echo: BinaryIO | None = None,
+    health: str | Path | None = None,
+    on_batch: Callable[[RunSummary], None] | None = None,
+    interrupts: Interrupts | None = None,
+) -> RunSummary:
+    """Predict every frame of a stream, and adapt the model to it on the way.
+
+    Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
+    and `run.json` into the output folder. A source that yields no frame at all
+    leaves nothing behind. Of a method that changes every weight a delta is
+    written only with `save_full`.
+
+    Args:
+        model: A timm classifier, as from `load_model`; adapted in place.
+        source: A stream, anything `open_stream` takes, or paths.
+        output: Folder for the results; by default `runs/<UTC time>`.
+        method: Name of the adaptation method: "rem", or "source" for none.
+        config: The method's settings.
+        options: How the stream is run.
+        delta: Start from these adapted weights.
+        source_data: Clean source images (a folder), or the statistics of some (a file), for
+            methods that learn from them first.
+        echo: A binary stream that gets the prediction lines as well.
+        health: A JSON file that is replaced every few seconds with how the run is.
+        on_batch: Called after every batch with the counts so far.
+        interrupts: Turns signals into a clean stop.
+
+    Returns:
+        The counts and the reason why the run ended. A signal or a closed pipe
+        ends it early without an exception.
+
+    Raises:
+        UsageError: If the source does not exist, the folder holds another run, source images are missing,
+            or `save_full` asks for what the method cannot save.
+        StreamError: If the source yields no readable frame.
+        DeltaError: If the delta does not fit the model.
+        OutputError: If results cannot be written.
+    """
+    options = options or RunOptions()
+    torch.manual_seed(options.seed)
+    config = config or method_config(method, {}, batch_size=options.batch_size)
+    stream = source if isinstance(source, Stream) else open_stream(source)
+    folder = default_folder() if output is None else Path(output)
+    if health is not None:
+        check_health_path(Path(health), folder)
+    if options.resume:
+        check_writable(folder)
+    else:
+        check_folder(folder, overwrite=options.overwrite)
+    base_sha256 = state_sha256(model)
+    adapter = build_method(method, model, config)
+    if adapter.needs_labels:
+        raise UsageError(f"{method} learns from labels, which a stream has none of; use it in remtta eval")
+    if options.save_full and adapter.delta_refusal:
+        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
+    check_source_data([method], source_data)
+    interrupts = interrupts or Interrupts()
+    learned = None
+    if source_data is not None:
+        learned = learn_from_source(adapter, model, source_data, method=method, config=config, wait=interrupts.check)
+    if options.max_memory is not None and config.micro_batch is None:
+        config = _within_memory(adapter, model, config, folder, options)
+    if delta is not None:
+        check_base(delta, base_sha256)
+        adapter.load_delta(delta.tensors, delta.updates)
+    if options.reset_every is not None and options.reset_every < options.batch_size:
+        _log.warning(
+            "a reset every %d frames, with %d frames per update, is one before every batch",
+            options.reset_every,
+            options.batch_size,
+        )
+    _log.debug(
+        "%s adapts %d tensors, %s", method, len(adapter.adapted_names), ", ".join(adapter.adapted_names) or "none"
+    )
+    if not adapter.norms_only and not options.save_full and not adapter.delta_refusal:
+        megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
+        _log.warning(
+            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", method, DELTA, megabytes
+        )
+    run = Run(model, adapter, stream, folder, method, config, options, delta, learned, base_sha256)
+    if health is None:
+        return run.execute(echo, on_batch, interrupts)
+    with contextlib.closing(HealthFile(Path(health), run.health)):
+        return run.execute(echo, on_batch, interrupts)
+
+
+def _within_memory(
+    adapter: Method, model: nn.Module, config: MethodConfig, folder: Path, options: RunOptions
+) -> MethodConfig:
+    """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
+    assert options.max_memory is not None
+    if not isinstance(adapter, GradientMethod):
+        _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")
+        return config
+    if options.resume and (folder / RECORD).exists():
+        size = read_record(folder / RECORD).get("method", {}).get("micro_batch")
+    else:
+        input_size = preprocessing_of(model).input_size
+        size = fitting_micro_batch(adapter, input_size, options.batch_size, options.max_memory)
+    if size is None:
+        return config
+    adapter.micro_batch = size
+    _log.info("--max-memory: %d images at a time", size)
+    return dataclasses.replace(config, micro_batch=size)

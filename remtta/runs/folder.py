@@ -1,0 +1,126 @@
+"""The folder of a run. Imports no torch, so that a bad folder is told at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from remtta.deltas import DELTA
+from remtta.errors import OutputError, UsageError
+from remtta.files import check_not_in_use, writing
+
+PREDICTIONS = "predictions.jsonl"
+RECORD = "run.json"
+STATE = "state.safetensors"
+EVENTS = "events.jsonl"
+RESERVE = ".reserve"
+
+_LONGEST_SHOWN = 60
+
+
+def default_folder(root: Path = Path("runs")) -> Path:
+    """A folder name under `root` that no run has used: the time in UTC."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    names = [stamp, *(f"{stamp}-{number}" for number in range(2, 1000))]
+    return next(root / name for name in names if not (root / name).exists())
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a run folder that cannot be used, touching nothing.
+
+    Raises:
+        UsageError: If another run writes to it, it holds an earlier run and may not be overwritten, or is no folder.
+        OutputError: If it is not writable.
+    """
+    check_not_in_use(folder)
+    _check_free(folder, overwrite=overwrite)
+
+
+def _check_free(folder: Path, *, overwrite: bool) -> None:
+    earlier = [name for name in (PREDICTIONS, DELTA, RECORD) if (folder / name).exists()]
+    if earlier and not overwrite:
+        raise UsageError(
+            f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output, or add --overwrite to "
+            "replace it, --resume to go on with it"
+        )
+    _check_writable(folder)
+
+
+def check_nothing_lost(folder: Path) -> None:
+    """Refuse to begin a run where one was, whose record is gone.
+
+    Raises:
+        UsageError: If there are results without the record that says how they were made.
+    """
+    left = [name for name in (PREDICTIONS, DELTA) if (folder / name).is_file() and (folder / name).stat().st_size]
+    if left:
+        raise UsageError(f"{folder} has lost its {RECORD}, so its run cannot go on; --overwrite replaces it")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, touching nothing.
+
+    Raises:
+        UsageError: If another run is writing to it, or it is no folder.
+        OutputError: If it is not writable.
+    """
+    check_not_in_use(folder)
+    _check_writable(folder)
+
+
+def _check_writable(folder: Path) -> None:
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{nearest} is not writable; choose another --output")
+
+
+def claim_folder(folder: Path, *, overwrite: bool) -> None:
+    """Make a folder, whose lock this process holds, ready for a new run: remove what an earlier one would leave in it.
+
+    Raises:
+        UsageError: If it holds an earlier run and may not be overwritten.
+        OutputError: If it cannot be made or written to.
+    """
+    _check_free(folder, overwrite=overwrite)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PREDICTIONS).touch()
+        for name in (DELTA, STATE, EVENTS):
+            (folder / name).unlink(missing_ok=True)
+
+
+def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run under other settings than it began with.
+
+    Args:
+        earlier: The settings it began with, as its record has them.
+        now: The settings of now, as JSON gives them back.
+
+    Raises:
+        UsageError: Naming every setting that differs, with both values.
+    """
+    changed = list(_differences(earlier, now))
+    if changed:
+        raise UsageError(f"--resume needs the settings the run began with: {'; '.join(changed)}")
+
+
+def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:
+    if isinstance(earlier, Mapping) and isinstance(now, Mapping):
+        for key in {**earlier, **now}:
+            yield from _differences(earlier.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(earlier, list) and isinstance(now, list) and len(earlier) == len(now):
+        for number, (before, after) in enumerate(zip(earlier, now, strict=True)):
+            yield from _differences(before, after, f"{name}[{number}]")
+    elif earlier != now:
+        yield f"{name} was {_shown(earlier)}, is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -1,0 +1,104 @@
+"""A small file that says how a run is, for a watchdog."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from remtta.deltas import DELTA
+from remtta.errors import OutputError, UsageError
+from remtta.files import remove_leftovers, write_atomically, writing
+from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
+
+EVERY_S = 2.0
+_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS)
+_MOST_BYTES = 65_536  # far more than it ever holds
+
+
+def check_health_path(path: Path, folder: Path) -> None:
+    """Refuse a file that could not be written, before any work.
+
+    Args:
+        path: The file.
+        folder: The run's own folder, which is made where it is to be in there.
+
+    Raises:
+        UsageError: If its folder does not exist, it is one of the run's own files, or something is there that is not
+            such a file.
+    """
+    parent = _target(path).parent
+    within = parent == Path(os.path.realpath(folder))
+    if within and path.name in _FILES:
+        raise UsageError(f"--health: {path} is a file of the run; choose another name")
+    if not (within or parent.is_dir()):
+        raise UsageError(f"--health: {parent}: no such folder; make it first")
+    if path.is_dir():
+        raise UsageError(f"--health: {path} is a folder; name a file")
+    if path.exists() and not _is_health_file(path):
+        raise UsageError(f"--health: {path} is no health file, and would be replaced; name another file")
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # unlike Path.resolve, also of links that go round in a circle
+
+
+def _is_health_file(path: Path) -> bool:
+    """Whether a path is that of an empty file, or one that `HealthFile` wrote."""
+    if not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES)
+        content = json.loads(text or '{"time": "", "state": ""}')
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"time", "state"} <= set(content)
+
+
+class HealthFile:
+    """Replaces a JSON file every few seconds from a thread of its own, so that it stays fresh while the model works.
+
+    Its `time` says that the process lives; whether the run gets on shows in the other values.
+
+    Args:
+        path: The file, whose folder is made if need be; through a link, what it points to is replaced.
+        report: The values to write beside the time; called from the thread.
+        every_s: Seconds between two writes.
+
+    Raises:
+        OutputError: If the file cannot be written at the start; later a refusal is passed over, and the file grows old.
+    """
+
+    def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
+        self._path, self._report, self._every_s = _target(path), report, every_s
+        self._done = threading.Event()
+        with writing(self._path.parent):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self._path.parent, (glob.escape(self._path.name),))
+        self._write()
+        self._thread = threading.Thread(target=self._keep_fresh, name="remtta-health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the last values."""
+        self._done.set()
+        self._thread.join()
+        with contextlib.suppress(OutputError):
+            self._write()
+
+    def _keep_fresh(self) -> None:
+        while not self._done.wait(self._every_s):
+            with contextlib.suppress(OutputError):  # a full disk may have room again
+                self._write()
+
+    def _write(self) -> None:
+        values = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **self._report()}
+        text = json.dumps(values, allow_nan=False) + "\n"
+        write_atomically(self._path, lambda temporary: temporary.write_text(text, encoding="utf-8"), durable=False)

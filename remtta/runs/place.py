@@ -1,0 +1,179 @@
+"""Where a run over a stream is, so that it can go on after a stop, a kill or a power failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from remtta.errors import RemttaError, UsageError
+from remtta.runs.folder import check_same_settings
+from remtta.runs.rows import Row
+from remtta.runs.states import load_state, other_version, save_state
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream
+
+_OWN_OPTIONS = (
+    "topk",
+    "logits",
+    "reset_every",
+    "seed",
+    "latency",
+    "guard",
+)  # the others may change from one part to the next
+_NO_COUNTS = ("seconds", "last", "fingerprint")
+
+
+@dataclass
+class Place:
+    """Counts of a run at a moment when its files and its method's state agree.
+
+    Attributes:
+        frames: Frames seen, unreadable ones included.
+        skipped: Frames that could not be read.
+        updates: Optimizer steps taken.
+        seconds: Time it has run, in all its parts.
+        frames_in_delta: Frames that the weights were adapted on.
+        frames_since_reset: Those since the last reset.
+        num_bytes: Size of `predictions.jsonl`.
+        event_bytes: Size of `events.jsonl`.
+        by_source: Frames that the guard had the source model answer.
+        not_adapted: Frames that were predicted but not fit to be adapted on.
+        dropped: Frames that a live source gave and that were dropped for newer ones.
+        gaps: Times when a live source was lost and came back.
+        fingerprint: What tells the last readable video frame from the next.
+        last: Source and number of the last frame seen.
+    """
+
+    frames: int = 0
+    skipped: int = 0
+    updates: int = 0
+    seconds: float = 0.0
+    frames_in_delta: int = 0
+    frames_since_reset: int = 0
+    num_bytes: int = 0
+    event_bytes: int = 0
+    by_source: int = 0
+    not_adapted: int = 0
+    dropped: int = 0
+    gaps: int = 0
+    fingerprint: str | None = None
+    last: tuple[str, int | None] | None = None
+
+    def count(self, rows: Iterable[Row]) -> None:
+        """Add rows that were written after this."""
+        for row in rows:
+            if "gap" in row:
+                self.gaps += 1
+                continue
+            self.frames += 1
+            self.skipped += "error" in row
+            self.not_adapted += "not_adapted" in row
+            self.by_source += "answered_by" in row
+            self.last = row["source"], row.get("frame")
+
+
+def save_place(path: Path, place: Place, state: Mapping[str, Tensor]) -> None:
+    """Write a place and the method's state there, atomically.
+
+    Raises:
+        OutputError: If the disk refuses.
+    """
+    save_state(path, asdict(place), state)
+
+
+def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
+    """Read what `save_place` wrote; the very beginning if nothing was written yet.
+
+    Raises:
+        UsageError: If the file is damaged or of another version.
+        RemttaError: If it cannot be read.
+    """
+    if not path.exists():
+        return Place(), {}
+    content, state = load_state(path)
+    if set(content) != {field.name for field in fields(Place)}:
+        raise other_version(path)
+    try:
+        place = Place(**content)
+        if place.last is not None:
+            source, number = place.last
+            place.last = str(source), None if number is None else int(number)
+        counts = [value for name, value in vars(place).items() if name not in _NO_COUNTS]
+        if not isinstance(place.fingerprint, str | None):
+            raise ValueError("its fingerprint is no text")
+        if not all(isinstance(value, int) and value >= 0 for value in counts):
+            raise ValueError("its counts make no sense")
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    return place, state
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A run's `run.json`.
+
+    Raises:
+        UsageError: If it is damaged.
+        RemttaError: If it cannot be read.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("it is no record of a run")
+    except OSError as error:
+        raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    return record
+
+
+def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run whose predictions would be made in another way.
+
+    Args:
+        earlier: The run's record.
+        now: The record as it would be written now.
+
+    Raises:
+        UsageError: Naming every setting that differs.
+    """
+    check_same_settings(_settings(earlier), _settings(json.loads(json.dumps(now))))
+
+
+def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    model, options = record.get("model") or {}, record.get("options") or {}
+    return {
+        "base_sha256": model.get("base_sha256"),
+        "start_delta": model.get("start_delta"),
+        "preprocessing": record.get("preprocessing"),
+        "method": record.get("method"),
+        **{name: options.get(name) for name in _OWN_OPTIONS},
+    }
+
+
+def unseen_frames(stream: Stream, place: Place) -> Iterator[Frame]:
+    """The frames of a stream that come after a place; all frames of a live one, which begins anew.
+
+    Raises:
+        UsageError: If the stream no longer holds the frames that came before, in that order.
+    """
+    frames = stream.frames
+    if stream.live and (first := next(frames, None)):  # which tells whether it is a finite video behind an address
+        frames = chain([first], frames)
+    if not place.frames or (stream.live and not (stream.live_source and stream.live_source.finite)):
+        yield from frames
+        return
+    seen = 0
+    advice = "give the source the run began with, or start again with --overwrite"
+    for frame in islice(frames, place.frames):
+        seen += 1
+        if seen == place.frames and place.last and (frame.source, frame.number) != place.last:
+            raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {place.last[0]}; {advice}")
+    if seen < place.frames:
+        raise UsageError(f"{stream.name} holds {seen} frame(s), and the run had seen {place.frames}; {advice}")
+    yield from frames

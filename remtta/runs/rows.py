@@ -1,0 +1,97 @@
+"""Prediction rows: what is written down of each frame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from remtta.errors import RemttaError
+from remtta.methods.losses import entropy
+from remtta.streams.prefetch import DecodedFrame
+
+Row = dict[str, Any]
+
+
+def prediction_rows(
+    frames: Sequence[DecodedFrame],
+    logits: Tensor | None,
+    *,
+    update: int,
+    adapted: bool,
+    not_adapted: Mapping[int, str] | None = None,
+    by_source: bool = False,
+    labels: Sequence[str] | None,
+    topk: int,
+    with_logits: bool = False,
+) -> list[Row]:
+    """Rows for a batch of frames, unreadable ones included, in their order, and of gaps before them.
+
+    Args:
+        frames: The batch; K of them have an image.
+        logits: Shape (K, C), finite, on the CPU, from before the update; None if K is 0.
+        update: Updates the weights had seen when they made these predictions.
+        adapted: Whether these frames then entered an update.
+        not_adapted: Why some of them did not, by frame index.
+        by_source: Whether the guard had the source model answer.
+        labels: One name per class, or None.
+        topk: How many classes to list.
+        with_logits: Add all C logits.
+    """
+    readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
+    rows: list[Row] = []
+    for frame in frames:
+        if frame.gap:
+            rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **_read_at(frame)})
+        row = _origin(frame)
+        if frame.image is None:
+            row["error"] = frame.error
+        else:
+            reason = (not_adapted or {}).get(frame.index)
+            row.update(next(readable), update=update, adapted=adapted and reason is None)
+            row.update({"not_adapted": reason} if reason else {}, **({"answered_by": "source"} if by_source else {}))
+        rows.append(row)
+    return rows
+
+
+def _origin(frame: DecodedFrame) -> Row:
+    row: Row = {"index": frame.index, "source": frame.source}
+    if frame.number is not None:
+        row.update(frame=frame.number, time_s=frame.time_s, **_read_at(frame))
+    return row
+
+
+def _read_at(frame: DecodedFrame) -> Row:
+    return {} if frame.read_at is None else {"time": frame.read_at}
+
+
+def _class_rows(logits: Tensor, labels: Sequence[str] | None, topk: int, with_logits: bool) -> Iterable[Row]:
+    best = logits.softmax(-1).topk(min(topk, logits.shape[1]))
+    columns = (best.values.tolist(), best.indices.tolist(), entropy(logits).tolist(), logits)
+    for probs, classes, nats, row_logits in zip(*columns, strict=True):
+        ranked = [
+            {"class": number, "label": labels[number] if labels else None, "prob": round(prob, 6)}
+            for number, prob in zip(classes, probs, strict=True)
+        ]
+        row = {**ranked[0], "topk": ranked, "entropy": round(abs(nats), 6)}
+        if with_logits:
+            row["logits"] = [float(f"{value:.9g}") for value in row_logits.tolist()]  # 9 digits restore a float32
+        yield row
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSON Lines file such as `predictions.jsonl`.
+
+    Raises:
+        RemttaError: If a line is damaged.
+    """
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RemttaError(f"{path}, line {number} is damaged: {error}") from error

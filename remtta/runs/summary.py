@@ -1,0 +1,87 @@
+"""What a run came to, in numbers and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from remtta.deltas import DELTA
+from remtta.runs.folder import PREDICTIONS
+from remtta.runs.place import Place
+
+
+@dataclass
+class RunSummary:
+    """What a run came to.
+
+    Attributes:
+        output: The run's folder.
+        place: The counts, those of all parts of a run that was gone on with.
+        num_alarms: Alarms of the guard.
+        num_resumed: Times it was gone on with.
+        exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
+        signum: The signal that stopped it, if one did.
+    """
+
+    output: Path
+    place: Place = field(default_factory=Place)
+    num_alarms: int = 0
+    num_resumed: int = 0
+    exit_reason: str = "running"
+    signum: int | None = None
+
+    @property
+    def num_frames(self) -> int:
+        """Frames seen, unreadable ones included."""
+        return self.place.frames
+
+    @property
+    def num_skipped(self) -> int:
+        """Frames that could not be read."""
+        return self.place.skipped
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps taken."""
+        return self.place.updates
+
+    @property
+    def num_not_adapted(self) -> int:
+        """Frames that were predicted and, for a reason in their rows, not adapted on."""
+        return self.place.not_adapted
+
+    @property
+    def num_by_source(self) -> int:
+        """Frames that the guard had the source model answer."""
+        return self.place.by_source
+
+    @property
+    def seconds(self) -> float:
+        """From the first frame asked for to the last file written."""
+        return self.place.seconds
+
+    @property
+    def num_predicted(self) -> int:
+        """Frames with a prediction."""
+        return self.num_frames - self.num_skipped
+
+    @property
+    def images_per_s(self) -> float:
+        """Predicted frames per second, decoding and writing included."""
+        return self.num_predicted / self.seconds if self.seconds else 0.0
+
+    @property
+    def _guarded(self) -> bool:
+        return self.num_alarms > 0 or self.num_by_source > 0
+
+    def report(self) -> str:
+        """A few lines for a person."""
+        how = "" if self.exit_reason == "completed" else f", ended early: {self.exit_reason}"
+        lines = [
+            f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
+            f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
+            *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
+            *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
+            *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,220 @@
+"""Ordered streams of frames from images, folders, globs, videos, cameras, URLs and pipes."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import logging
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from remtta.errors import FrameError, StreamError, UsageError
+from remtta.streams.addresses import check_scheme
+from remtta.streams.frames import Frame
+from remtta.streams.images import Sort, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.live import Buffer, LiveOptions, LiveSource
+from remtta.streams.video import VIDEO_SUFFIXES, iter_video, without_password
+
+_PIPE_CHUNK_BYTES = 65_536
+_LONGEST_PATH = 32_768  # well over any system's limit
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Frames in order, read once.
+
+    Attributes:
+        name: The source as it was given.
+        kind: "image", "folder", "glob", "video", "camera", "url", "paths".
+        frames: The frames, found and read as they are asked for.
+        num_frames: How many there are, where that is known beforehand.
+        live_source: What reads a camera or network stream.
+    """
+
+    name: str
+    kind: str
+    frames: Iterator[Frame]
+    num_frames: int | None = None
+    live_source: LiveSource | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether frames that went by cannot be read again."""
+        return self.kind in ("camera", "url")
+
+    def close(self) -> None:
+        """Let go of a camera or network stream, from any thread."""
+        if self.live_source:
+            self.live_source.close()
+
+
+def open_stream(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    sort: Sort = "name",
+    frame_stride: int = 1,
+    limit: int | None = None,
+    null_separated: bool = False,
+    reconnect_for: float | None = None,
+    buffer: Buffer | None = None,
+    wait_at_start: bool = False,
+) -> Stream:
+    """Open a source of frames.
+
+    Args:
+        source: An image, a folder (recursive), a glob, a video, a camera
+            index, an rtsp:// or http(s):// address, "-" for paths on standard
+            input, or the paths themselves.
+        sort: Order of a folder's or glob's files: natural by "name", by "mtime", or "none".
+        frame_stride: Take every frame_stride-th frame.
+        limit: Stop after this many frames.
+        null_separated: Paths on standard input end in NUL instead of newline.
+        reconnect_for: Seconds to try to get a lost camera or network stream back; 0 ends the stream at the first
+            loss. By default 60.
+        buffer: Which frames of a camera or network stream count when the model is slower: the "latest", the default,
+            or "all".
+        wait_at_start: Wait so long also for one that is not there at the start, in place of failing at once.
+
+    Returns:
+        The stream. Its frames are decoded only when they are loaded.
+
+    Raises:
+        UsageError: If there is no such source, a glob matches nothing, or a source that is not live is to be
+            reconnected to or buffered.
+        StreamError: If a folder holds no images.
+    """
+    given = {"reconnect_for": reconnect_for, "buffer": buffer}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    live = LiveOptions(**chosen, wait_at_start=wait_at_start)
+    stream = _open(source, sort, frame_stride, limit, null_separated, live)
+    if not stream.live and (reconnect_for is not None or buffer is not None):
+        option = "--buffer" if reconnect_for is None else "--reconnect-for"
+        raise UsageError(f"{option} is for cameras and network streams, and {stream.name} is none; leave it out")
+    return stream
+
+
+def _open(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    sort: Sort,
+    frame_stride: int,
+    limit: int | None,
+    null_separated: bool,
+    live: LiveOptions,
+) -> Stream:
+    if frame_stride < 1 or (limit is not None and limit < 1):
+        raise ValueError(f"frame_stride and limit must be >= 1, got {frame_stride} and {limit}")
+    if not isinstance(source, (str, os.PathLike)):
+        paths = [os.fspath(path) for path in source]
+        return _of_paths("paths", "paths", paths, frame_stride, limit)
+    name = os.fspath(source)
+    if null_separated and name != "-":
+        raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
+    if name == "-":
+        return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
+    exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names too long to exist
+    if os.path.isdir(name):
+        return _of_paths(name, "folder", _folder_files(Path(name), sort), frame_stride, limit)
+    if exists and stat.S_ISCHR(os.stat(name).st_mode):  # such as /dev/video0
+        return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
+    if exists and _is_video(name):
+        return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
+    if exists:
+        return _of_paths(name, "image", [name], frame_stride, limit)
+    if "://" in name:
+        check_scheme(name, without_password(name))
+        return _of_live("url", LiveSource(name, live, stride=frame_stride), without_password(name), limit)
+    if name.isdecimal():
+        return _of_live("camera", LiveSource(int(name), live, stride=frame_stride), name, limit)
+    if glob.has_magic(name):
+        files = sort_files((Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found)), sort)
+        if not files:
+            raise UsageError(f"{name}: no file matches; quote the pattern and check it")
+        return _of_paths(name, "glob", [str(file) for file in files], frame_stride, limit)
+    raise UsageError(f"{name}: no such file or folder")
+
+
+def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
+    """Paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
+
+    Args:
+        descriptor: An open file descriptor. It is read without Python's
+            buffering, whose lock would hang the interpreter's exit.
+        null_separated: Paths end in NUL instead of newline.
+    """
+    separator = b"\0" if null_separated else b"\n"
+    rest = b""
+    while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
+        *complete, rest = (rest + chunk).split(separator)
+        yield from _named(complete, null_separated)
+        _check_separator(rest, null_separated)
+    yield from _named([rest], null_separated)
+
+
+def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
+    for path in paths:
+        path = path if null_separated else path.removesuffix(b"\r")
+        _check_separator(path, null_separated)
+        if path:
+            yield os.fsdecode(path)
+
+
+def _check_separator(path: bytes, null_separated: bool) -> None:
+    if b"\0" in path:
+        raise UsageError("the paths on standard input end in NUL, not in newline; add -0")
+    if len(path) > _LONGEST_PATH:
+        advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
+        raise UsageError(f"a path on standard input is longer than {_LONGEST_PATH} bytes; {advice}")
+
+
+def _folder_files(folder: Path, sort: Sort) -> list[str]:
+    images = list_files(folder, image_suffixes(), sort)
+    videos = list_files(folder, VIDEO_SUFFIXES, sort)
+    if not (images or videos):
+        raise StreamError(f"{folder}: no images or videos in this folder or below it")
+    if images and videos:
+        _log.warning("%s is read as a folder of images: %d video(s) in it are left out", folder, len(videos))
+    return [str(file) for file in images or videos]
+
+
+def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | None) -> Stream:
+    stills = not any(_is_video(path) for path in paths)
+    total = len(paths[::stride][:limit]) if stills else None
+    return _slice(Stream(name, kind, _frames_of(paths), total), stride, limit)
+
+
+def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Stream:
+    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source)
+
+
+def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:
+    stop = None if limit is None else (limit - 1) * stride + 1  # never reads on past the last frame
+    frames = itertools.islice(stream.frames, 0, stop, stride)
+    return Stream(stream.name, stream.kind, frames, stream.num_frames)
+
+
+def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
+    for path in paths:
+        if not _is_video(path) or not os.path.isfile(path):
+            yield Frame(path, partial(load_image, Path(path)))
+            continue
+        try:
+            yield from iter_video(path)
+        except StreamError as error:  # one bad video among many is one unreadable frame
+            yield Frame(path, partial(_refuse, str(error).removeprefix(path).lstrip(": ")))
+
+
+def _refuse(reason: str) -> Image.Image:
+    raise FrameError(reason)
+
+
+def _is_video(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES

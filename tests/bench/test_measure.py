@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from remtta import REM, REMConfig
+from remtta.bench.measure import (
+    ANSWER,
+    FORWARD,
+    PLAIN_REM,
+    SUBJECTS,
+    BenchOptions,
+    PlainREM,
+    count_flop,
+    measure_peak,
+    prepare,
+    run_bench,
+)
+from remtta.errors import UsageError
+from tests.cli.test_commands import remtta_here
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
+
+KWARGS = tuple(TINY.items())
+
+
+def test_the_plain_version_makes_the_same_updates() -> None:
+    plain, rem = PlainREM(tiny_vit(), REMConfig(lr=0.01)), REM(tiny_vit(), REMConfig(lr=0.01))
+    for seed in range(4):
+        torch.testing.assert_close(
+            plain.step(random_images(6, seed)), rem(random_images(6, seed)), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4, repeats=2, memory=False)
+    rounds: list[int] = []
+    measured = {each.subject: each for each in run_bench(options, rounds.append)}
+    assert list(measured) == list(SUBJECTS)
+    assert measured[FORWARD].forwards == 1
+    assert measured["rem"].forwards > measured[FORWARD].forwards
+    assert measured["rem"].violating_share is not None
+    assert all(each.gflop > 0 and each.matmul_share > 0 for each in measured.values())
+    assert measured[PLAIN_REM].images_per_s == pytest.approx(4 / measured[PLAIN_REM].seconds)
+    assert rounds == [1, 2]
+
+
+def test_the_products_of_a_forward_pass_are_counted_in_full() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4)
+    width, patch, size, depth = (TINY[name] for name in ("embed_dim", "patch_size", "img_size", "depth"))
+    patches, classes = (size // patch) ** 2, 1000
+    tokens = patches + 1
+    block = 12 * width * width * tokens + 2 * tokens * tokens * width
+    expected = 2 * 4 * (depth * block + patches * 3 * patch * patch * width + width * classes)
+    for subject in (FORWARD, "source"):
+        assert count_flop(prepare(subject, options).step) == expected
+    assert 4 < count_flop(prepare("rem", options).step) / expected < 6
+    assert 7 < count_flop(prepare(PLAIN_REM, options).step) / expected < 9
+
+
+def test_an_answer_takes_less_than_a_forward_passs_products() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4, mask_ratios=(0.0, 0.5))
+    answer, forward = (count_flop(prepare(name, options).step) for name in (ANSWER, FORWARD))
+    assert 0.5 < answer / forward < 1.05
+    method = prepare("rem", options).method
+    assert isinstance(method, REM) and method.config.mask_ratios == (0.0, 0.5)
+
+
+def test_peak_memory_is_that_over_the_loaded_model() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=256)
+    assert measure_peak(PLAIN_REM, options) > 2**20
+
+
+def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -> None:
+    kwargs = [part for key, value in TINY.items() for part in ("--model-kwargs", f"{key}={value}")]
+    options = ["--model", "vit_tiny_patch16_224", *kwargs, "-b", "2", "--repeats", "1", "--no-memory"]
+    assert remtta_here("bench", *options, "--methods", "rem,tent") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].split() == ["ms/step", "forwards", "images/s", "GFLOP", "products", "peak", "MiB"]
+    assert [line.split()[0] for line in lines[1:]] == ["forward", "rem", "tent"]
+    assert remtta_here("bench", *options, "--methods", "rem", "--json") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert [each["subject"] for each in content["measurements"]] == ["forward", "rem"]
+    assert content["options"]["batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--methods", "cotta"], "cannot measure cotta; choose from forward, source, tent"),
+        (["--model", "vit_nonsense"], 'unknown model "vit_nonsense"'),
+        (["--model", "vit_tiny_patch16_224", "--model-kwargs", "deepness=3"], "does not take these model arguments"),
+    ],
+)
+def test_wrong_use_is_told(args: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("bench", *args) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_checkpoint_is_measured_at_its_own_size(
+    vit: nn.Module, checkpoint: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = tuple((name, value) for name, value in TINY.items() if name != "img_size")
+    size = TINY["img_size"], TINY["img_size"]
+    options = BenchOptions(
+        model="vit_tiny_patch16_224",
+        checkpoint=str(checkpoint),
+        num_classes=NUM_CLASSES,
+        model_kwargs=kwargs,
+        input_size=size,
+        batch_size=2,
+    )
+    own = vit.state_dict()["head.weight"]
+    assert torch.equal(prepare("tent", options).model.head.weight, own)
+    heads = [prepare("tent", replace(options, checkpoint=None, seed=seed)).model.head.weight for seed in (0, 0, 1)]
+    assert heads[0].shape == own.shape
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+    model = [option for option in TINY_OPTIONS if option not in ("--crop-pct", "1.0")]
+    quick = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "source", "--json"]
+    size_and_seed = ["--input-size", "32", "32", "--seed", "3"]
+    assert remtta_here("bench", *model, "--checkpoint", checkpoint, *size_and_seed, *quick) == 0
+    content = json.loads(capfd.readouterr().out)["options"]
+    assert (content["checkpoint"], content["seed"], content["input_size"]) == (str(checkpoint), 3, [32, 32])
+
+
+def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not() -> None:
+    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=2, compile=True)
+    compiled = [prepare(name, options).model.blocks[0]._compiled_call_impl is not None for name in (FORWARD, "tent")]
+    assert compiled == [False, True]
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UsageError, match="name one"):
+        BenchOptions(use_ema=True)
+    with pytest.raises(UsageError):
+        BenchOptions(repeats=0)

@@ -1,0 +1,503 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from remtta.corruptions import STANDARD, corrupt
+from remtta.corruptions.options import CorruptOptions
+from remtta.corruptions.sources import find_images, target_names
+from remtta.corruptions.tree import TreeSummary, corrupt_tree
+from remtta.corruptions.worker import generator_of, prepare
+from remtta.errors import OutputError, RemttaError
+from remtta.streams.images import load_image
+from tests.cli.test_commands import remtta_here
+from tests.conftest import draw_image
+
+REMTTA = [sys.executable, "-m", "remtta"]
+HAS_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+FAST = ("--corruptions", "contrast,impulse_noise", "--jobs", "1")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of three small images each, one of them a folder deeper, and one file that is no image."""
+    source = tmp_path / "photos"
+    for label in ("cat", "dog"):
+        (source / label / "more").mkdir(parents=True)
+        for number in (2, 10):
+            draw_image(number).save(source / label / f"{label}_{number}.png")
+        draw_image(30).save(source / label / "more" / "last.jpg")
+    (source / "cat" / "notes.txt").write_text("no image")
+    return source
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    """Path to content of all files but the record."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "corrupt.json")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "corrupt.json").read_text())
+    return content
+
+
+def test_a_labelled_folder_becomes_an_imagenet_c_tree(
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert remtta_here("corrupt", photos, out, *FAST, "--severity", "1,5") == 0
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("6 images, 24 corrupted images written, ")
+    names = ["cat_2.png", "cat_10.png", "more/last.png"]
+    assert set(tree_of(out)) == {
+        f"{name}/{severity}/{label}/{file.replace('cat_', label + '_')}"
+        for name in ("contrast", "impulse_noise")
+        for severity in (1, 5)
+        for label in ("cat", "dog")
+        for file in names
+    }
+    record = record_of(out)
+    assert record["exit_reason"] == "done"
+    assert record["written"] == 24
+    assert record["skipped"] == []
+    assert record["settings"]["seed"] == 0
+    assert record["corruptions"]["contrast"]["severities"] == [1, 5]
+    assert record["corruptions"]["contrast"]["imagenet"][4] == {"factor": 0.05}
+
+
+def test_every_file_holds_what_the_library_makes(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert remtta_here("corrupt", photos, out, "--jobs", "1", "--seed", "7") == 0
+    source = load_image(photos / "dog" / "dog_2.png")
+    for name in STANDARD:
+        expected = corrupt(source, name, 5, generator_of(7, name, 5, "dog/dog_2.png"))
+        made = load_image(out / name / "5" / "dog" / "dog_2.png")
+        assert np.array_equal(np.asarray(made), np.asarray(expected)), name
+
+
+def test_an_unlabelled_folder_and_a_single_image_have_no_class_level(frames: Path, tmp_path: Path) -> None:
+    assert remtta_here("corrupt", frames, tmp_path / "out", *FAST, "--limit", "3") == 0
+    made = {f"{name}/5/frame_{number}.png" for name in ("contrast", "impulse_noise") for number in range(3)}
+    assert set(tree_of(tmp_path / "out")) == made
+    assert remtta_here("corrupt", frames / "frame_7.png", tmp_path / "one", "-c", "fog", "-s", "2") == 0
+    assert list(tree_of(tmp_path / "one")) == ["fog/2/frame_7.png"]
+
+
+def test_limit_counts_per_class(photos: Path, tmp_path: Path) -> None:
+    assert remtta_here("corrupt", photos, tmp_path / "out", "-c", "contrast", "--jobs", "1", "--limit", "2") == 0
+    made = {f"contrast/5/{label}/{label}_{number}.png" for label in ("cat", "dog") for number in (2, 10)}
+    assert set(tree_of(tmp_path / "out")) == made
+
+
+def test_size_and_format(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    draw_image(0, 300, 200).save(photos / "big.png")
+    draw_image(1, 50, 40).save(photos / "small.bmp")
+    options = ("-c", "brightness", "--jobs", "1")
+    assert remtta_here("corrupt", photos, tmp_path / "auto", *options) == 0
+    assert set(tree_of(tmp_path / "auto")) == {"brightness/5/big.JPEG", "brightness/5/small.png"}
+    with Image.open(tmp_path / "auto/brightness/5/big.JPEG") as big:
+        assert (big.format, big.size) == ("JPEG", (300, 200))
+    assert remtta_here("corrupt", photos, tmp_path / "cut", *options, "--size", "64", "--format", "png") == 0
+    assert load_image(tmp_path / "cut/brightness/5/big.png").size == (64, 64)
+    assert remtta_here("corrupt", photos, tmp_path / "set", *options, "--parameters", "imagenet") == 0
+    assert (tmp_path / "set/brightness/5/small.JPEG").exists()
+
+
+def test_prepare_resizes_and_crops_as_imagenet_c_does() -> None:
+    image = draw_image(0, 500, 375)
+    expected = image.resize((341, 256), Image.Resampling.BILINEAR).crop((58, 16, 282, 240))
+    assert np.array_equal(np.asarray(prepare(image, 224)), np.asarray(expected))
+    assert prepare(image, None) is image
+    assert prepare(draw_image(0, 3, 1000), 7).size == (7, 7)
+    assert prepare(draw_image(0, 32_000, 1), 224).size == (224, 224)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "I;16", "P"])
+def test_other_kinds_of_images_become_rgb(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    image = draw_image(0)
+    image = (
+        Image.fromarray(np.asarray(image)[..., 0].astype(np.uint16) * 257) if mode == "I;16" else image.convert(mode)
+    )
+    image.save(tmp_path / "in" / "a.tif")
+    assert remtta_here("corrupt", tmp_path / "in", tmp_path / "out", *FAST) == 0
+    with Image.open(tmp_path / "out/contrast/5/a.png") as made:
+        assert made.mode == "RGB"
+
+
+def test_the_tree_does_not_depend_on_the_number_of_processes_or_on_stops(
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--corruptions", "glass_blur,frost", "--quiet")
+    assert remtta_here("corrupt", photos, tmp_path / "one", *options, "--jobs", "1") == 0
+    assert remtta_here("corrupt", photos, tmp_path / "two", *options, "--jobs", "2") == 0
+    expected = tree_of(tmp_path / "one")
+    assert tree_of(tmp_path / "two") == expected
+    assert len(set(expected.values())) == len(expected)
+
+    (tmp_path / "two/frost/5/cat/cat_2.png").unlink()
+    (tmp_path / "two/frost/5/dog/dog_2.png").write_bytes(b"")  # what a power failure may leave
+    untouched = tmp_path / "two/glass_blur/5/cat/cat_2.png"
+    os.utime(untouched, (1, 1))
+    capfd.readouterr()
+    assert remtta_here("corrupt", photos, tmp_path / "two", *options[:2], "--jobs", "1") == 0
+    assert capfd.readouterr().err.startswith("6 images, 2 corrupted images written, 10 there already, ")
+    assert tree_of(tmp_path / "two") == expected
+    assert untouched.stat().st_mtime == 1
+
+
+def test_more_corruptions_and_severities_are_added(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert remtta_here("corrupt", photos, out, "-c", "fog", "-j", "1") == 0
+    assert remtta_here("corrupt", photos, out, "-c", "contrast,fog", "-s", "3", "-j", "1") == 0
+    contents = {name: entry["severities"] for name, entry in record_of(out)["corruptions"].items()}
+    assert contents == {"fog": [3, 5], "contrast": [3]}
+    assert len(tree_of(out)) == 18
+
+
+def test_other_settings_need_overwrite_and_then_nothing_old_stays(
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert remtta_here("corrupt", photos, out, "-c", "fog,contrast", "-j", "1") == 0
+    (out / "contrast" / "mine.txt").write_text("not made by remtta")
+    before = tree_of(out)
+    for option, value, name in (("--seed", "1", "seed"), ("--size", "32", "size"), ("--format", "jpeg", "format")):
+        assert remtta_here("corrupt", photos, out, "-c", "fog", option, value) == 2
+        assert f"was made with {name} " in capfd.readouterr().err
+    assert tree_of(out) == before
+    assert remtta_here("corrupt", photos, out, "-c", "fog", "--seed", "1", "-j", "1", "--overwrite") == 0
+    after = tree_of(out)
+    assert {path.split("/")[0] for path in after} == {"fog", "contrast"}
+    assert [path for path in after if path.startswith("contrast")] == ["contrast/mine.txt"]
+    assert not any(after[path] == before[path] for path in after if path.startswith("fog"))
+    assert list(record_of(out)["corruptions"]) == ["fog"]
+
+
+def test_what_cannot_be_read_is_skipped_and_listed(
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat" / "broken.jpg").write_bytes(b"no image")
+    whole = photos / "dog" / "more" / "last.jpg"
+    (photos / "dog" / "cut.jpg").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    draw_image(0, 32_767, 2).save(photos / "dog" / "long.png")
+    out = tmp_path / "out"
+    for jobs in ("1", "2"):
+        assert remtta_here("corrupt", photos, out, *FAST[:2], "--jobs", jobs) == 0
+        err = capfd.readouterr().err
+        assert "Warning: skipping cat/broken.jpg: not an image that Pillow can read" in err
+        assert "9 images, " in err
+        assert ", 3 skipped, " in err
+        skipped = {entry["source"]: entry["error"] for entry in record_of(out)["skipped"]}
+        assert skipped.keys() == {"cat/broken.jpg", "dog/cut.jpg", "dog/long.png"}
+        assert skipped["dog/long.png"] == "32767x2: sides may have up to 32766 pixels"
+    assert len(tree_of(out)) == 12
+
+
+def test_a_tree_made_before_is_no_source(photos: Path, tmp_path: Path) -> None:
+    assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
+    inside = len(list((photos / "out").rglob("*.*")))
+    assert inside > 1
+    names = {image.name for image in find_images(photos, tmp_path / "other")}
+    assert not any(name.startswith("out/") for name in names)
+
+
+def test_a_destination_in_the_source_is_left_out_of_it(photos: Path) -> None:
+    for _ in range(2):
+        assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
+        assert record_of(photos / "out")["images"] == 6
+    (photos / "link").symlink_to(photos / "out", target_is_directory=True)
+    assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
+    assert record_of(photos / "out")["images"] == 6
+
+
+def test_names_that_would_fall_together_stay_apart(tmp_path: Path) -> None:
+    names = [PurePath(name) for name in ("x/a.bmp", "x/a.TIF", "x/a.jpg", "y/a.bmp", "x/b.bmp", "x/B.tif", "x/c.JPG")]
+    targets = target_names(names, "jpeg")
+    assert targets[PurePath("x/a.jpg")] == "x/a.jpg"
+    assert targets[PurePath("x/a.bmp")] == "x/a.bmp.JPEG"
+    assert targets[PurePath("x/a.TIF")] == "x/a.TIF.JPEG"
+    assert targets[PurePath("y/a.bmp")] == "y/a.JPEG"
+    assert targets[PurePath("x/b.bmp")] == "x/b.bmp.JPEG"
+    assert targets[PurePath("x/c.JPG")] == "x/c.JPG"
+    hard = [PurePath(name) for name in ("a.bmp", "a.tif", "a.bmp.tif", "a.bmp.jpeg", "a.bmp.JPEG_", "a.bmp_.bmp")]
+    for kind in ("jpeg", "png"):
+        assert len({target.casefold() for target in target_names(hard, kind).values()}) == len(hard)
+
+    source = tmp_path / "in"
+    source.mkdir()
+    for number, name in enumerate(("a.bmp", "a.png", "a.jpg")):
+        draw_image(number).save(source / name)
+    assert remtta_here("corrupt", source, tmp_path / "out", "-c", "contrast", "-j", "1") == 0
+    assert set(tree_of(tmp_path / "out")) == {f"contrast/5/{name}" for name in ("a.bmp.png", "a.png", "a.jpg.png")}
+
+
+def test_names_that_are_not_utf8_or_hold_control_characters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    draw_image(0).save(tmp_path / "a.png")
+    os.rename(tmp_path / "a.png", os.path.join(os.fsencode(source), b"a\xff\n\x1b[31m.png"))
+    (source / "b\x1b[31m.png").write_text("no image")
+    assert remtta_here("corrupt", source, tmp_path / "out", "-c", "contrast", "-j", "1") == 0
+    assert len(tree_of(tmp_path / "out")) == 1
+    assert "\x1b" not in capfd.readouterr().err
+
+
+def _errors() -> list[Any]:
+    return [
+        (["nowhere", "out"], 2, "nowhere: no such file or folder"),
+        (["empty", "out"], 1, "empty: no images in this folder or below it"),
+        (["text.jpg", "out"], 1, "none of 1 image(s) could be read; the first, text.jpg: not an image"),
+        (["frames", "frames"], 2, "frames is the source itself"),
+        (["frames", "text.jpg"], 2, "text.jpg is a file"),
+        (["frames", "text.jpg/out"], 2, "text.jpg is a file, so text.jpg/out cannot be a folder"),
+        (["frames", "other", "-c", "fog"], 2, "other/fog is there, but no corrupt.json says how it was made"),
+        (["frames", "odd"], 2, "odd/corrupt.json cannot be read as a record of remtta corrupt"),
+        (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise; there are"),
+        (["frames", "out", "-c", "standart"], 2, "did you mean standard"),
+        (["frames", "out", "-c", ""], 2, "no corruption ''"),
+        (["frames", "out", "-s", "6"], 2, "severity must be 1 to 5, got 6"),
+        (["frames", "out", "-s", "x"], 2, "severity takes numbers from 1 to 5 with commas between them, got 'x'"),
+        (["frames", "out", "-s", "0,1"], 2, "severity must be 1 to 5, got 0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"), _errors(), ids=lambda value: "-".join(value) if isinstance(value, list) else None
+)
+def test_bad_input_gets_one_clear_line_and_its_exit_code(
+    args: Sequence[str],
+    code: int,
+    text: str,
+    frames: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other" / "fog").mkdir(parents=True)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "corrupt.json").write_text('{"corruptions": {"../..": {}}, "settings": 1}')
+    (tmp_path / "text.jpg").write_text("no image")
+    monkeypatch.chdir(tmp_path)
+    assert remtta_here("corrupt", *args) == code
+    captured = capfd.readouterr()
+    errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert text in errors[0]
+    assert captured.out == ""
+
+
+def test_a_record_cannot_have_other_folders_removed(frames: Path, tmp_path: Path) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    (mine / "5").mkdir(parents=True)
+    options = ("-c", "contrast", "-j", "1")
+    assert remtta_here("corrupt", frames, out, *options) == 0
+    record = record_of(out)
+    record["corruptions"]["../mine"] = {"severities": [5]}
+    record["corruptions"]["contrast"]["severities"] = [5, "../../mine"]
+    (out / "corrupt.json").write_text(json.dumps(record))
+    assert remtta_here("corrupt", frames, out, *options, "--overwrite") == 0
+    assert (mine / "5").is_dir()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_the_disk_refuses_is_one_line(
+    jobs: str, frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert remtta_here("corrupt", frames, out, "-c", "fog", "-j", "1", "-q") == 0
+    (out / "contrast").mkdir()
+    (out / "contrast" / "5").write_text("a file where a folder is needed")
+    assert remtta_here("corrupt", frames, out, "-c", "contrast", "-j", jobs) == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("Error: ")
+    assert "cannot be written" in err
+    assert record_of(out)["exit_reason"] == "unfinished"
+
+
+def test_a_full_disk_ends_the_run(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = 0
+    real = Path.write_bytes
+
+    def full(path: Path, content: Any) -> int:
+        nonlocal written
+        written += 1
+        if written > 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    options = CorruptOptions(corruptions=("contrast",), jobs=1)
+    with pytest.raises(OutputError, match=r"frame_5.png cannot be written: No space left on device"):
+        corrupt_tree(frames, tmp_path / "out", options)
+    assert len(tree_of(tmp_path / "out")) == 5
+    monkeypatch.setattr(Path, "write_bytes", real)
+    assert corrupt_tree(frames, tmp_path / "out", options).written == 7
+
+
+def test_an_image_that_cannot_be_corrupted_is_named(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: object) -> Image.Image:
+        raise MemoryError
+
+    monkeypatch.setattr("remtta.corruptions.worker.corrupt", exhausted)
+    with pytest.raises(RemttaError, match=r"frame_0.png: fog at severity 5 failed: MemoryError$"):
+        corrupt_tree(frames, tmp_path / "out", CorruptOptions(corruptions=("fog",), jobs=1))
+
+
+def test_without_opencv_nothing_is_touched(frames: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['cv2'] = None; from remtta.cli import app; "
+        f"app(['corrupt', {str(frames)!r}, {str(tmp_path / 'out')!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: OpenCV, needed for corrupting images, cannot be loaded")
+    assert done.stderr.endswith("pip install opencv-python-headless\n")
+    assert not (tmp_path / "out").exists()
+
+
+def many(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        draw_image(number, 120, 100).save(folder / f"{number}.png")
+    return folder
+
+
+def in_group(group: int) -> list[int]:
+    """The processes of a session, other than zombies."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == group and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
+    """Begin a long run in two processes, in a session of its own; back once the first files are there."""
+    command = [*REMTTA, "corrupt", str(source), str(out), "--jobs", "2", "--severity", "1,2,3,4,5"]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
+    )
+    deadline = time.monotonic() + 60
+    while sum(1 for _ in out.glob("*/*/*.JPEG")) < 20:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "to_all"),
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, True)],
+    ids=str,
+)
+def test_a_signal_leaves_whole_files_and_no_process(
+    signum: signal.Signals, code: int, to_all: bool, tmp_path: Path
+) -> None:
+    source, out = many(tmp_path / "photos", 40), tmp_path / "out"
+    process = start(source, out)
+    if to_all:  # as a terminal does
+        os.killpg(process.pid, signum)
+    else:
+        process.send_signal(signum)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code, stderr
+    assert b"Traceback" not in stderr
+    assert b"written" in stderr
+    wait_for_none_in(process.pid)
+    made = tree_of(out)
+    assert 20 <= len(made) < 40 * 75
+    assert record_of(out)["written"] == len(made)
+    for path in made:
+        assert path.endswith(".JPEG")
+        load_image(out / path)  # whole, or it would raise
+    assert record_of(out)["exit_reason"] == signum.name
+
+
+@HAS_PROC
+def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: Path) -> None:
+    source, out = many(tmp_path / "photos", 3), tmp_path / "out"
+    process = start(source, out)
+    process.kill()
+    process.communicate(timeout=30)
+    wait_for_none_in(process.pid)
+    before = len([path for path in tree_of(out) if path.endswith(".JPEG")])
+    options = CorruptOptions(severities=(1, 2, 3, 4, 5), jobs=1)
+    summary: TreeSummary = corrupt_tree(source, out, options)
+    assert summary.kept == before
+    assert summary.written == 3 * 75 - before
+    corrupt_tree(source, tmp_path / "whole", options)
+    for path in out.rglob(".*.tmp"):
+        os.utime(path, (0, 0))  # as long after the kill
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    for folder in (out, out / "fog" / "3"):
+        left = folder / f".{'corrupt.json' if folder == out else 'x.JPEG'}.{int(gone.stdout)}.tmp"
+        left.touch()
+        os.utime(left, (0, 0))
+    corrupt_tree(source, out, options)
+    assert tree_of(out) == tree_of(tmp_path / "whole")
+
+
+def wait_for_none_in(group: int) -> None:
+    deadline = time.monotonic() + 15
+    while in_group(group):
+        assert time.monotonic() < deadline, in_group(group)
+        time.sleep(0.05)
+
+
+@HAS_PROC
+def test_a_worker_that_dies_ends_the_run_with_advice(tmp_path: Path) -> None:
+    source, out = many(tmp_path / "photos", 40), tmp_path / "out"
+    process = start(source, out)
+    workers = [
+        worker
+        for worker in in_group(process.pid)
+        if worker != process.pid and b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert stderr.startswith(b"Error: a worker process died, perhaps for lack of memory")
+    assert stderr.count(b"\n") == 1
+    wait_for_none_in(process.pid)
+
+
+def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from remtta.cli import progress
+
+    caplog.set_level("INFO", logger="remtta")
+    clock = iter((0.0, 29.0, 31.0, 31.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress.tree_progress(hidden=False) as advance:
+        for finished in (50, 100):
+            advance(TreeSummary(Path("out"), 500, finished=finished, written=15 * finished, seconds=10))
+    assert caplog.messages == ["100 of 500 images, 1500 written, 150.0 images/s"]

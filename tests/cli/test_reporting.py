@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_commands import remtta_here
+from tests.conftest import TINY_OPTIONS
+
+
+def messages(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Standard error as JSON Lines: every line must be one."""
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert lines and all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
+    return lines
+
+
+def test_messages_are_json_lines(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (frames / "frame_4.png").write_bytes(b"no image")
+    args = ["-v", "-b", "4", "-o", str(tmp_path / "run"), "--log-format", "json"]
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
+    told = messages(capfd)
+    assert {line["level"] for line in told} == {"debug", "warning", "info"}
+    [skipped] = [line for line in told if line["level"] == "warning"]
+    assert skipped["message"].startswith("skipped frame 4, ")
+    assert told[-1]["level"] == "info" and told[-1]["message"].startswith("12 frames, 11 predicted, 1 skipped")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_is_a_json_line(debug: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    args = ["--log-format", "json", *(["--debug"] if debug else [])]
+    assert remtta_here("adapt", tmp_path / "nowhere", *args) == 2
+    [line] = messages(capfd)
+    assert line["level"] == "error" and line["message"].endswith("nowhere: no such file or folder")
+    assert ("Traceback" in line.get("traceback", "")) == debug
+
+
+def test_text_stays_the_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("adapt", tmp_path / "nowhere") == 2
+    assert capfd.readouterr().err == f"Error: {tmp_path / 'nowhere'}: no such file or folder\n"

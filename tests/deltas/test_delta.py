@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import struct
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from remtta._version import __version__
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.vit import unwrap
+from remtta.deltas.delta import Delta, apply_delta, base_arguments, check_base, load_delta, save_delta, save_weights
+from remtta.errors import DeltaError, OutputError, UsageError
+from remtta.models.checkpoints import checkpoint_dtypes
+from remtta.models.hashing import state_sha256
+from remtta.models.loading import load_model
+from remtta.models.weights import AdaptedWeights
+from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
+
+NAME = "vit_tiny_patch16_224"
+
+
+def _adapted() -> tuple[nn.Module, Delta]:
+    """A model whose norms have moved far from those of `tiny_vit()`, many across zero, and its delta."""
+    vit = tiny_vit()
+    base = state_sha256(vit)
+    weights = AdaptedWeights(adapted_norms(unwrap(vit)), {})
+    with torch.no_grad():
+        for parameter in weights.parameters.values():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    weights.commit()
+    return vit, Delta(weights.delta(), NAME, base, "rem", {"lr": 0.05}, frames=12, updates=weights.committed[1])
+
+
+def _delta(model: nn.Module, **tensors: Tensor) -> Delta:
+    named = {name.replace("__", "."): tensor for name, tensor in tensors.items()} or {"norm.weight": torch.ones(48)}
+    return Delta(named, NAME, state_sha256(model), "rem")
+
+
+def _load(checkpoint: Path) -> nn.Module:
+    return load_model(NAME, checkpoint=checkpoint, num_classes=NUM_CLASSES, model_kwargs=TINY)
+
+
+def test_base_plus_delta_is_the_adapted_model_bit_for_bit(tmp_path: Path) -> None:
+    adapted, delta = _adapted()
+    save_delta(tmp_path / "delta.safetensors", delta)
+    model = tiny_vit()
+    apply_delta(model, load_delta(tmp_path / "delta.safetensors"))
+    assert state_sha256(model) == state_sha256(adapted) != state_sha256(tiny_vit())
+    with torch.no_grad():
+        assert torch.equal(model(random_images(3)), adapted(random_images(3)))
+
+
+def test_the_adapted_checkpoint_loads_as_the_adapted_model(tmp_path: Path, checkpoint: Path) -> None:
+    adapted, delta = _adapted()
+    model = _load(checkpoint)
+    apply_delta(model, delta)
+    widened = save_weights(tmp_path / "adapted.safetensors", model, checkpoint_dtypes(model, checkpoint))
+    assert widened == []
+    assert state_sha256(_load(tmp_path / "adapted.safetensors")) == state_sha256(adapted)
+    base, written = load_file(checkpoint), load_file(tmp_path / "adapted.safetensors")
+    assert {name: tensor.dtype for name, tensor in base.items()} == {n: t.dtype for n, t in written.items()}
+    assert {name for name in base if not torch.equal(base[name], written[name])} == set(delta.tensors)
+
+
+def test_weights_keep_the_bases_dtype_where_it_holds_them_exactly(tmp_path: Path) -> None:
+    half = {name: tensor.half() for name, tensor in tiny_vit().state_dict().items()}
+    save_file(half, tmp_path / "base.safetensors")
+    model = _load(tmp_path / "base.safetensors")
+    apply_delta(model, _delta(model, norm__weight=torch.full((48,), 2**-20), norm__bias=torch.zeros(48)))
+    dtypes = checkpoint_dtypes(model, tmp_path / "base.safetensors")
+    assert save_weights(tmp_path / "adapted.safetensors", model, dtypes) == ["norm.weight"]
+    written = load_file(tmp_path / "adapted.safetensors")
+    assert {name for name, tensor in written.items() if tensor.dtype != torch.float16} == {"norm.weight"}
+    assert state_sha256(_load(tmp_path / "adapted.safetensors")) == state_sha256(model)
+
+
+def test_a_delta_reads_back_as_it_was_saved(tmp_path: Path) -> None:
+    _, delta = _adapted()
+    save_delta(tmp_path / "delta.safetensors", delta)
+    again = load_delta(str(tmp_path / "delta.safetensors"))
+    assert again.tensors.keys() == delta.tensors.keys()
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in delta.tensors.items())
+    for name in ("model", "base_sha256", "method", "hyperparameters", "frames", "updates", "model_options", "created"):
+        assert getattr(again, name) == getattr(delta, name)
+
+
+def test_the_header_holds_every_promised_field_as_text(tmp_path: Path) -> None:
+    tensors = {"norm.weight": torch.tensor([0.5])}
+    options = {"checkpoint": "weights/\udcff.pth", "model_kwargs": {"img_size": 32}}
+    save_delta(
+        tmp_path / "delta.safetensors",
+        Delta(tensors, NAME, "ab" * 32, "rem", {"lr": 0.001}, frames=100, updates=2, model_options=options),
+    )
+    with safe_open(tmp_path / "delta.safetensors", framework="pt") as file:
+        header = file.metadata()
+    created = datetime.fromisoformat(header.pop("created"))
+    assert created.utcoffset() == timedelta(0)
+    assert json.loads(header.pop("hyperparameters")) == {"lr": 0.001}
+    assert json.loads(header.pop("model_options")) == options
+    assert json.loads(header.pop("preprocessing")) == {}
+    assert header == {
+        "format_version": "1",
+        "remtta_version": __version__,
+        "model": NAME,
+        "base_sha256": "ab" * 32,
+        "method": "rem",
+        "frames": "100",
+        "updates": "2",
+    }
+    assert load_delta(tmp_path / "delta.safetensors").model_options == options
+
+
+def test_a_delta_may_move_any_weight_of_the_model(vit: nn.Module) -> None:
+    before = dict(tiny_vit().named_parameters())
+    apply_delta(vit, _delta(vit, head__bias=torch.arange(7.0), cls_token=torch.ones(1, 1, 48, dtype=torch.float64)))
+    after = dict(vit.named_parameters())
+    assert torch.equal(after["head.bias"], before["head.bias"] + torch.arange(7.0))
+    assert torch.equal(after["cls_token"], before["cls_token"] + 1)
+
+
+_UNUSABLE = [
+    ({"norm__scale": torch.ones(48)}, "the delta changes norm.scale, which the model does not have"),
+    ({"norm__weight": torch.ones(47)}, "the delta's norm.weight has shape (47,), the model's has (48,)"),
+    ({"norm__weight": torch.ones(1, 48)}, "the delta's norm.weight has shape (1, 48), the model's has (48,)"),
+    (
+        {"norm__weight": torch.full((48,), torch.nan)},
+        "the delta's norm.weight holds values that are not finite numbers",
+    ),
+    (
+        {"norm__weight": torch.full((48,), -torch.inf)},
+        "the delta's norm.weight holds values that are not finite numbers",
+    ),
+    ({"norm__weight": torch.ones(48).int()}, "the delta's norm.weight holds values that are not finite numbers"),
+    ({"norm__weight": torch.ones(48).bool()}, "the delta's norm.weight holds values that are not finite numbers"),
+    ({"norm__weight": torch.ones(48) * 1j}, "the delta's norm.weight holds values that are not finite numbers"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "message"), _UNUSABLE)
+def test_a_delta_that_does_not_fit_is_refused_and_the_model_untouched(
+    tensors: dict[str, Tensor], message: str, vit: nn.Module
+) -> None:
+    before = state_sha256(vit)
+    # The first tensor fits: it must not have been added when the second is refused.
+    delta = _delta(vit, head__bias=torch.ones(7), **tensors)
+    with pytest.raises(DeltaError) as caught:
+        apply_delta(vit, delta)
+    assert str(caught.value) == message
+    assert state_sha256(vit) == before
+
+
+def test_a_delta_made_on_other_weights_is_refused_and_the_model_untouched(vit: nn.Module) -> None:
+    _, delta = _adapted()
+    with torch.no_grad():
+        dict(vit.named_parameters())["head.bias"][0] += 1e-3
+    before = state_sha256(vit)
+    with pytest.raises(DeltaError) as caught:
+        apply_delta(vit, delta)
+    assert str(caught.value) == (
+        f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is {before[:12]}...); "
+        f"load the {NAME} checkpoint it was adapted from, with the same input size and model arguments"
+    )
+    assert state_sha256(vit) == before
+
+
+def test_a_delta_is_not_applied_twice(vit: nn.Module) -> None:
+    delta = _delta(vit)
+    apply_delta(vit, delta)
+    with pytest.raises(DeltaError, match=r"made on other weights"):
+        apply_delta(vit, delta)
+
+
+def test_the_base_is_compared_by_its_whole_hash() -> None:
+    delta = Delta({}, NAME, "a" * 63 + "b", "rem")
+    check_base(delta, "a" * 63 + "b")
+    with pytest.raises(DeltaError):
+        check_base(delta, "a" * 64)
+
+
+@pytest.mark.parametrize(
+    "values", [torch.tensor([0.0, torch.nan]), torch.tensor([torch.inf]), torch.tensor([1, 2])], ids=str
+)
+def test_values_that_are_not_finite_numbers_are_not_saved(values: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    save_delta(path, Delta({"norm.weight": torch.ones(2)}, NAME, "ab", "rem"))
+    before = path.read_bytes()
+    with pytest.raises(DeltaError, match=r"the adapted norm\.weight holds values that are not finite numbers; nothing"):
+        save_delta(path, Delta({"norm.bias": torch.ones(2), "norm.weight": values}, NAME, "ab", "rem"))
+    assert path.read_bytes() == before
+
+
+_HEADER = {
+    "format_version": "1",
+    "remtta_version": "0.1.0",
+    "model": NAME,
+    "base_sha256": "ab" * 32,
+    "method": "rem",
+    "frames": "100",
+    "updates": "2",
+    "created": "2026-01-01T00:00:00+00:00",
+}
+
+
+def _refusal(path: Path) -> str:
+    before = path.read_bytes()
+    with pytest.raises(DeltaError) as caught:
+        load_delta(path)
+    assert path.read_bytes() == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_least_header_is_enough(tmp_path: Path) -> None:
+    save_file({"norm.weight": torch.ones(48)}, tmp_path / "delta.safetensors", metadata=_HEADER)
+    delta = load_delta(tmp_path / "delta.safetensors")
+    assert (delta.frames, delta.updates, delta.hyperparameters, delta.model_options) == (100, 2, {}, {})
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor([torch.nan]), torch.tensor([torch.inf]), torch.tensor([1])], ids=str)
+def test_a_delta_file_with_values_that_are_no_finite_numbers_is_refused(tensor: Tensor, tmp_path: Path) -> None:
+    save_file({"norm.weight": tensor}, tmp_path / "delta.safetensors", metadata=_HEADER)
+    assert "norm.weight holds values that are not finite numbers" in _refusal(tmp_path / "delta.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": "2"}, "has delta format 2, this remtta reads 1; update remtta"),
+        ({"frames": "many"}, "has a damaged header: invalid literal for int() with base 10: 'many'"),
+        ({"hyperparameters": "{"}, "has a damaged header: Expecting property name"),
+        ({"hyperparameters": "[1]"}, "has a damaged header: expected a JSON object, got [1]"),
+        ({"model_options": "[" * 100_000}, "has a damaged header: "),
+    ],
+    ids=["newer format", "frames", "JSON", "no object", "too deep"],
+)
+def test_a_header_that_cannot_be_used_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    save_file({"norm.weight": torch.ones(48)}, path, metadata={**_HEADER, **changes})
+    assert _refusal(path).startswith(f"{path} {message}")
+
+
+@pytest.mark.parametrize("name", list(_HEADER))
+def test_a_missing_header_field_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    header = {key: value for key, value in _HEADER.items() if key != name}
+    save_file({"norm.weight": torch.ones(48)}, path, metadata=header)
+    assert _refusal(path) == f"{path} is not a remtta delta: its header lacks {name}"
+
+
+def test_other_safetensors_files_are_no_deltas(checkpoint: Path) -> None:
+    assert _refusal(checkpoint) == f"{checkpoint} is not a remtta delta: its header lacks " + ", ".join(_HEADER)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello, this is no delta", struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", 2) + b"{]"],
+    ids=str,
+)
+def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    path.write_bytes(content)
+    assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
+def test_a_file_cut_off_in_the_middle_is_refused(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    save_delta(path, Delta({"norm.weight": torch.ones(480)}, NAME, "ab", "rem"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
+
+
+def test_zero_is_an_argument_and_what_is_empty_is_none() -> None:
+    options = {"num_classes": 7, "model_kwargs": {"img_size": 32}, "use_ema": False}
+    delta = Delta({}, "vit", "0" * 64, "rem", model_options=options, preprocessing={"crop_pct": 0.9})
+    given: dict[str, Any] = {"crop_pct": 0.0, "name": None, "use_ema": False, "model_kwargs": {}}
+    assert base_arguments(delta, given) == {
+        "name": "vit",
+        "num_classes": 7,
+        "model_kwargs": {"img_size": 32},
+        "crop_pct": 0.0,
+    }
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"delta\.safetensors: no such delta file$"):
+        load_delta(tmp_path / "delta.safetensors")
+    with pytest.raises(UsageError, match=r"delta\.safetensors: no such delta file$"):
+        load_delta(tmp_path)
+
+
+def test_a_run_folder_stands_for_its_delta(tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    _save_a_delta(path, 0.5)
+    delta = load_delta(tmp_path)
+    assert delta.path == str(path)
+    assert delta.file_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _save_a_delta(path: Path, value: float) -> None:
+    save_delta(path, Delta({"norm.weight": torch.tensor([value])}, NAME, "ab", "rem"))
+
+
+def _save_a_checkpoint(path: Path, value: float) -> None:
+    module = nn.Module()
+    module.register_buffer("value", torch.tensor([value]))
+    save_weights(path, module)
+
+
+@pytest.mark.parametrize("save", [_save_a_delta, _save_a_checkpoint])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o007, 0o660)])
+def test_others_may_read_what_was_saved_as_the_umask_says(save: Any, umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        save(tmp_path / "out.safetensors", 1.0)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("save", [_save_a_delta, _save_a_checkpoint])
+def test_a_failing_write_leaves_the_earlier_file(save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "out.safetensors"
+    save(path, 1.0)
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError) as caught:
+        save(path, 2.0)
+    told = f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space, then go on"
+    assert str(caught.value).startswith(told)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["out.safetensors"]

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import remtta
+from remtta.demo.conditions import CONDITIONS
+from remtta.demo.drive import draw_drive, run_demo
+from remtta.demo.signs import IMAGE_SIZE, render_sign
+from remtta.errors import UsageError
+from remtta.models.embedded import CLASS_NAMES, EMBEDDED
+from remtta.models.loading import load_model
+from remtta.models.preprocessing import preprocessing_of
+
+
+def test_the_same_seed_draws_the_same_drive(tmp_path: Path) -> None:
+    drives = [draw_drive(tmp_path / name, 2, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    pixels = [[np.asarray(Image.open(frame.path)) for frame in drive] for drive in drives]
+    assert all(np.array_equal(a, b) for a, b in zip(pixels[0], pixels[1], strict=True))
+    assert not all(np.array_equal(a, c) for a, c in zip(pixels[0], pixels[2], strict=True))
+
+
+def test_every_sign_and_every_condition_makes_an_image() -> None:
+    for label in range(len(CLASS_NAMES)):
+        rng = np.random.default_rng(label)
+        sign = render_sign(label, rng)
+        assert sign.shape == (IMAGE_SIZE, IMAGE_SIZE, 3)
+        assert sign.dtype == np.dtype(np.uint8)
+        for name, change in CONDITIONS.items():
+            changed = change(sign, rng)
+            assert changed.shape == sign.shape
+            assert changed.dtype == sign.dtype
+            assert np.array_equal(changed, sign) == (name == "clear")
+
+
+def test_the_embedded_model_reads_clear_signs() -> None:
+    rng = np.random.default_rng(123)
+    labels = np.arange(88) % len(CLASS_NAMES)
+    model = load_model(EMBEDDED)
+    frames = [Image.fromarray(render_sign(int(label), rng)) for label in labels]
+    transform = preprocessing_of(model).transform()
+    images = preprocessing_of(model).normalise(torch.stack([transform(frame) for frame in frames]))
+    with torch.no_grad():
+        assert (model(images).argmax(1).numpy() == labels).mean() >= 0.97
+
+
+def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_measured(tmp_path: Path) -> None:
+    result = run_demo(tmp_path / "demo", frames_per_condition=20)
+    table = result.table()
+    assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
+    for method in ("source", "rem"):
+        rows = [
+            json.loads(line) for line in (tmp_path / "demo" / method / "predictions.jsonl").read_text().splitlines()
+        ]
+        labels = [line.split(",")[1] for line in (tmp_path / "demo" / "labels.csv").read_text().splitlines()[1:]]
+        wrong = [row["class"] != int(label) for row, label in zip(rows, labels, strict=True)]
+        record = json.loads((tmp_path / "demo" / method / "run.json").read_text())
+        assert ("mask_ratios" in record["method"]) == (method == "rem")
+        assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[20:40]) / 20)
+    assert remtta.load_delta(result.delta).updates == len(CONDITIONS)
+    with Image.open(result.picture) as picture:
+        assert picture.width == 960
+    with pytest.raises(UsageError, match="holds files already"):
+        run_demo(tmp_path / "demo", frames_per_condition=20)

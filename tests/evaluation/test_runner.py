@@ -1,0 +1,247 @@
+"""What an evaluation leaves in its rows, records and files, and in the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from remtta.deltas.delta import Delta, load_delta
+from remtta.errors import DeltaError, StreamError, UsageError
+from remtta.evaluation import evaluate
+from remtta.evaluation.datasets import Dataset
+from remtta.guard.guard import Guard
+from remtta.methods import rem as rem_module
+from remtta.methods.losses import rem_loss
+from remtta.methods.rem import REM
+from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
+from remtta.models.hashing import state_sha256
+from remtta.options import EvalOptions, GuardOptions
+from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
+from tests.evaluation.test_evaluation import open_tree, rows_of
+
+SOON_RETIRED = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
+
+
+def write_domain(folder: Path, images: int, first: int = 0) -> None:
+    for number in range(images):
+        path = folder / f"class_{number % NUM_CLASSES}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_image(first + number, 32, 32).save(path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Dataset:
+    """Two domains of 28 images, which batches of 8 do not divide."""
+    write_domain(tmp_path / "c" / "snow", 28)
+    write_domain(tmp_path / "c" / "fog", 28, first=1000)
+    return open_tree(tmp_path / "c")
+
+
+def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
+    """The record of a run that soon does harm."""
+    options = EvalOptions(batch_size=8, guard=SOON_RETIRED, **changes)
+    results = evaluate(tiny_vit(), tree, folder, methods={"rem+guard": REMConfig(lr=0.05)}, options=options)
+    return results["methods"]["rem+guard"]["seeds"]["0"]
+
+
+# --- The guard ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_have_views_only_where_the_method_saw_their_images(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = REM.__call__, []
+
+    def counted(self: REM, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        seen.append(len(images))
+        return step(self, images, labels)
+
+    monkeypatch.setattr(REM, "__call__", counted)
+    assert run_guarded(tree, tmp_path / "run")["guard"]["retired"]
+    assert [row["index"] for row in rows_of(tmp_path / "run") if "tvd" in row] == list(range(sum(seen)))
+    assert 0 < sum(seen) < 28
+
+
+def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tree: Dataset, tmp_path: Path) -> None:
+    run = run_guarded(tree, tmp_path / "run", unseen=("fog",), revisit=True)
+    rows = rows_of(tmp_path / "run")
+    tested = [row for row in rows if row["phase"] != "adapt"]
+    assert len(tested) == 56
+    assert all((row["answered_by"], row["update"]) == ("source", 0) for row in tested)
+    assert run["guard"]["answered_by_source"] == sum("answered_by" in row for row in rows)
+
+
+@pytest.mark.parametrize("killed_at", [3, 10])  # in the first run and in the second, of seven batches each
+def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
+    killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_guarded(tree, tmp_path / "whole", seeds=(0, 1))
+    whole = (tmp_path / "whole" / "events.jsonl").read_bytes()
+    events = [json.loads(line) for line in whole.splitlines()]
+    assert [(event["event"], event["seed"]) for event in events] == [("retired", 0), ("retired", 1)]
+    for event in events:  # from the batch of the last alarm on, the source answers
+        assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
+        own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
+        assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
+    step, calls = Guard.__call__, 0
+
+    def dying(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        logits = step(self, images, labels)
+        if calls == killed_at:
+            with open(tmp_path / "parts" / "events.jsonl", "ab") as file:
+                file.write(b'{"torn')
+            raise KeyboardInterrupt
+        return logits
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Guard, "__call__", dying)
+        run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
+    run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
+    assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole
+
+
+# --- Files -------------------------------------------------------------------------------------------------------
+
+
+def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dataset, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_guarded(tree, folder)
+    (folder / "plots").mkdir()
+    for name in ("plots/masks.png", "plots/mine.txt", "notes.txt"):
+        (folder / name).touch()
+    with pytest.raises(StreamError, match="not an image"):
+        Path(tree.domains[1].sources[3]).write_bytes(b"no image")
+        evaluate(tiny_vit(), tree, folder, methods={"source": SourceConfig()}, options=EvalOptions(overwrite=True))
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "notes.txt"}
+    assert not (folder / "deltas").exists()
+
+
+def test_an_evaluation_into_a_folder_of_other_things_removes_none(tree: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    for name in ("plots/mine.png", "table.md"):
+        (tmp_path / "run" / name).touch()
+    methods = {"source": SourceConfig()}
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=EvalOptions(overwrite=True))
+    assert (tmp_path / "run" / "plots" / "mine.png").exists()
+
+
+# --- Images that cannot be read ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", ["continual", "mixed"])
+def test_a_domain_of_which_no_image_can_be_read_is_told(scenario: str, tree: Dataset, tmp_path: Path) -> None:
+    [fog] = [domain for domain in tree.domains if domain.name == "fog"]
+    for source in fog.sources:
+        Path(source).write_bytes(b"no image")
+    for resume in (False, True):
+        options = EvalOptions(on_error="skip", batch_size=8, scenario=scenario, resume=resume)
+        with pytest.raises(StreamError, match=r"^fog: none of its 28 image\(s\) could be read \(see predictions.jsonl"):
+            evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source": SourceConfig()}, options=options)
+
+
+# --- Records -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["scenario", "config", "rdumb"])
+def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: Dataset, tmp_path: Path) -> None:
+    method: dict[str, MethodConfig] = {"rem": REMConfig(episodic=by == "config")}
+    if by == "rdumb":
+        method = {"rdumb": RDumbConfig(entropy_margin=9.0, max_cosine=9.0, reset_every_steps=3)}
+    options = EvalOptions(batch_size=8, scenario="episodic" if by == "scenario" else "continual")
+    [run] = evaluate(tiny_vit(), tree, tmp_path / "run", methods=method, options=options)["methods"].values()
+    delta = load_delta(tmp_path / "run" / "deltas" / f"{next(iter(method))}_seed0.safetensors")
+    rows = rows_of(tmp_path / "run")
+    # 28 images are batches of 8, 8, 8 and 4, twice; RDumb forgets the third and the sixth of the eight.
+    counts = {"scenario": (28, 4, 56, 8), "config": (4, 1, 56, 8), "rdumb": (12, 2, 40, 8)}
+    assert (delta.frames, delta.updates) == counts[by][:2]
+    assert (run["seeds"]["0"]["adapted_images"], run["seeds"]["0"]["updates"]) == counts[by][2:]
+    assert sum(row["adapted"] for row in rows) == counts[by][2]
+    assert by != "config" or not any(row["update"] for row in rows)
+
+
+def test_trained_numbers_are_told_also_where_they_are_no_weights(tree: Dataset, tmp_path: Path) -> None:
+    methods = {"source": SourceConfig(), "vdp": VDPConfig()}
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods)["methods"]
+    # Two prompts of 3 x 8 x 8.
+    assert [content["trainable_parameters"] for content in results.values()] == [0, 384]
+
+
+# --- Resets and beginnings ---------------------------------------------------------------------------------------
+
+
+def test_a_reset_comes_after_so_many_images_and_not_in_tests(tree: Dataset, tmp_path: Path) -> None:
+    options = EvalOptions(batch_size=8, reset_every=12, revisit=True)
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem": REMConfig()}, options=options)
+    rows = rows_of(tmp_path / "run")
+    # The batches of a domain are of 8, 8, 8 and 4: a reset before every other one; then tests, before which one is due.
+    assert [row["update"] for row in rows if row["index"] % 28 in (0, 8, 16, 24)] == [0, 1] * 4 + [2] * 8
+    delta = load_delta(tmp_path / "run" / "deltas" / "rem_seed0.safetensors")
+    assert (delta.frames, delta.updates) == (12, 2)
+
+
+def test_an_evaluation_starts_from_a_delta_as_adapt_does(tree: Dataset, tmp_path: Path) -> None:
+    [snow, fog] = tree.domains if tree.domains[0].name == "snow" else reversed(tree.domains)
+    options = EvalOptions(batch_size=8, order="stored")
+    methods = {"source": SourceConfig(), "rem": REMConfig(lr=0.01)}
+    whole = evaluate(
+        tiny_vit(), replace(tree, domains=[snow, fog]), tmp_path / "whole", methods=methods, options=options
+    )
+    evaluate(tiny_vit(), replace(tree, domains=[snow]), tmp_path / "first", methods=methods, options=options)
+    delta = load_delta(tmp_path / "first" / "deltas" / "rem_seed0.safetensors")
+    second = replace(tree, domains=[fog])
+    results = evaluate(tiny_vit(), second, tmp_path / "second", methods=methods, options=options, delta=delta)
+
+    def answers(folder: str, method: str) -> list[tuple[str, int, int]]:
+        rows = [row for row in rows_of(tmp_path / folder) if (row["method"], row["domain"]) == (method, "fog")]
+        return [(row["source"], row["class"], row["update"]) for row in rows]
+
+    # Adam begins anew, so only the first batch is the same.
+    assert answers("second", "rem")[:8] == answers("whole", "rem")[:8]
+    assert answers("second", "source") != answers("whole", "source")
+    saved = load_delta(tmp_path / "second" / "deltas" / "rem_seed0.safetensors")
+    assert (saved.frames, saved.updates) == (56, 8)
+    assert results["methods"]["rem"]["seeds"]["0"]["updates"] == 4
+    assert results["settings"]["start_delta"]["file_sha256"] == delta.file_sha256
+    assert "start_delta" not in whole["settings"]
+
+
+def test_a_delta_that_would_change_nothing_or_is_of_another_model_is_refused(tree: Dataset, tmp_path: Path) -> None:
+    delta = Delta({}, "vit", state_sha256(tiny_vit()), "rem")
+    methods = {"source": SourceConfig()}
+    with pytest.raises(UsageError, match="begins every domain at the source weights; leave --delta out"):
+        evaluate(
+            tiny_vit(), tree, tmp_path / "a", methods=methods, options=EvalOptions(scenario="episodic"), delta=delta
+        )
+    with pytest.raises(DeltaError, match="made on other weights"):
+        evaluate(tiny_vit(seed=1), tree, tmp_path / "b", methods=methods, delta=delta)
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+# --- The model ---------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_back_at_its_source_weights_after_a_failure(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny_vit(), 0
+    before = state_sha256(model)
+
+    def failing(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("out of memory")
+        return rem_loss(*args)
+
+    monkeypatch.setattr(rem_module, "rem_loss", failing)
+    with pytest.raises(RuntimeError):
+        evaluate(model, tree, tmp_path / "run", methods={"rem": REMConfig()}, options=EvalOptions(batch_size=8))
+    assert calls == 3 and state_sha256(model) == before

@@ -1,0 +1,386 @@
+"""The guard: what it sees, when it acts, and that it leaves good adaptation alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta import adapt_stream
+from remtta.errors import UsageError
+from remtta.evaluation import evaluate, open_dataset
+from remtta.evaluation.datasets import Dataset
+from remtta.guard.evidence import information_gap, mutual_information
+from remtta.guard.guard import Guard, describe
+from remtta.guard.reservoir import Reservoir
+from remtta.methods.gradient import GradientMethod
+from remtta.methods.registry import build_method
+from remtta.methods.settings import MethodConfig, REMConfig, TentConfig, method_config
+from remtta.options import EvalOptions, GuardOptions, RunOptions
+from tests.conftest import NUM_CLASSES, draw_image, random_images, tiny_vit
+
+QUICK: dict[str, Any] = {"size": 24, "least": 12, "cost": 1.0, "most_drift": 1e9, "doubt": 0.01, "alarm": 0.02}
+
+
+def tent(lr: float) -> GradientMethod:
+    method = build_method("tent", tiny_vit(), method_config("tent", {"lr": lr}, batch_size=8))
+    assert isinstance(method, GradientMethod)
+    return method
+
+
+def run(guard: Guard, batches: int, size: int = 8, start: int = 100) -> list[Tensor]:
+    return [guard(random_images(size, start + number)) for number in range(batches)]
+
+
+def test_mutual_information_is_that_of_its_definition() -> None:
+    certain = torch.tensor([[50.0, 0.0, 0.0], [0.0, 50.0, 0.0], [0.0, 0.0, 50.0]])
+    assert mutual_information(certain) == pytest.approx(math.log(3))
+    assert mutual_information(certain[:1]) == pytest.approx(0, abs=1e-6)
+    mixed = torch.log(torch.tensor([[0.8, 0.2], [0.4, 0.6]]))
+    expected = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4)) - sum(-p * math.log(p) for p in (0.8, 0.2, 0.4, 0.6)) / 2
+    assert mutual_information(mixed) == pytest.approx(expected)
+
+
+def test_more_certain_predictions_are_no_gain_and_one_class_is_a_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(200, 10, generator=generator) * 2
+    gap, information = information_gap(source * 3, source)
+    assert gap == pytest.approx(0, abs=2e-3) and information == pytest.approx(mutual_information(source))
+    drawn = source.clone()
+    drawn[:, 3] += 4
+    assert information_gap(drawn, source)[0] < -0.3 * information
+    better = source.clone()
+    better[torch.arange(200), source.argmax(1)] += 1 + torch.rand(200, generator=generator)
+    assert information_gap(better, source)[0] > -0.02 * information
+
+
+def test_the_reservoir_stays_diverse_on_a_parked_camera() -> None:
+    reservoir = Reservoir(12)
+    for number in range(6):
+        logits = torch.eye(3)[[0, 1, 2, 0]] * 5
+        reservoir.add(torch.full((4, 1), float(number)), logits, logits, number)
+    for number in range(6, 60):
+        logits = torch.eye(3)[[1, 1]] * 5
+        reservoir.add(torch.full((2, 1), float(number)), logits, logits, number)
+    assert torch.bincount(reservoir.source.argmax(1)).tolist() == [4, 4, 4]
+    parked = reservoir.source.argmax(1) == 1
+    assert set(reservoir.images[parked].flatten().tolist()) == {58.0, 59.0}  # the newest
+    assert reservoir.images[~parked].max() < 6
+
+
+def test_frames_seen_long_ago_are_looked_at_again() -> None:
+    reservoir = Reservoir(4)
+    logits = torch.eye(4)
+    reservoir.add(torch.zeros(2, 1), logits[:2], logits[:2], 0)
+    reservoir.add(torch.zeros(2, 1), logits[2:], logits[2:], 5)
+    assert reservoir.stale(3, most=9).tolist() == [0, 1]
+    assert reservoir.stale(3, most=1).tolist() == [0]
+    reservoir.renew(torch.tensor([0]), -logits[:1], 7)
+    assert reservoir.stale(3, most=9).tolist() == [1]
+    assert torch.equal(reservoir.adapted[0], -logits[0])
+
+
+def test_harm_is_undone_and_the_source_answers() -> None:
+    method = tent(lr=3.0)
+    guard = Guard(method, GuardOptions(**QUICK, retries=2))
+    source = tiny_vit()
+    answers = run(guard, 60)
+    events = guard.events()
+    assert [event["event"] for event in events].count("rollback") == 2
+    assert events[-1]["event"] == guard.standing == "retired" and guard.retired and guard.total_alarms == 3
+    assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
+    assert guard.from_source and method.num_updates == 0
+    with torch.no_grad():
+        torch.testing.assert_close(answers[-1], source(random_images(8, 159)), rtol=0, atol=1e-5)
+    assert all(not tensor.any() for tensor in method.delta().values())
+
+
+def test_adaptation_that_does_no_harm_is_left_alone() -> None:
+    guarded, plain = tent(lr=1e-4), tent(lr=1e-4)
+    guard = Guard(guarded, GuardOptions(**QUICK))
+    for number in range(10):
+        images = random_images(8, number)
+        torch.testing.assert_close(guard(images), plain(images), rtol=0, atol=0)
+    assert not guard.events() and not guard.total_alarms
+    torch.testing.assert_close(guarded.delta(), plain.delta(), rtol=0, atol=0)
+
+
+def test_warn_tells_once_and_changes_nothing() -> None:
+    guarded, plain = tent(lr=3.0), tent(lr=3.0)
+    guard = Guard(guarded, GuardOptions(**QUICK, action="warn"))
+    for number in range(8):
+        images = random_images(8, 100 + number)
+        torch.testing.assert_close(guard(images), plain(images), rtol=0, atol=0)
+        assert not guard.from_source
+    warnings = [event for event in guard.events() if event["event"] == "warning"]
+    assert len(warnings) == 1 and "nothing is undone" in describe(warnings[0])
+
+
+def test_warn_tells_of_harm_that_came_by_degrees() -> None:
+    """A doubt always comes before: it must not be taken for a warning."""
+    guard = Guard(tent(lr=0.3), GuardOptions(**QUICK, action="warn"))
+    run(guard, 40)
+    events = [event["event"] for event in guard.events()]
+    assert events[0] == "doubt" and "warning" in events
+    assert guard.total_alarms == events.count("warning") <= events.count("doubt")
+    assert "source answers" not in describe({"event": "doubt", "action": "warn"})
+
+
+def test_messages_say_that_the_gap_is_a_difference() -> None:
+    event = {"event": "doubt", "action": "stop", "gap": -0.105, "information": 0.47}
+    assert describe(event).endswith("(information 0.105 nats below the source's 0.470)")
+    assert "information 0.020 nats above" in describe({**event, "event": "trust", "gap": 0.02})
+
+
+def test_a_class_that_no_image_ever_gets_hides_no_harm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(64, 10, generator=generator) * 2
+    source[:, 9] = -1e4
+    drawn = source.clone()
+    drawn[:, 3] += 4
+    gap, information = information_gap(drawn, source)
+    assert gap < -0.3 * information
+    assert math.isnan(information_gap(drawn.fill_(math.nan), source)[0])
+
+
+def test_predictions_on_past_frames_that_are_not_finite_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(tent(lr=1e-4), GuardOptions(**QUICK))
+    monkeypatch.setattr("remtta.guard.guard.information_gap", lambda adapted, source: (math.nan, 1.0))
+    run(guard, 3)
+    assert guard.from_source and "not finite" in guard.events()[0]["reason"]
+
+
+@pytest.mark.parametrize("name", ["roid", "cmf"])
+def test_what_a_prediction_owes_to_its_batch_is_no_harm(name: str) -> None:
+    """ROID corrects for the classes of the batch; the source's predictions, by which it is judged, have no such."""
+    method = build_method(name, tiny_vit(), method_config(name, {"lr": 1e-12}, batch_size=8))
+    assert isinstance(method, GradientMethod)
+    guard = Guard(method, GuardOptions(**{**QUICK, "size": 32, "fresh": 2}))
+    for number in range(12):
+        guard(random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
+    torch.testing.assert_close(guard.reservoir.adapted, guard.reservoir.source, rtol=0, atol=1e-2)
+    assert not guard.events()
+
+
+def test_weights_far_from_the_source_are_an_alarm_by_themselves() -> None:
+    method = tent(lr=3.0)
+    guard = Guard(method, GuardOptions(most_drift=1e-3, size=200, least=200))
+    run(guard, 2)
+    (first, *_) = guard.events()
+    assert first["reason"] == "weights far from the source's" and first["drift"] > 1e-3
+
+
+def test_outputs_that_are_not_finite_are_never_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = build_method("tent", tiny_vit(), TentConfig(lr=1e38))
+    assert isinstance(method, GradientMethod)
+    monkeypatch.setattr(method, "drift", lambda: 0.0)  # which would notice before any output
+    guard = Guard(method, GuardOptions(size=200, least=200))
+    assert all(torch.isfinite(logits).all() for logits in run(guard, 4))
+    assert "not finite" in guard.events()[0]["reason"]
+
+
+def test_alarms_are_forgiven_and_the_learning_rate_comes_back() -> None:
+    method = tent(lr=3.0)
+    guard = Guard(method, GuardOptions(**QUICK, retries=50, lr_factor=1e-4, forgive_after=5))
+    for number in range(20):
+        if not guard.total_alarms:
+            run(guard, 1, start=100 + number)
+    assert method._optimizer.param_groups[0]["lr"] == pytest.approx(3e-4)
+    run(guard, 5, start=200)
+    pardon = [event for event in guard.events() if event["event"] == "pardon"]
+    assert pardon and pardon[0]["alarms"] == 0
+    assert method._optimizer.param_groups[0]["lr"] == pytest.approx(3.0)
+
+
+def test_it_takes_no_more_than_its_share_of_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = tent(lr=1e-4)
+    looked = 0
+
+    def counting(name: str) -> Any:
+        plain = getattr(method, name)
+
+        def counted(images: Tensor) -> Tensor:
+            nonlocal looked
+            looked += len(images)
+            logits: Tensor = plain(images)
+            return logits
+
+        return counted
+
+    monkeypatch.setattr(method, "predict", counting("predict"))
+    monkeypatch.setattr(method, "predict_source", counting("predict_source"))
+    guard = Guard(method, GuardOptions(size=24, least=12, cost=0.1, fresh=4))
+    run(guard, 40)
+    assert 0.5 * 0.1 * 2 * 320 < looked <= 0.1 * 2 * 320
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_the_reservoir_fills_and_is_renewed_at_any_batch_size(size: int) -> None:
+    guard = Guard(tent(lr=1e-4), GuardOptions(size=16, least=8, cost=0.3, fresh=2, doubt=0.5, alarm=1.0))
+    batches = 240 // size + 20
+    run(guard, batches, size=size)
+    assert len(guard.reservoir) == 16
+    assert guard.reservoir.updated.min() > batches - 80 // min(size, 8)
+    assert guard.num_looked <= 0.3 * 2 * size * batches
+
+
+def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
+    def fresh() -> Guard:
+        return Guard(tent(lr=0.3), GuardOptions(**QUICK, retries=50))
+
+    whole = fresh()
+    expected = run(whole, 12)
+    events = whole.events()
+    assert whole.total_alarms
+    for stop in (1, 5, 9):
+        first = fresh()
+        answers = run(first, stop)
+        second = fresh()
+        second.load_state(first.state())
+        second.method.load_state(first.method.state())
+        answers += run(second, 12 - stop, start=100 + stop)
+        for got, wanted in zip(answers, expected, strict=True):
+            assert torch.equal(got, wanted)
+        assert first.events() + second.events() == events
+
+
+@pytest.mark.parametrize(
+    "value", [{"action": "off"}, {"retries": -1}, {"least": 1}, {"doubt": 0.1}, {"cost": 0.0}, {"most_drift": math.inf}]
+)
+def test_options_out_of_range_are_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="guard"):
+        GuardOptions(**value)
+
+
+@pytest.fixture
+def long_stream(tmp_path: Path) -> Path:
+    folder = tmp_path / "long"
+    folder.mkdir()
+    for number in range(120):
+        draw_image(number % 40).save(folder / f"{number}.png")
+    return folder
+
+
+HASTY: dict[str, Any] = {**QUICK, "most_drift": 0.1}
+
+
+def harmful(guard: GuardOptions | None, **more: Any) -> dict[str, Any]:
+    options = RunOptions(batch_size=8, save_every=3, guard=guard, **more)
+    return {"config": REMConfig(lr=0.05), "options": options}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_records_what_the_guard_did(long_stream: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    adapt_stream(tiny_vit(), long_stream, output, **harmful(GuardOptions(**HASTY, retries=1)))
+    record = json.loads((output / "run.json").read_text())
+    rows, events = rows_of(output / "predictions.jsonl"), rows_of(output / "events.jsonl")
+    by_source = [row for row in rows if row.get("answered_by") == "source"]
+    assert record["exit_reason"] == "completed" and len(rows) == 120
+    assert record["guard"] == {"alarms": 2, "retired": True, "answered_by_source": len(by_source)}
+    assert [event["event"] for event in events if event["event"] in ("rollback", "retired")] == ["rollback", "retired"]
+    assert all({"time", "frame", "alarms", "lr_scale"} <= event.keys() for event in events)
+    assert all(row["update"] == 0 for row in by_source)
+    assert not any(row["adapted"] for row in rows if row["index"] > events[-1]["frame"])
+    plain = tmp_path / "source"
+    adapt_stream(tiny_vit(), long_stream, plain, method="source", options=RunOptions(batch_size=8))
+    for row, wanted in zip(rows, rows_of(plain / "predictions.jsonl"), strict=True):
+        if "answered_by" in row:
+            assert row["class"] == wanted["class"]
+    assert len(by_source) < 120 - 8
+
+
+def test_guard_stop_ends_the_run(long_stream: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    guard = GuardOptions(**HASTY, retries=0, action="stop")
+    summary = adapt_stream(tiny_vit(), long_stream, output, **harmful(guard))
+    rows = rows_of(output / "predictions.jsonl")
+    assert summary.exit_reason == "guard" and 0 < len(rows) < 120
+    assert rows[-1]["answered_by"] == "source"
+    again = adapt_stream(tiny_vit(), long_stream, output, **harmful(guard, resume=True))
+    assert again.exit_reason == "guard" and len(rows_of(output / "predictions.jsonl")) == len(rows)
+
+
+def test_a_guarded_run_that_was_killed_goes_on_to_the_same_files(long_stream: Path, tmp_path: Path) -> None:
+    guard = GuardOptions(**HASTY, retries=2)
+    whole = tmp_path / "whole"
+    snapshots: list[Path] = []
+
+    def snapshot(_: object) -> None:
+        snapshots.append(tmp_path / f"killed{len(snapshots)}")
+        shutil.copytree(whole, snapshots[-1])
+
+    adapt_stream(tiny_vit(), long_stream, whole, on_batch=snapshot, **harmful(guard))
+    for killed in snapshots[::3]:
+        adapt_stream(tiny_vit(), long_stream, killed, **harmful(guard, resume=True))
+        assert (killed / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
+        events, wanted = rows_of(killed / "events.jsonl"), rows_of(whole / "events.jsonl")
+        assert [{**event, "time": 0} for event in events] == [{**event, "time": 0} for event in wanted]
+
+
+def test_the_guard_leaves_episodic_runs_and_the_source_alone(frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "a", config=REMConfig(episodic=True))
+    adapt_stream(tiny_vit(), frames, tmp_path / "b", method="source")
+    for name in ("a", "b"):
+        assert json.loads((tmp_path / name / "run.json").read_text())["guard"] is None
+    assert NUM_CLASSES == 7
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Dataset:
+    for domain in ("fog", "snow"):
+        for number in range(40):
+            path = tmp_path / "tree" / domain / f"class_{number % NUM_CLASSES}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw_image(number + (1000 if domain == "snow" else 0)).save(path)
+    return open_dataset(tmp_path / "tree", num_classes=NUM_CLASSES)
+
+
+def test_an_evaluation_reports_a_method_with_and_without_the_guard(tree: Dataset, tmp_path: Path) -> None:
+    methods = dict.fromkeys(("rem", "rem+guard"), REMConfig(lr=0.05))
+    options = EvalOptions(batch_size=8, guard=GuardOptions(**{**QUICK, "most_drift": 0.1}, retries=1))
+    both = evaluate(tiny_vit(), tree, tmp_path / "both", methods=methods, options=options)["methods"]
+    rows = rows_of(tmp_path / "both" / "predictions.jsonl")
+    by_source = [row for row in rows if row.get("answered_by") == "source"]
+    assert {row["method"] for row in by_source} == {"rem+guard"}
+    assert both["rem+guard"]["guard"] == {"alarms": 2, "retired": True, "answered_by_source": len(by_source)}
+    assert "guard" not in both["rem"] and both["rem"]["forwards_per_image"] == 3
+    assert both["rem+guard"]["forwards_per_image"] > 3
+    alone = evaluate(tiny_vit(), tree, tmp_path / "alone", methods={"rem": REMConfig(lr=0.05)}, options=options)
+    assert alone["methods"]["rem"]["error"] == both["rem"]["error"]
+
+
+def test_an_evaluation_under_the_guard_goes_on_to_the_same_rows(tree: Dataset, tmp_path: Path) -> None:
+    methods = {"rem+guard": REMConfig(lr=0.05)}
+    guard = GuardOptions(**{**QUICK, "most_drift": 0.1})
+    evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods, options=EvalOptions(batch_size=8, guard=guard))
+    step, calls = Guard.__call__, 0
+
+    def stopped(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise KeyboardInterrupt
+        return step(self, images, labels)
+
+    parts = EvalOptions(batch_size=8, guard=guard, save_every_s=0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Guard, "__call__", stopped)
+        evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=parts)
+    resumed = EvalOptions(batch_size=8, guard=guard, resume=True)
+    evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=resumed)
+    assert rows_of(tmp_path / "parts" / "predictions.jsonl") == rows_of(tmp_path / "whole" / "predictions.jsonl")
+
+
+def test_there_is_nothing_to_guard_in_the_source_method(tree: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="source changes no weights that a guard could put back"):
+        evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source+guard": MethodConfig()})

@@ -1,0 +1,150 @@
+"""Continual-MAE, against a plain reading of its rule."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.methods.continual_mae import ContinualMAE, _dropped
+from remtta.methods.hog import hog_patches, hog_size
+from remtta.methods.settings import ContinualMAEConfig
+from tests.conftest import random_images, tiny_vit
+
+CONFIG = ContinualMAEConfig(num_dropouts=3, lr=0.02, optimizer="sgd", restore=0.0)
+SOBEL = ((-1, 1), (0, 2), (1, 1))  # offset and weight
+
+
+def _plain_hog(padded: Tensor, top: int, left: int) -> list[float]:
+    """One colour of one 4 x 4 patch, pixel by pixel, from the padded picture."""
+    votes = [0.0] * 9
+    for y in range(4):
+        for x in range(4):
+            row, column = top + y + 1, left + x + 1
+            dx = sum(w * float(padded[row + n, column + 1] - padded[row + n, column - 1]) for n, w in SOBEL)
+            dy = sum(w * float(padded[row + 1, column + n] - padded[row - 1, column + n]) for n, w in SOBEL)
+            votes[math.floor(math.atan2(dx, dy) / math.pi * 9) % 9] += math.hypot(dx, dy)
+    length = math.sqrt(sum(vote * vote for vote in votes))
+    return [vote / length for vote in votes]
+
+
+def test_histograms_equal_a_count_pixel_by_pixel() -> None:
+    pixels = random_images(1, size=8).sigmoid()
+    got = hog_patches(pixels, (4, 4))
+    assert got.shape == (1, 4, 27)
+    padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1), mode="reflect")[0]
+    for number, (top, left) in enumerate([(0, 0), (0, 4), (4, 0), (4, 4)]):
+        expected = [v for colour in range(3) for v in _plain_hog(padded[colour], top, left)]
+        torch.testing.assert_close(got[0, number], torch.tensor(expected))
+
+
+def test_an_edge_votes_for_its_direction_and_a_flat_patch_for_none() -> None:
+    pixels = torch.zeros(1, 3, 16, 16)
+    pixels[..., 8:, :] = 1.0  # a step downwards: direction 0
+    histogram = hog_patches(pixels, (16, 16))[0, 0].view(3, 9, 4)  # four cells of 8 pixels
+    assert torch.equal(histogram[:, 0], torch.ones(3, 4))
+    assert histogram.sum() == 12
+    assert not hog_patches(torch.ones(1, 3, 8, 8), (4, 4)).any()
+    assert (hog_size((16, 16)), hog_size((14, 14)), hog_size((4, 4))) == (108, 108, 27)
+
+
+def _plain_loss(model: Any, decoder: dict[str, Tensor], images: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        target = model(images).softmax(1)
+        tokens = model._pos_embed(model.patch_embed(images))
+        features = torch.stack([model.norm(model.blocks(_dropped(tokens, seeds[:, n], 0.1))) for n in range(3)])
+        variance = features.var(0, correction=0).sum(-1)[:, 1:]
+        hidden = torch.stack([row >= row.sort().values[32] for row in variance])  # 32 of 64 patches
+        assert (hidden.sum(1) == 32).all()
+    patches = model.patch_embed(images)
+    patches = torch.where(hidden[..., None], decoder["mask_token"], patches)
+    x = torch.cat([model.cls_token.expand(len(images), -1, -1), patches], 1) + model.pos_embed
+    x = model.norm(model.blocks(x))
+    agree = -(target * model.head(x[:, 0]).log_softmax(1)).sum(1).mean()
+    described = x[:, 1:] @ decoder["hog.weight"].T + decoder["hog.bias"]
+    truth = hog_patches((images / 2 + 0.5).clamp(0, 1), (4, 4))
+    error = ((described - truth) ** 2)[hidden].mean()
+    return target, agree + 0.5 * error
+
+
+def test_three_updates_equal_a_plain_loop() -> None:
+    mae, model = ContinualMAE(tiny_vit(), CONFIG), tiny_vit()
+    decoder = {name: tensor.detach().clone().requires_grad_() for name, tensor in mae._own_state().items()}
+    optimizer = torch.optim.SGD([*model.parameters(), *decoder.values()], lr=0.02, momentum=0.9)
+    drawn = torch.Generator()
+    drawn.set_state(mae._generator.get_state())
+    start = {name: tensor.detach().clone() for name, tensor in decoder.items()}
+    for seed in range(3):
+        images = random_images(4, seed)
+        seeds = torch.randint(2**62, (4, 3), generator=drawn)
+        target, loss = _plain_loss(model, decoder, images, seeds)
+        torch.testing.assert_close(mae(images).softmax(1), target, atol=1e-5, rtol=1e-4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for _ in mae._weights.parameters:  # a restoration of no share still draws
+            torch.randint(2**62, (), generator=drawn)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(mae._weights.parameters[name], parameter, atol=1e-5, rtol=1e-3)
+    assert all((mae._decoder[name] - tensor).abs().max() > 1e-4 for name, tensor in start.items())
+    assert (mae.num_forwards, mae.num_backwards, mae.num_models) == (5, 1, 2)
+    assert ContinualMAE(tiny_vit()).num_forwards == 12
+
+
+def test_an_images_dropout_is_its_own() -> None:
+    tokens = torch.ones(3, 50, 40)
+    seeds = torch.tensor([5, 6, 5])
+    out = _dropped(tokens, seeds, 0.1)
+    assert torch.equal(out[0], out[2])
+    assert not torch.equal(out[0], out[1])
+    assert torch.equal(_dropped(tokens[1:2], seeds[1:2], 0.1)[0], out[1])
+    assert 0.08 < float((out == 0).float().mean()) < 0.12
+    assert out.unique().tolist() == [0.0, pytest.approx(1 / 0.9)]
+
+
+def test_restored_weights_are_the_sources() -> None:
+    source = dict(tiny_vit().named_parameters())
+    mae = ContinualMAE(tiny_vit(), dataclasses.replace(CONFIG, restore=0.5))
+    mae(random_images(4))
+    name = "blocks.1.mlp.fc1.weight"
+    assert 0.45 < float((mae._weights.parameters[name] == source[name]).float().mean()) < 0.55
+
+
+def test_a_reset_and_a_resume_carry_the_decoder() -> None:
+    through = ContinualMAE(tiny_vit(), dataclasses.replace(CONFIG, restore=0.1))
+    fresh = {name: tensor.detach().clone() for name, tensor in through._own_state().items()}
+    through(random_images(2, 0))
+    state = copy.deepcopy(through.state())
+    torch.manual_seed(99)
+    resumed = ContinualMAE(tiny_vit(), dataclasses.replace(CONFIG, restore=0.1))
+    resumed.load_state(state)
+    for seed in (1, 2):
+        assert torch.equal(resumed(random_images(2, seed)), through(random_images(2, seed)))
+    through.reset()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in through._own_state().items())
+
+
+def test_a_share_that_masks_no_patch_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"mask ratio 0\.01 masks none of 64 patches; choose a larger one"):
+        ContinualMAE(tiny_vit(), ContinualMAEConfig(mask_ratio=0.01))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_ratio": 1.0}, "mask-ratio must be in (0, 1), got 1.0"),
+        ({"num_dropouts": 1}, "num-dropouts must be >= 2, got 1"),
+        ({"dropout": 0.0}, "dropout must be in (0, 1), got 0.0"),
+        ({"hog_weight": -1.0}, "hog-weight must be >= 0 and finite, got -1.0"),
+    ],
+)
+def test_a_setting_of_continual_mae_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ContinualMAEConfig(**changes)
+    assert str(caught.value) == message

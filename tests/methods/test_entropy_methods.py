@@ -1,0 +1,593 @@
+"""The peers that adapt norms by entropy-like losses, each against a plain reading of its rule."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta import RunOptions, adapt_stream, load_delta
+from remtta.errors import UsageError
+from remtta.methods.augmentations import PixelSpace, clean_jitter
+from remtta.methods.filters import shuffle_patches
+from remtta.methods.losses import come_entropy, rem_loss, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.method import Method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+
+LN_C = math.log(NUM_CLASSES)
+FILTERING = ["eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo"]
+
+
+def vivid_vit() -> Any:
+    """The tiny ViT with predictions from nearly certain to nearly uniform, of several classes."""
+    model: Any = tiny_vit()
+    with torch.no_grad():
+        model.head.weight.mul_(4)
+    return model
+
+
+def batch(seed: int, count: int = 6) -> Tensor:
+    return 2 * random_images(count, seed)
+
+
+def make(name: str, **settings: Any) -> Any:
+    """A method at lr 0.01; one that learns from source images has learned from eight."""
+    config = method_config(name, {"lr": 0.01, **settings}, batch_size=6)
+    method: Any = build_method(name, vivid_vit(), config)
+    if method.needs_source:
+        method.use_source(method.source_statistics([batch(90, 4), batch(91, 4)]))
+    return method
+
+
+def norms(model: Any, blocks: int | None = None) -> list[nn.Parameter]:
+    """Weights and biases of all LayerNorms, or of those of the first blocks."""
+    root = model if blocks is None else model.blocks[:blocks]
+    return [p for module in root.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
+
+
+def entropy_of(logits: Tensor) -> Tensor:
+    probs = logits.softmax(-1)
+    return -(probs * probs.log()).sum()
+
+
+def come_of(logits: Tensor) -> Tensor:
+    """From the Dirichlet's parameters e^z + 1: belief e^z / S, uncertainty C / S, S their sum."""
+    logits = logits / logits.norm() * logits.norm().detach()
+    evidence = logits.exp()
+    strength = (evidence + 1).sum()
+    masses = torch.cat([evidence, torch.tensor([float(NUM_CLASSES)])]) / strength
+    return -(masses * masses.log()).sum()
+
+
+def cosine(first: Tensor, second: Tensor) -> float:
+    return float((first * second).sum() / first.norm() / second.norm())
+
+
+def assert_same_weights(method: Any, plain: Any) -> None:
+    ours = dict(method.model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(ours[name], parameter, msg=f"{name} differs")
+
+
+# --- ETA, EATA, RDumb --------------------------------------------------------------------------------------------
+
+
+class PlainETA:
+    """The rule of ETA and EATA image by image."""
+
+    def __init__(
+        self,
+        max_cosine: float,
+        measure: Callable[[Tensor], Tensor] = entropy_of,
+        fisher: Sequence[Tensor] | None = None,
+        weight: float = 0.0,
+        margin: float = 0.4,
+    ) -> None:
+        self.model = vivid_vit()
+        self.parameters = norms(self.model)
+        self.source = [parameter.detach().clone() for parameter in self.parameters]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.01, momentum=0.9)
+        self.max_cosine, self.measure, self.fisher, self.weight = max_cosine, measure, fisher, weight
+        self.margin = margin * LN_C
+        self.mean: Tensor | None = None
+        self.uncertain = self.redundant = 0
+
+    def step(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        terms, kept = [], []
+        for row in logits:
+            nats = self.measure(row)
+            if nats >= self.margin:
+                self.uncertain += 1
+            elif self.mean is not None and abs(cosine(self.mean, row.detach().softmax(-1))) >= self.max_cosine:
+                self.redundant += 1
+            else:
+                terms.append(math.exp(self.margin - nats.item()) * nats)
+                kept.append(row.detach().softmax(-1))
+        if not terms:
+            return logits.detach()
+        loss = sum(terms, torch.zeros(())) / len(terms)
+        if self.fisher is not None:
+            for parameter, source, importance in zip(self.parameters, self.source, self.fisher, strict=True):
+                loss = loss + self.weight * (importance * (parameter - source) ** 2).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        new = torch.stack(kept).mean(0)
+        self.mean = new if self.mean is None else 0.9 * self.mean + 0.1 * new
+        return logits.detach()
+
+
+def scaled(cosine_at_1000: float) -> float:
+    return cosine_at_1000 * math.sqrt(1000 / NUM_CLASSES)
+
+
+def test_eta_is_its_rule() -> None:
+    method, plain = make("eta", max_cosine=0.075), PlainETA(max_cosine=scaled(0.075))
+    for seed in range(4):
+        torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
+    assert plain.uncertain > 0 and plain.redundant > 0  # both filters matter here
+    assert_same_weights(method, plain.model)
+    assert plain.mean is not None
+    torch.testing.assert_close(method._own_state(), {"mean_probs": plain.mean})
+    assert len(method.adapted_names) == len(plain.parameters)
+
+
+def plain_fisher(batches: Sequence[Tensor]) -> list[Tensor]:
+    """Mean over batches of the squared gradient of a batch's mean cross-entropy against its own labels."""
+    model = vivid_vit()
+    total = [torch.zeros_like(parameter) for parameter in norms(model)]
+    for images in batches:
+        logits = model(images)
+        loss = -torch.stack([row.log_softmax(-1).max() for row in logits]).mean()
+        gradients = torch.autograd.grad(loss, norms(model))
+        total = [old + gradient**2 for old, gradient in zip(total, gradients, strict=True)]
+    return [each / len(batches) for each in total]
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_the_fisher_information_is_of_the_first_images_only(micro_batch: int | None) -> None:
+    method = make("eata", fisher_images=6, micro_batch=micro_batch)
+    statistics = method.source_statistics(batch(seed, 4) for seed in range(5))
+    assert list(statistics) == list(method.adapted_names)
+    expected = plain_fisher([batch(0, 4), batch(1, 4)[:2]])
+    torch.testing.assert_close(list(statistics.values()), expected)
+    with pytest.raises(ValueError, match="no source images"):
+        method.source_statistics([])
+
+
+@pytest.mark.parametrize(("name", "measure", "margin"), [("eata", entropy_of, 0.4), ("eata-come", come_of, 0.6)])
+def test_eata_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], margin: float) -> None:
+    settings = {"max_cosine": 0.08, "fisher_weight": 3.0, "entropy_margin": margin}
+    plain = PlainETA(scaled(0.08), measure, plain_fisher([batch(90, 4), batch(91, 4)]), 3.0, margin)
+    method, free = make(name, **settings), make(name, **{**settings, "fisher_weight": 0.0})
+    for seed in range(3):
+        torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
+        free(batch(seed))
+    assert plain.uncertain > 0
+    assert_same_weights(method, plain.model)
+    moved = max(float((method.delta()[name] - tensor).abs().max()) for name, tensor in free.delta().items())
+    assert moved > 1e-4  # the penalty matters here
+
+
+def test_eata_without_source_images_says_what_it_needs() -> None:
+    method = build_method("eata", vivid_vit())
+    with pytest.raises(UsageError, match="--source-data FOLDER"):
+        method(batch(0))
+    other = make("eata", adapt_layers="0-1")
+    with pytest.raises(ValueError, match="of other parameters"):
+        method.use_source(other.source_statistics([batch(0)]))
+
+
+def test_rdumb_is_eta_that_starts_again() -> None:
+    rdumb = make("rdumb", reset_every_steps=2, max_cosine=0.08)
+    seeds = range(5)
+    outputs = [rdumb(batch(seed)) for seed in seeds]
+    for start in (0, 2, 4):
+        eta = make("eta", max_cosine=0.08)
+        for seed in seeds[start : start + 2]:
+            assert torch.equal(outputs[seed], eta(batch(seed)))
+        assert eta.num_updates > 0
+    assert rdumb.num_updates == 1
+    torch.testing.assert_close(rdumb.delta(), eta.delta())
+
+
+def test_a_run_with_a_method_that_starts_again_counts_from_there(frames: Path, tmp_path: Path) -> None:
+    config = method_config("rdumb", {"reset_every_steps": 2, "max_cosine": 1.0, "entropy_margin": 1.0}, batch_size=4)
+    options = RunOptions(batch_size=4)
+    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", method="rdumb", config=config, options=options)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == [0] * 4 + [1] * 4 + [0] * 4
+    assert summary.num_updates == 3
+    delta = load_delta(tmp_path / "run")
+    assert (delta.frames, delta.updates) == (4, 1)
+
+
+# --- SAR ---------------------------------------------------------------------------------------------------------
+
+
+class PlainSAR:
+    """The rule of SAR on two models: the one that learns, and one a step up the loss."""
+
+    def __init__(self, rho: float, measure: Callable[[Tensor], Tensor], margin: float) -> None:
+        self.model, self.rho, self.measure, self.margin = vivid_vit(), rho, measure, margin * LN_C
+        self.optimizer = torch.optim.SGD(norms(self.model, 3), lr=0.01, momentum=0.9)
+        self.ema: float | None = None
+        self.lost = 0
+
+    def step(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        first = [row for row in range(len(images)) if self.measure(logits[row]) < self.margin]
+        loss = sum((self.measure(logits[row]) for row in first), torch.zeros(())) / len(first)
+        gradients = torch.autograd.grad(loss, norms(self.model, 3))
+        length = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
+        above = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for parameter, gradient in zip(norms(above, 3), gradients, strict=True):
+                parameter.add_(self.rho / length * gradient)
+        nats = [self.measure(row) for row in above(images[first])]
+        second = [each for each in nats if each < self.margin]
+        self.lost += len(first) - len(second)
+        loss = sum(second, torch.zeros(())) / len(second)
+        for parameter, gradient in zip(norms(self.model, 3), torch.autograd.grad(loss, norms(above, 3)), strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.ema = loss.item() if self.ema is None else 0.9 * self.ema + 0.1 * loss.item()
+        return logits.detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "measure", "rho", "margin"),
+    [("sar", entropy_of, 0.3, 0.4), ("sar", entropy_of, 0.05, 0.4), ("sar-come", come_of, 0.3, 0.6)],
+)
+def test_sar_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], rho: float, margin: float) -> None:
+    method = make(name, rho=rho, reset_below=0.0, entropy_margin=margin)
+    plain = PlainSAR(rho, measure, margin)
+    for seed in range(3):
+        torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
+    assert plain.lost > 0 or rho < 0.1  # the second filter matters where the step is long
+    assert_same_weights(method, plain.model)
+    assert method._mean_loss == pytest.approx(plain.ema, rel=1e-5)
+    assert len(method.adapted_names) == 3 * 4  # two norms in each of three of four blocks
+
+
+def test_sar_goes_back_to_the_source_when_its_loss_has_collapsed() -> None:
+    fresh = make("sar", reset_below=0.0)
+    fresh(batch(0))
+    limit = fresh._mean_loss
+    method = make("sar", reset_below=limit * 1.01)
+    method(batch(0))
+    assert method.num_updates == 0
+    assert method._own_state() == {} and not method._optimizer.state
+    source = vivid_vit().state_dict()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in method.model.state_dict().items())
+    method.config = make("sar", reset_below=0.0).config
+    method(batch(0))
+    assert method._mean_loss == limit  # not mixed with what came before
+    torch.testing.assert_close(method.delta(), fresh.delta())
+
+
+def test_sar_does_not_step_if_nothing_is_certain_after_the_climb() -> None:
+    method = make("sar", rho=30.0)
+    source = vivid_vit().state_dict()
+    assert (method._entropy(method(batch(0))) < 0.4 * LN_C).any()
+    assert method.num_updates == 0 and method._mean_loss is None
+    assert all(torch.equal(tensor, source[name]) for name, tensor in method.model.state_dict().items())
+
+
+# --- DeYO --------------------------------------------------------------------------------------------------------
+
+
+def plain_shuffle(image: Tensor, order: Sequence[int]) -> Tensor:
+    """The 4 x 4 patches of 8 x 8 pixels in this order."""
+    shuffled = torch.empty_like(image)
+    for place, patch in enumerate(order):
+        row, column = 8 * (place // 4), 8 * (place % 4)
+        from_row, from_column = 8 * (patch // 4), 8 * (patch % 4)
+        shuffled[:, row : row + 8, column : column + 8] = image[
+            :, from_row : from_row + 8, from_column : from_column + 8
+        ]
+    return shuffled
+
+
+def test_deyo_is_its_rule() -> None:
+    method, plain = make("deyo", plpd_margin=0.0), vivid_vit()
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    optimizer = torch.optim.SGD(norms(plain, 3), lr=0.01, momentum=0.9)
+    uncertain = shapeless = 0
+    for seed in range(3):
+        images = batch(seed)
+        logits = plain(images)
+        torch.testing.assert_close(method(images), logits.detach())
+        terms = []
+        for image, row in zip(images, logits, strict=True):
+            nats = entropy_of(row)
+            if nats >= 0.5 * LN_C:
+                uncertain += 1
+                continue
+            order = torch.randperm(16, generator=generator).tolist()
+            with torch.no_grad():
+                other = plain(plain_shuffle(image, order).unsqueeze(0))[0].softmax(-1)
+            drop = (row.softmax(-1) - other)[row.argmax()].item()
+            if drop <= 0.0:
+                shapeless += 1
+                continue
+            terms.append((math.exp(0.4 * LN_C - nats.item()) + math.exp(drop)) * nats)
+        if not terms:
+            continue
+        optimizer.zero_grad()
+        (sum(terms, torch.zeros(())) / len(terms)).backward()
+        optimizer.step()
+    assert uncertain > 0 and shapeless > 0 and method.num_updates > 1
+    assert_same_weights(method, plain)
+    assert len(method.adapted_names) == len(norms(plain, 3))
+
+
+def test_deyo_does_not_step_if_no_image_needs_its_shape() -> None:
+    method = make("deyo", plpd_margin=0.999)
+    method(batch(0))
+    assert method.num_updates == 0
+
+
+def test_shuffled_images_of_any_size_keep_their_size_and_their_patches() -> None:
+    images = random_images(2, 0)
+    generator = torch.Generator().manual_seed(5)
+    shuffled = shuffle_patches(images, 4, generator)
+    generator.manual_seed(5)
+    for image, found in zip(images, shuffled, strict=True):
+        assert torch.equal(found, plain_shuffle(image, torch.randperm(16, generator=generator).tolist()))
+    assert not torch.equal(images, shuffled)
+    odd = torch.full((1, 3, 30, 33), 0.25)
+    torch.testing.assert_close(shuffle_patches(odd, 4, generator), odd)
+
+
+# --- COME --------------------------------------------------------------------------------------------------------
+
+
+def test_the_entropy_of_come_is_that_of_the_opinion_and_leaves_the_norm_alone() -> None:
+    # Evidence e^0 = 1 twice, C = 2: beliefs 1/4, 1/4, uncertainty 1/2: (1/2) ln 4 + (1/2) ln 2 = 1.5 ln 2.
+    torch.testing.assert_close(come_entropy(torch.zeros(2)), torch.tensor(1.5 * math.log(2)))
+    logits = vivid_vit()(batch(0)).detach().requires_grad_()
+    nats = come_entropy(logits)
+    torch.testing.assert_close(nats, torch.stack([come_of(row) for row in logits]))
+    nats.sum().backward()
+    assert logits.grad is not None and logits.grad.norm() > 0.01
+    torch.testing.assert_close((logits.grad * logits).sum(-1), torch.zeros(6), atol=1e-5, rtol=0)
+
+
+def test_tent_on_come_is_its_rule() -> None:
+    method, plain = make("tent-come"), vivid_vit()
+    optimizer = torch.optim.SGD(norms(plain), lr=0.01, momentum=0.9)
+    for seed in range(3):
+        logits = plain(batch(seed))
+        torch.testing.assert_close(method(batch(seed)), logits.detach())
+        optimizer.zero_grad()
+        torch.stack([come_of(row) for row in logits]).mean().backward()
+        optimizer.step()
+    assert_same_weights(method, plain)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_rem_on_come_ranks_by_the_other_entropy_only(share: float) -> None:
+    method, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)
+    for seed in range(2):
+        method.violating_share = share  # at 0 the plain view gets its graph only where it violates the order
+        logits = plain.views(batch(seed))
+        torch.testing.assert_close(method(batch(seed)), logits[0].detach())
+        consistency = rem_loss(logits, 0.0)
+        ranking = torch.zeros(())
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            for less, more in zip(logits[i], logits[j], strict=True):
+                ranking = ranking + (come_of(less) - come_of(more).detach() + 0.05 * LN_C).clamp(min=0) / 6
+        plain._optimizer.zero_grad()
+        (consistency + ranking).backward()
+        plain._optimizer.step()
+    assert ranking > 0
+    assert_same_weights(method, plain.model)
+
+
+# --- ROID, CMF ---------------------------------------------------------------------------------------------------
+
+
+class PlainROID:
+    """The rule of ROID image by image; the augmented view is drawn by the package's own function."""
+
+    def __init__(self) -> None:
+        self.model = vivid_vit()
+        self.parameters = norms(self.model)
+        self.source = [parameter.detach().clone() for parameter in self.parameters]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.01, momentum=0.9, nesterov=True)
+        self.generator = torch.Generator().manual_seed(torch.initial_seed())
+        self.mean = torch.full((NUM_CLASSES,), 1 / NUM_CLASSES)
+        self.left_out = 0
+
+    def step(self, images: Tensor) -> Tensor:
+        logits = self.model(images)
+        rows = [row.softmax(-1) for row in logits.detach()]
+        diversity = self.stretch([1 - cosine(self.mean, row) for row in rows])
+        certainty = self.stretch([-entropy_of(row).item() for row in logits.detach()])
+        mean = sum(diversity) / len(diversity)
+        chosen = [place for place in range(len(rows)) if diversity[place] >= mean]
+        self.left_out += len(rows) - len(chosen)
+        views = self.model(PixelSpace(self.model).augment(images[chosen], clean_jitter, self.generator))
+        loss = torch.zeros(())
+        for place, view in zip(chosen, views, strict=True):
+            p, q = logits[place].softmax(-1), view.softmax(-1)
+            held = p.clamp(max=0.99)
+            ratio = -(held * (held / (1 - held)).log()).sum()
+            symmetric = -0.5 * ((p * q.log()).sum() + (q * p.log()).sum())
+            weight = math.exp(3 * diversity[place] * certainty[place])
+            loss = loss + weight * (ratio + symmetric) / len(images)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.mix()
+        prior = torch.stack(rows).mean(0)
+        self.mean = 0.9 * self.mean + 0.1 * prior
+        smoothing = max(1 / len(rows), 1 / NUM_CLASSES) / prior.max()
+        corrected = torch.stack(rows) * (prior + smoothing) / (1 + smoothing * NUM_CLASSES)
+        return corrected / corrected.sum(-1, keepdim=True)
+
+    @staticmethod
+    def stretch(values: list[float]) -> list[float]:
+        low, high = min(values), max(values)
+        return [(value - low) / (high - low) if high > low else 0.0 for value in values]
+
+    @torch.no_grad()
+    def mix(self) -> None:
+        for parameter, source in zip(self.parameters, self.source, strict=True):
+            parameter.copy_(0.99 * parameter + 0.01 * source)
+
+
+class PlainCMF(PlainROID):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [source.clone() for source in self.source]
+        self.variance = 0.0
+
+    @torch.no_grad()
+    def mix(self) -> None:
+        q = 0.005 * sum(parameter.numel() for parameter in self.parameters) / 38400
+        self.variance = 0.9801 * self.variance + q
+        beta = max((1 - q) / (self.variance + 1 - q), 0.89)
+        self.variance *= beta
+        for place, parameter in enumerate(self.parameters):
+            hidden = 0.99 * self.hidden[place] + 0.01 * self.source[place]
+            self.hidden[place] = beta * hidden + (1 - beta) * parameter
+            parameter.copy_(0.99 * parameter + 0.01 * self.hidden[place])
+
+
+@pytest.mark.parametrize("count", [6, 1])
+@pytest.mark.parametrize("name", ["roid", "cmf"])
+def test_roid_and_cmf_are_their_rule(name: str, count: int) -> None:
+    method = make(name)
+    plain = PlainROID() if name == "roid" else PlainCMF()
+    for seed in range(3):
+        expected = plain.step(batch(seed, count))
+        torch.testing.assert_close(method(batch(seed, count)).softmax(-1), expected)
+    assert (plain.left_out > 0) is (count > 1)
+    assert_same_weights(method, plain.model)
+    state = method._own_state()
+    torch.testing.assert_close(state["mean_probs"], plain.mean)
+    if isinstance(plain, PlainCMF):
+        assert state["hidden_variance"].item() == pytest.approx(plain.variance)
+        hidden = [tensor for key, tensor in state.items() if key.startswith("hidden.")]
+        torch.testing.assert_close(hidden, plain.hidden)
+        assert any(not torch.equal(one, two) for one, two in zip(hidden, plain.source, strict=True))
+
+
+def test_roids_prior_multiplies_logits_where_asked_to() -> None:
+    logits = vivid_vit()(batch(0)).detach()
+    prior = logits.softmax(-1).mean(0)
+    smoothing = max(1 / len(logits), 1 / NUM_CLASSES) / prior.max()
+    expected = logits * (prior + smoothing) / (1 + smoothing * NUM_CLASSES)
+    torch.testing.assert_close(make("roid", prior_on="logits")(batch(0)), expected)
+    with pytest.raises(UsageError, match="prior on must be probabilities or logits"):
+        make("roid", prior_on="odds")
+
+
+def test_cmf_starts_again_with_its_hidden_weights_and_their_variance() -> None:
+    method = make("cmf", process_noise=0.5)
+    fresh = method._own_state()
+    fresh = {key: tensor.clone() for key, tensor in fresh.items()}
+    method(batch(0))
+    assert any(not torch.equal(tensor, fresh[key]) for key, tensor in method._own_state().items())
+    method.reset()
+    torch.testing.assert_close(method._own_state(), fresh, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["roid", "cmf"])
+def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: str) -> None:
+    with pytest.raises(UsageError, match="weigh each image against the whole batch, got 2"):
+        method_config(name, {"micro_batch": 2}, batch_size=6)
+
+
+def test_the_soft_likelihood_ratio_holds_certain_probabilities() -> None:
+    # p = (0.8, 0.2): -(0.8 ln 4 + 0.2 ln 0.25) = -0.6 ln 4
+    logits = torch.tensor([[math.log(0.8), math.log(0.2)], [9.0, 0.0]], requires_grad=True)
+    ratios = soft_likelihood_ratio(logits, 0.99)
+    torch.testing.assert_close(ratios[0], torch.tensor(-0.6 * math.log(4)))
+    rest = 1 / (1 + math.exp(9))
+    expected = -0.99 * math.log(99) - rest * math.log(rest / (1 - rest))
+    torch.testing.assert_close(ratios[1], torch.tensor(expected))
+    assert torch.isfinite(torch.autograd.grad(ratios.sum(), logits)[0]).all()
+
+
+def test_the_symmetric_cross_entropy_treats_both_alike() -> None:
+    one, two = torch.tensor([[0.0, 1.0, -1.0]]), torch.tensor([[2.0, 0.0, 0.5]])
+    torch.testing.assert_close(symmetric_cross_entropy(one, two), symmetric_cross_entropy(two, one))
+    torch.testing.assert_close(symmetric_cross_entropy(one, one), entropy_of(one[0]).unsqueeze(0))
+
+
+# --- What all of them keep ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILTERING)
+def test_a_batch_that_passes_no_filter_is_predicted_and_changes_nothing(name: str) -> None:
+    method = make(name, max_cosine=1.0) if "eta" in name or "eata" in name else make(name, **_loose(name))
+    method(batch(0))
+    assert method.num_updates == 1
+    before = copy.deepcopy(method.state())
+    method._margin = 0.0
+    expected = method.predict(batch(1))
+    torch.testing.assert_close(method(batch(1)), expected)
+    after = method.state()
+    changed = [key for key in before if not torch.equal(before[key], after[key])]
+    assert changed == (["own.steps"] if name == "rdumb" else [])
+    assert after.keys() == before.keys()
+
+
+def _loose(name: str) -> dict[str, float]:
+    return {"plpd_margin": -1.0} if name == "deyo" else {"reset_below": 0.0} if "sar" in name else {"max_cosine": 1.0}
+
+
+@pytest.mark.parametrize("name", [*FILTERING, "tent-come", "rem-come", "roid", "cmf"])
+def test_everything_is_forgotten_by_a_reset_and_kept_by_a_state(name: str) -> None:
+    loose = _loose(name) if name in FILTERING else {}
+    method: Any = make(name, **loose)
+    source = {key: tensor.clone() for key, tensor in method.model.state_dict().items()}
+    outputs = [method(batch(seed, 1)) for seed in (0, 1)]  # a batch of one is a batch
+    for seed in (2, 3):
+        method(batch(seed))
+    assert method.num_updates > 0
+    state = copy.deepcopy(method.state())
+    later = [method(batch(seed)) for seed in (4, 5)]
+    weights = {key: tensor.clone() for key, tensor in method.model.state_dict().items()}
+    resumed: Any = make(name, **loose)
+    resumed.load_state(state)
+    assert all(torch.equal(resumed(batch(seed)), output) for seed, output in zip((4, 5), later, strict=True))
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in resumed.model.state_dict().items())
+    method.reset()
+    assert all(torch.equal(tensor, source[key]) for key, tensor in method.model.state_dict().items())
+    assert torch.equal(method(batch(0, 1)), outputs[0])
+    if name not in ("deyo", "roid", "cmf"):  # which go on with their random numbers
+        assert torch.equal(method(batch(1, 1)), outputs[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "forwards", "backwards"),
+    [("eta", 1, 1), ("eata", 1, 1), ("rdumb", 1, 1), ("sar", 2, 2), ("deyo", 2, 1), ("roid", 2, 2), ("cmf", 2, 2)],
+)
+def test_passes_per_image_are_reported(name: str, forwards: int, backwards: int) -> None:
+    method: Method = make(name)
+    assert (method.num_forwards, method.num_backwards, method.num_models) == (forwards, backwards, 1)
+    twice = make(name, steps=2)
+    assert (twice.num_forwards, twice.num_backwards) == (2 * forwards, 2 * backwards)
+
+
+def test_learning_rates_follow_the_batch_as_published() -> None:
+    rates = {name: [method_config(name, {}, batch_size=size).lr for size in (64, 16, 1)] for name in ("eta", "rdumb")}
+    assert rates["eta"] == pytest.approx([1e-3, 1e-3 / 4, 1e-3 / 64])
+    assert rates["rdumb"] == pytest.approx([2.5e-4, 2.5e-4 / 4, 2.5e-4 / 64])
+    for name in ("sar", "deyo"):
+        found = [method_config(name, {}, batch_size=size).lr for size in (64, 16, 1)]
+        assert found == pytest.approx([1e-3, 1e-3 / 4, 2e-3 / 64])

@@ -1,0 +1,198 @@
+"""FOA and its CMA-ES, against plain readings of their rules."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.errors import ModelError, UsageError
+from remtta.methods.cmaes import CMAES
+from remtta.methods.foa import FOA
+from remtta.methods.settings import FOAConfig
+from tests.conftest import random_images, tiny_vit
+
+CONFIG = FOAConfig(num_prompts=2, population=6)
+CLEAN = [random_images(6, seed) for seed in (11, 12)]
+
+
+def _foa(config: FOAConfig = CONFIG) -> FOA:
+    foa = FOA(tiny_vit(), config)
+    foa.use_source(foa.source_statistics(CLEAN))
+    return foa
+
+
+@torch.no_grad()
+def _plain_forward(vit: Any, images: Tensor, prompts: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    x = torch.cat([vit.cls_token.expand(len(images), -1, -1), vit.patch_embed(images)], 1) + vit.pos_embed
+    if prompts is not None:
+        x = torch.cat([x[:, :1], prompts.float().view(1, 2, 48).repeat(len(x), 1, 1), x[:, 1:]], 1)
+    tokens = []
+    for block in vit.blocks:
+        x = block(x)
+        tokens.append(x[:, 0])
+    tokens[-1] = vit.norm(x)[:, 0]
+    feature = tokens[-1] if shift is None else tokens[-1] + shift
+    return vit.head(feature), torch.stack(tokens)
+
+
+def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
+    vit: Any = tiny_vit()
+    clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
+    mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
+    foa = _foa()
+    cma, generator = CMAES(96, 6), torch.Generator()
+    generator.set_state(foa._generator.get_state())
+    best: Tensor | None = None
+    running: Tensor | None = None
+    chosen = []
+    for seed in range(3):
+        images = random_images(5, seed)
+        shift = None if running is None else mean[-1] - running
+        asked = cma.ask(generator)
+        outcomes = []
+        for prompts in [best, *asked]:
+            logits, tokens = _plain_forward(vit, images, prompts, shift)
+            p = logits.softmax(1)
+            spread = (tokens - tokens.mean(1, keepdim=True)).square().mean(1).sqrt()
+            distance = sum(
+                (tokens[layer].mean(0) - mean[layer]).norm() + (spread[layer] - std[layer]).norm() for layer in range(4)
+            )
+            fitness = float(-(p * p.log()).sum() + 0.4 * 5 / 64 * distance)
+            outcomes.append((fitness, logits, tokens[-1].mean(0), prompts))
+        winner = min(range(7), key=lambda number: outcomes[number][0])
+        chosen.append(winner)
+        _, expected, feature, best = outcomes[winner]
+        running = feature if running is None else 0.9 * running + 0.1 * feature
+        cma.tell(asked, torch.tensor([outcome[0] for outcome in outcomes[1:]]))
+        torch.testing.assert_close(foa(images), expected, atol=1e-4, rtol=1e-4)
+    assert any(chosen)  # at least once a candidate won
+    assert (foa.num_updates, foa.num_forwards, foa.num_backwards) == (3, 7, 0)
+    torch.testing.assert_close(foa._cma.mean, cma.mean)
+    assert foa.delta() == {}
+
+
+def test_the_prediction_is_of_the_fittest_and_never_less_fit_than_the_source_at_first() -> None:
+    foa, images = _foa(dataclasses.replace(CONFIG, distance_weight=0.0)), random_images(5)
+    source = foa.predict(images)
+    with torch.no_grad():
+        torch.testing.assert_close(source, tiny_vit()(images))
+    predicted = foa(images)
+
+    def total(logits: Tensor) -> float:
+        return float(-(logits.softmax(1) * logits.log_softmax(1)).sum())
+
+    assert total(predicted) < total(source)
+
+
+def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_as_they_were() -> None:
+    foa = _foa()
+    foa._running = foa._source()["mean"][-1]  # the shift is then zero
+    images = random_images(3)
+    with torch.no_grad():
+        torch.testing.assert_close(foa.predict(images), tiny_vit()(images))
+    foa._running = foa._running + 1.0
+    with torch.no_grad():
+        assert not torch.allclose(foa.predict(images), tiny_vit()(images), atol=1e-3)
+
+
+def test_a_first_call_without_statistics_names_the_option() -> None:
+    with pytest.raises(UsageError, match="--source-data FOLDER"):
+        FOA(tiny_vit(), CONFIG)(random_images(2))
+
+
+def test_statistics_do_not_depend_on_what_was_learned_nor_on_the_batches() -> None:
+    foa = _foa()
+    before = foa.source_statistics(CLEAN)
+    foa(random_images(5))
+    again = foa.source_statistics([torch.cat(CLEAN)])
+    torch.testing.assert_close(again, before)
+    assert before["mean"].shape == before["std"].shape == (4, 48)
+
+
+def test_foa_goes_on_from_its_state_and_a_reset_is_the_source() -> None:
+    through = _foa()
+    for seed in range(2):
+        through(random_images(4, seed))
+    state = copy.deepcopy(through.state())
+    torch.manual_seed(99)
+    resumed = _foa()
+    resumed.load_state(state)
+    assert torch.equal(resumed(random_images(4, 5)), through(random_images(4, 5)))
+    resumed.reset()
+    assert resumed.num_updates == 0
+    with torch.no_grad():
+        torch.testing.assert_close(resumed.predict(random_images(2)), tiny_vit()(random_images(2)))
+
+
+def test_starting_from_a_delta_searches_afresh() -> None:
+    foa = _foa()
+    foa(random_images(4))
+    foa.load_delta({"head.bias": torch.arange(7.0)})
+    with torch.no_grad():
+        expected = tiny_vit()(random_images(2)) + torch.arange(7.0)
+    torch.testing.assert_close(foa.predict(random_images(2)), expected)
+    assert int(foa._cma.counts[0]) == 0
+
+
+def test_one_image_and_one_that_is_no_number() -> None:
+    foa = _foa()
+    assert torch.isfinite(foa(random_images(1))).all()
+    mean = foa._cma.mean
+    foa(torch.full((1, 3, 32, 32), torch.nan))
+    assert foa.num_updates == 1
+    assert torch.equal(foa._cma.mean, mean)
+
+
+def test_the_papers_population_on_vit_base_and_a_model_that_pools() -> None:
+    assert CMAES(3 * 768).population == 27
+    with pytest.raises(ModelError, match="reads other tokens"):
+        FOA(tiny_vit(global_pool="avg"))
+    with pytest.raises(UsageError, match="population must be >= 4, got 2"):
+        FOAConfig(population=2)
+
+
+def _ellipsoid(x: Tensor) -> Tensor:
+    scale = torch.logspace(0, 4, x.shape[1], dtype=torch.float64)  # a condition number of 10^4
+    return (scale * (x - 1).square()).sum(1)
+
+
+def test_cma_es_finds_the_minimum_of_an_ill_conditioned_bowl() -> None:
+    cma, generator = CMAES(6), torch.Generator().manual_seed(0)
+    for _ in range(400):
+        asked = cma.ask(generator)
+        cma.tell(asked, _ellipsoid(asked))
+    torch.testing.assert_close(cma.mean, torch.ones(6, dtype=torch.float64), atol=1e-6, rtol=0)
+    ratio = cma.scales.max() / cma.scales.min()
+    assert 30 < ratio < 300  # the axes have learned the bowl's, whose square root of the condition is 100
+
+
+def test_one_generation_of_cma_es_moves_to_the_weighted_mean_of_the_better_half() -> None:
+    cma = CMAES(3, 4)
+    asked = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [9, 9, 9]], dtype=torch.float64)
+    cma.tell(asked, torch.tensor([2.0, 1.0, 3.0, 4.0]))
+    first, second = math.log(2.5), math.log(2.5) - math.log(2)  # log((4 + 1) / 2) - log rank
+    total = first + second
+    expected = torch.tensor([second / total, first / total, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(cma.mean, expected)
+    shorter = float(expected.norm()) * math.sqrt(1 / float((expected / expected.sum()).square().sum()))
+    assert (float(cma.sigma) < 1) == (shorter < cma._expected_norm)
+
+
+def test_cma_es_goes_on_from_its_state_between_two_renewals_of_its_axes() -> None:
+    through, generator = CMAES(100, 4), torch.Generator().manual_seed(0)
+    assert through._renew_every > 1
+    for _ in range(through._renew_every + 1):
+        asked = through.ask(generator)
+        through.tell(asked, _ellipsoid(asked))
+    resumed = CMAES(100, 4)
+    resumed.load_state(copy.deepcopy(through.state()))
+    numbers = generator.get_state()
+    again = torch.Generator()
+    again.set_state(numbers)
+    assert torch.equal(resumed.ask(again), through.ask(generator))

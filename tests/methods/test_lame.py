@@ -1,0 +1,84 @@
+"""LAME, against a plain reading of its rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.methods.lame import LAME, laplacian_correction, neighbour_affinity
+from remtta.methods.settings import LAMEConfig
+from tests.conftest import random_images, tiny_vit
+
+
+def _plain(model: Any, images: Tensor, neighbours: int) -> Tensor:
+    with torch.no_grad():
+        features = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(images)))))[:, 0]
+        q: Tensor = model(images).softmax(1)
+    unit = features / features.norm(dim=1, keepdim=True)
+    distance = torch.cdist(unit, unit)
+    z = q.clone()
+    near = [[j for j in distance[i].argsort().tolist() if j != i][:neighbours] for i in range(len(q))]
+    for _ in range(100):
+        # every row from the same z, and the rows sum to one
+        z = torch.stack([q[i] * z[near[i]].sum(0).exp() for i in range(len(q))])
+        z = z / z.sum(1, keepdim=True)
+    return z
+
+
+def test_corrected_predictions_equal_a_plain_loop() -> None:
+    model, images = tiny_vit(), random_images(9)
+    lame = LAME(tiny_vit(), LAMEConfig(neighbours=3))
+    corrected = lame(images).softmax(1)
+    torch.testing.assert_close(corrected, _plain(model, images, 3), atol=1e-5, rtol=1e-3)
+    with torch.no_grad():
+        assert (corrected - model(images).softmax(1)).abs().max() > 0.05
+    assert lame.last_views is not None
+    assert torch.equal(lame.last_views[0].softmax(1), corrected)
+
+
+def test_two_neighbours_pull_each_other_towards_agreement() -> None:
+    # One step from q = (0.6, 0.4) for both: z is proportional to (0.6 e^0.6, 0.4 e^0.4) and so on, until it settles.
+    z = 0.6
+    for _ in range(200):
+        z = 0.6 * math.exp(z) / (0.6 * math.exp(z) + 0.4 * math.exp(1 - z))
+    affinity = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    log_q = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()
+    torch.testing.assert_close(
+        laplacian_correction(log_q, affinity)[:, 0].exp(), torch.full((2,), z), rtol=1e-3, atol=0
+    )
+
+
+def test_neighbours_are_the_nearest_by_angle_never_oneself() -> None:
+    features = torch.tensor([[1.0, 0.0], [10.0, 1.0], [0.0, 1.0], [0.1, 5.0]])
+    expected = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    assert neighbour_affinity(features, 1).tolist() == expected
+    assert neighbour_affinity(features, 9).tolist() == (1 - torch.eye(4)).tolist()
+
+
+def test_one_image_is_predicted_as_the_source_model_does() -> None:
+    with torch.no_grad():
+        expected = tiny_vit()(random_images(1)).softmax(1)
+    torch.testing.assert_close(LAME(tiny_vit())(random_images(1)).softmax(1), expected)
+
+
+def test_micro_batches_do_not_change_the_correction() -> None:
+    whole, parts = LAME(tiny_vit()), LAME(tiny_vit(), LAMEConfig(micro_batch=2))
+    torch.testing.assert_close(parts(random_images(7)), whole(random_images(7)))
+
+
+def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:
+    lame = LAME(tiny_vit())
+    lame(random_images(5))
+    assert (lame.adapts, lame.num_updates, lame.delta(), lame.num_forwards) == (False, 0, {}, 1)
+    certain = torch.tensor([[800.0, 0.0], [0.0, 800.0]]).log_softmax(-1)
+    assert torch.isfinite(laplacian_correction(certain, torch.ones(2, 2))).all()
+
+
+def test_no_neighbours_are_refused() -> None:
+    with pytest.raises(UsageError, match="neighbours must be >= 1, got 0"):
+        LAMEConfig(neighbours=0)

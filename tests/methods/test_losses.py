@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.methods.losses import entropy, entropy_ranking_loss, masked_consistency_loss, rem_loss, total_variation
+
+LN2, LN3 = math.log(2), math.log(3)
+SURE, HALF, OPPOSITE = (0.75, 0.25), (0.5, 0.5), (0.25, 0.75)
+# H(SURE) = H(OPPOSITE) = 3/4 ln(4/3) + 1/4 ln 4 = 2 ln 2 - 3/4 ln 3, and H(HALF) = ln 2
+H_SURE, H_HALF = 2 * LN2 - 0.75 * LN3, LN2
+
+
+def _views(*probs: tuple[float, float]) -> Tensor:
+    """Logits (L, 1, C) of one image whose views have these probabilities."""
+    return torch.tensor(probs, dtype=torch.float64).log().unsqueeze(1)
+
+
+def test_entropy_of_half_and_two_quarters_is_one_and_a_half_bits() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.25]).log()
+    # 1/2 ln 2 + 2 * 1/4 ln 4 = 3/2 ln 2
+    torch.testing.assert_close(entropy(logits).item(), 1.5 * LN2, atol=1e-6, rtol=0)
+
+
+def test_entropy_is_log_c_when_uniform_and_zero_when_certain() -> None:
+    logits = torch.tensor([[5.0, 5.0, 5.0, 5.0], [1e4, 0.0, 0.0, -1e4]])
+    torch.testing.assert_close(entropy(logits), torch.tensor([math.log(4), 0.0]))
+
+
+def test_consistency_sums_the_cross_entropies_of_all_pairs() -> None:
+    loss = masked_consistency_loss(_views(SURE, HALF, OPPOSITE))
+    # SURE -> HALF:      -3/4 ln 1/2 - 1/4 ln 1/2 = ln 2
+    # SURE -> OPPOSITE:  -3/4 ln 1/4 - 1/4 ln 3/4 = 2 ln 2 - 1/4 ln 3
+    # HALF -> OPPOSITE:  -1/2 ln 1/4 - 1/2 ln 3/4 = 2 ln 2 - 1/2 ln 3
+    torch.testing.assert_close(loss.item(), 5 * LN2 - 0.75 * LN3)
+
+
+def test_consistency_averages_over_the_batch() -> None:
+    logits = torch.cat([_views(SURE, HALF), _views(HALF, OPPOSITE)], dim=1)
+    # (ln 2 + (2 ln 2 - 1/2 ln 3)) / 2
+    torch.testing.assert_close(masked_consistency_loss(logits).item(), 1.5 * LN2 - 0.25 * LN3)
+
+
+def test_ranking_loss_is_zero_when_entropy_already_rises() -> None:
+    assert entropy_ranking_loss(_views(SURE, HALF)).item() == 0.0
+
+
+def test_ranking_loss_sums_the_falls_of_all_pairs() -> None:
+    loss = entropy_ranking_loss(_views(HALF, SURE, OPPOSITE))
+    # HALF over SURE and HALF over OPPOSITE fall by ln 2 - (2 ln 2 - 3/4 ln 3); SURE and OPPOSITE are level
+    torch.testing.assert_close(loss.item(), 1.5 * LN3 - 2 * LN2)
+
+
+def test_margin_is_asked_of_every_pair() -> None:
+    views = _views(HALF, SURE, OPPOSITE)
+    torch.testing.assert_close(entropy_ranking_loss(views, 0.1).item(), 1.5 * LN3 - 2 * LN2 + 3 * 0.1)
+
+
+def test_margin_is_met_by_a_rise_as_large() -> None:
+    rise = H_HALF - H_SURE  # 0.1308
+    assert entropy_ranking_loss(_views(SURE, HALF), 0.13).item() == 0.0
+    torch.testing.assert_close(entropy_ranking_loss(_views(SURE, HALF), 0.2).item(), 0.2 - rise)
+
+
+def test_one_image_in_order_does_not_pay_for_another_out_of_order() -> None:
+    logits = torch.cat([_views(SURE, HALF), _views(HALF, SURE)], dim=1)
+    # relu comes before the mean: (0 + (ln 2 - H_SURE)) / 2
+    torch.testing.assert_close(entropy_ranking_loss(logits).item(), (H_HALF - H_SURE) / 2)
+
+
+def test_rem_loss_is_consistency_plus_weighted_ranking() -> None:
+    views = _views(HALF, SURE)
+    # HALF -> SURE: -1/2 ln 3/4 - 1/2 ln 1/4 = 2 ln 2 - 1/2 ln 3;  ranking: 3/4 ln 3 - ln 2 + 0.1
+    expected = (2 * LN2 - 0.5 * LN3) + 3 * (0.75 * LN3 - LN2 + 0.1)
+    torch.testing.assert_close(rem_loss(views, ranking_weight=3.0, margin=0.1).item(), expected)
+
+
+def test_consistency_moves_each_view_towards_the_less_masked_ones_only() -> None:
+    logits = _views(SURE, HALF, OPPOSITE).requires_grad_()
+    masked_consistency_loss(logits).backward()
+    # d/dz_j = sum over i < j of (p_j - p_i): nothing for view 0,
+    # (1/2 - 3/4) for view 1, (1/4 - 3/4) + (1/4 - 1/2) for view 2
+    first_class = torch.tensor([0.0, -0.25, -0.75], dtype=torch.float64)
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad[:, 0], torch.stack([first_class, -first_class], dim=1))
+
+
+def test_ranking_sharpens_the_less_masked_view_and_leaves_the_last_alone() -> None:
+    logits = _views((0.4, 0.6), SURE, (0.9, 0.1)).requires_grad_()
+    entropy_ranking_loss(logits).backward()
+    gradient = logits.grad
+    assert gradient is not None
+    # dH/dz_c = -p_c (ln p_c + H); view 0 exceeds views 1 and 2, view 1 exceeds view 2
+    probs = logits.detach().softmax(-1)
+    slope = -probs * (probs.log() + entropy(logits.detach()).unsqueeze(-1))
+    torch.testing.assert_close(gradient, torch.stack([2 * slope[0], slope[1], torch.zeros(1, 2).double()]))
+
+
+def test_views_in_order_get_no_gradient_from_ranking() -> None:
+    logits = _views(SURE, HALF).requires_grad_()
+    entropy_ranking_loss(logits).backward()
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("loss", [masked_consistency_loss, entropy_ranking_loss, lambda z: rem_loss(z, 1.0)])
+@pytest.mark.parametrize("shape", [(1, 4, 3), (0, 4, 3), (4, 3), (2, 4, 3, 1)])
+def test_logits_without_two_views_are_refused_with_their_shape(
+    loss: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"shape \(L, B, C\) with at least 2 views, got ") as caught:
+        loss(torch.zeros(shape))
+    assert str(caught.value).endswith(str(shape))
+
+
+def test_total_variation_averages_half_the_absolute_differences_over_masked_views() -> None:
+    logits = torch.cat([_views(SURE, HALF, OPPOSITE), _views(HALF, HALF, SURE)], dim=1)
+    # (1/4 + 1/2) / 2 and (0 + 1/4) / 2
+    torch.testing.assert_close(total_variation(logits), torch.tensor([0.375, 0.125], dtype=torch.float64))
+
+
+def test_rem_loss_weighs_the_consistency_too() -> None:
+    views = _views(HALF, SURE, OPPOSITE)
+    ranking, consistency = entropy_ranking_loss(views), masked_consistency_loss(views)
+    torch.testing.assert_close(rem_loss(views, 2.0, consistency_weight=0.25), 0.25 * consistency + 2 * ranking)

@@ -1,0 +1,116 @@
+"""MEMO, against a plain reading of its rule."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta.errors import UsageError
+from remtta.methods.augmix import _OPERATIONS, augmix
+from remtta.methods.memo import MEMO, marginal_entropy
+from remtta.methods.settings import MEMOConfig
+from tests.conftest import random_images, tiny_vit
+
+CONFIG = MEMOConfig(num_augmentations=4, lr=0.05, optimizer="sgd", momentum=0.0)
+
+
+def _plain(image: Tensor, generator: torch.Generator) -> tuple[nn.Module, Tensor]:
+    """One step on one image, the source model afresh; the tiny model's mean and deviation are 0.5."""
+    model = tiny_vit()
+    views = torch.stack([augmix((image / 2 + 0.5).clamp(0, 1), generator) for _ in range(4)]) * 2 - 1
+    mean = model(views).softmax(1).mean(0)
+    loss = -(mean * mean.log()).sum()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(0.05 * parameter.grad)
+        return model, model(image[None])[0]
+
+
+def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -> None:
+    memo, images = MEMO(tiny_vit(), CONFIG), random_images(3)
+    drawn = torch.Generator()
+    drawn.set_state(memo._generator.get_state())
+    expected = torch.stack([_plain(image, drawn)[1] for image in images])
+    predicted = memo(images)
+    torch.testing.assert_close(predicted, expected, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        source = tiny_vit()(images)
+    assert (predicted - source).abs().max() > 0.01
+    torch.testing.assert_close(memo.predict(images), source)
+    assert memo.num_updates == 3
+    assert not any(tensor.any() for tensor in memo.delta().values())
+    assert memo.last_views is not None
+    assert torch.equal(memo.last_views[0], predicted)
+    assert (memo.num_forwards, memo.num_backwards, memo.num_models) == (5, 4, 2)
+
+
+def test_views_in_parts_give_the_same_update() -> None:
+    whole, parts = MEMO(tiny_vit(), CONFIG), MEMO(tiny_vit(), dataclasses.replace(CONFIG, micro_batch=3))
+    torch.testing.assert_close(parts(random_images(2)), whole(random_images(2)), atol=1e-5, rtol=1e-4)
+    assert parts.num_forwards == 9  # each view twice, and the prediction
+
+
+def test_steps_follow_one_another_on_one_image() -> None:
+    once, twice = MEMO(tiny_vit(), CONFIG), MEMO(tiny_vit(), dataclasses.replace(CONFIG, steps=2))
+    assert not torch.allclose(once(random_images(1)), twice(random_images(1)), atol=1e-3)
+    assert (twice.num_forwards, twice.num_updates) == (9, 1)
+
+
+def test_weights_a_run_starts_from_are_those_it_goes_back_to() -> None:
+    memo = MEMO(tiny_vit(), CONFIG)
+    delta = {"head.bias": torch.arange(7.0)}
+    memo.load_delta(delta)
+    memo(random_images(2))
+    assert torch.equal(memo.delta()["head.bias"], delta["head.bias"])
+
+
+def test_memo_goes_on_from_its_state_with_the_same_views() -> None:
+    through = MEMO(tiny_vit(), CONFIG)
+    through(random_images(2, 0))
+    state = copy.deepcopy(through.state())
+    torch.manual_seed(99)
+    resumed = MEMO(tiny_vit(), CONFIG)
+    resumed.load_state(state)
+    assert torch.equal(resumed(random_images(2, 1)), through(random_images(2, 1)))
+
+
+def test_an_image_without_finite_gradients_is_predicted_and_not_adapted_to(caplog: pytest.LogCaptureFixture) -> None:
+    memo = MEMO(tiny_vit(), CONFIG)
+    images = random_images(2)
+    images[0] = torch.nan
+    predicted = memo(images)
+    assert torch.isfinite(predicted[1]).all()
+    assert memo.num_updates == 1
+    assert "not adapted to" in caplog.text
+
+
+def test_marginal_entropy_is_that_of_the_mean() -> None:
+    views = torch.tensor([[100.0, 0.0], [0.0, 100.0]])  # certain of either class: the mean is even
+    torch.testing.assert_close(marginal_entropy(views), torch.tensor(2.0).log())
+
+
+@pytest.mark.parametrize("number", range(len(_OPERATIONS)))
+def test_every_operation_of_augmix_changes_pixels_and_keeps_their_range(number: int) -> None:
+    pixels = (0.9 * random_images(1, 5)[0].sigmoid() + 0.1).clamp(0, 1)
+    outs = [_OPERATIONS[number](pixels, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    assert any(not torch.equal(out, pixels) for out in outs)
+    assert all(out.shape == pixels.shape and out.min() >= 0 and out.max() <= 1 for out in outs)
+
+
+def test_augmix_repeats_with_the_seed_and_stays_in_range() -> None:
+    pixels = random_images(1)[0].sigmoid()
+    draws = [augmix(pixels, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2, 3)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[1], draws[2])
+    assert all(0 <= float(out.min()) <= float(out.max()) <= 1 + 1e-6 for out in draws)
+
+
+def test_no_views_are_refused() -> None:
+    with pytest.raises(UsageError, match="num-augmentations must be >= 1, got 0"):
+        MEMOConfig(num_augmentations=0)

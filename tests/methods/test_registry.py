@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta.backbones import vit as engine
+from remtta.cli.options import parse_pairs
+from remtta.errors import UsageError
+from remtta.methods.hog import hog_size
+from remtta.methods.method import Method
+from remtta.methods.registry import METHODS, build_method
+from remtta.methods.settings import METHOD_CONFIGS, REMConfig, TentConfig, method_config
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+
+WHOLE_BATCH = ("roid", "cmf")  # refuse micro-batches
+GRADIENT_METHODS = [name for name in METHODS if name not in ("source", "lame")]
+AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
+QUICK: dict[str, dict[str, Any]] = {
+    "cotta": {"augment_below": 0.0},
+    "petal": {"augment_below": 0.0},
+    "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
+    "foa": {"population": 6},
+    "vida": {"num_augmentations": 3, "high_rank": 8},
+    "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
+}  # settings for fewer passes
+WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
+LABELS = torch.tensor([0, 3, 6, 2, 2])
+
+_FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo")
+PASSABLE: dict[str, dict[str, Any]] = {
+    "pseudo-label": {"threshold": 0.35},
+    **{name: {"entropy_margin": 0.83} for name in _FILTERING},
+}
+"""Settings with which some of the tiny model's predictions pass a method's filters."""
+PASSABLE["deyo"]["plpd_margin"] = 0.0
+
+
+def make(name: str, **settings: Any) -> Method:
+    """A method at lr 0.01 with what it learns from source images."""
+    own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
+    config = method_config(name, {"lr": 0.01, **own, **settings}, batch_size=5)
+    method = build_method(name, tiny_vit(), config)
+    if method.needs_source:
+        method.use_source(method.source_statistics([random_images(4, 90), random_images(4, 91)]))
+    return method
+
+
+def run(method: Method, seed: int, count: int = 5) -> Tensor:
+    return method(random_images(count, seed), LABELS[:count] if method.needs_labels else None)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    probs = logits.softmax(-1)
+    return -(probs * probs.log()).sum(-1).mean()
+
+
+def _confident(logits: Tensor) -> Tensor:
+    probs = logits.detach().softmax(-1)
+    chosen = [row for row in range(len(logits)) if probs[row].max() > 0.42]
+    assert 0 < len(chosen) < len(logits)  # so that the filter matters
+    terms = [-logits[row].log_softmax(-1)[probs[row].argmax()] for row in chosen]
+    return torch.stack(terms).sum() / len(chosen)
+
+
+def _labelled(logits: Tensor) -> Tensor:
+    return -logits.log_softmax(-1)[torch.arange(5), LABELS].mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "loss"),
+    [
+        ("tent", {"lr": 0.05}, _entropy),
+        ("pseudo-label", {"threshold": 0.42, "lr": 0.02}, _confident),
+        ("supervised", {"lr": 0.05, "optimizer": "sgd", "adapt_layers": "all"}, _labelled),
+    ],
+)
+def test_three_updates_equal_a_plain_loop(
+    name: str, settings: dict[str, Any], loss: Callable[[Tensor], Tensor]
+) -> None:
+    method = build_method(name, tiny_vit(), method_config(name, settings, batch_size=5))
+    plain = tiny_vit()
+    norms = [p for module in plain.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
+    optimizer = torch.optim.SGD(norms, lr=settings["lr"], momentum=0.9)
+    for seed in range(3):
+        logits = plain(random_images(5, seed))
+        torch.testing.assert_close(run(method, seed), logits.detach())
+        optimizer.zero_grad()
+        loss(logits).backward()
+        optimizer.step()
+    assert len(method.adapted_names) == len(norms)
+
+
+@pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name not in WHOLE_BATCH])
+def test_micro_batches_give_the_same_update(name: str) -> None:
+    whole, parts = make(name), make(name, micro_batch=2)
+    for seed in range(3):
+        torch.testing.assert_close(run(whole, seed), run(parts, seed))
+    assert whole.num_updates > 0
+    torch.testing.assert_close(parts.delta(), whole.delta())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
+    through = make(name)
+    for seed in range(2):
+        run(through, seed)
+    state = copy.deepcopy(through.state())
+    resumed = make(name)
+    resumed.load_state(state)
+    assert resumed.state().keys() == state.keys()
+    assert resumed.num_updates == through.num_updates
+    assert through.num_updates > 0 or not through.adapts
+    for seed in range(2, 5):
+        assert torch.equal(run(resumed, seed), run(through, seed))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) -> None:
+    method = make(name)
+    run(method, 0)
+    before = method.delta()
+    predicted = method.predict(random_images(5, 1))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in method.delta().items())
+    if name not in AFTER_THE_UPDATE:
+        torch.testing.assert_close(run(method, 1), predicted)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_of_one_and_a_reset(name: str) -> None:
+    method = make(name)
+    source = method.predict(random_images(5, 2))
+    numbers = copy.deepcopy(method.state().get("generator"))
+    first = run(method, 0, count=1)
+    run(method, 1)
+    method.reset()
+    assert method.num_updates == 0
+    assert torch.equal(method.predict(random_images(5, 2)), source)
+    if numbers is not None:  # a reset does not draw the same random numbers again
+        method.load_state({**method.state(), "generator": numbers})
+    assert torch.equal(run(method, 0, count=1), first)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
+    inside, outside = make(name), make(name)
+    for seed in range(2):
+        with torch.inference_mode():
+            logits = run(inside, seed)
+        assert torch.equal(logits, run(outside, seed))
+    with torch.inference_mode():
+        inside.reset()
+    outside.reset()
+    assert torch.equal(run(inside, 5), run(outside, 5))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bf16_is_near_and_gives_float32(name: str) -> None:
+    exact, fast = make(name), make(name, precision="bf16")
+    for seed in range(2):
+        logits = run(fast, seed)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.01, rtol=0)
+
+
+AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in METHODS),
+        ("cotta", AUGMENTED),
+        ("cotta", {**AUGMENTED, "episodic": True}),
+        ("cotta", {**AUGMENTED, "steps": 2, "micro_batch": 2}),
+        ("petal", AUGMENTED),
+        ("vida", {"lr": 0.05, "adapter_lr": 0.05}),
+        ("rem", {"masking": "random", "episodic": True}),
+    ],
+)
+def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
+    together, apart = make(name, **settings), make(name, **settings)
+    for seed in range(3):
+        with torch.inference_mode():
+            answer = apart.answer(random_images(5, seed))
+        torch.testing.assert_close(answer, run(together, seed))
+        apart.learn(LABELS)
+        apart.learn(LABELS)  # once is enough
+    assert apart.num_updates == together.num_updates
+    torch.testing.assert_close(apart.delta(), together.delta())
+
+
+@pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}, {"micro_batch": 2}, {"masking": "random"}])
+def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    together, apart = make("rem", **settings), make("rem", **settings)
+    passes: list[int] = []
+    classify_last = engine._classify_last
+
+    def counted(vit: Any, tokens: Tensor) -> Tensor:
+        passes.append(len(tokens))
+        return classify_last(vit, tokens)
+
+    monkeypatch.setattr(engine, "_classify_last", counted)
+    for seed in range(3):
+        torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
+        passes.clear()
+        apart.learn()
+        masked, plain = 2 * 5, 5  # and those of the plain view that violate the order, once more
+        assert masked <= sum(passes) - (settings.get("steps", 1) - 1) * (masked + plain) <= masked + plain
+    torch.testing.assert_close(apart.delta(), together.delta())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("rem", {}), ("cotta", {"teacher_decay": 0.5, "restore": 0.0, "augment_below": 0.0})]
+)
+def test_an_answer_that_a_reset_came_after_is_not_used(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, lr=0.1, **settings)
+    run(method, 0)
+    method.answer(random_images(5, 1))
+    method.reset()
+    fresh = make(name, lr=0.1, **settings)
+    torch.testing.assert_close(run(method, 1), run(fresh, 1))
+    torch.testing.assert_close(method.delta(), fresh.delta())
+
+
+def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
+    model = tiny_vit()
+    tent = build_method("tent", model, TentConfig(lr=0.01))
+    run(tent, 0)
+    assert any(parameter.grad is not None for parameter in model.parameters())
+    tent.reset()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_no_confident_prediction_is_no_update() -> None:
+    method = build_method(
+        "pseudo-label", tiny_vit(), method_config("pseudo-label", {"threshold": 0.9999}, batch_size=5)
+    )
+    assert torch.isfinite(run(method, 0)).all()
+    assert method.num_updates == 0
+
+
+def test_the_views_of_the_last_batch_are_kept() -> None:
+    rem = build_method("rem", tiny_vit(), REMConfig(lr=0.01, micro_batch=2))
+    logits = run(rem, 0)
+    assert rem.last_views is not None
+    assert rem.last_views.shape == (3, 5, NUM_CLASSES)
+    assert torch.equal(rem.last_views[0], logits)
+    assert (rem.num_forwards, build_method("rem-n1", tiny_vit()).num_forwards) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("source", 0),
+        ("lame", 0),
+        ("tent", 9 * 2 * 48),  # every norm's weight and bias
+        ("rem", 6 * 2 * 48),  # those of three blocks
+        ("vdp", 2 * 3 * 8 * 8),  # two squares of a quarter of the side
+        ("foa", 3 * 48),
+        ("cotta", WEIGHTS),
+        ("memo", WEIGHTS),
+        ("vida", WEIGHTS + 4 * (1 + 8) * ((48 + 144) + (48 + 48))),  # ranks 1 and 8, at qkv and proj of four blocks
+        ("continual-mae", WEIGHTS + 48 + (48 + 1) * hog_size((4, 4))),  # the mask token, and a layer to histograms
+    ],
+)
+def test_a_method_says_how_many_numbers_it_learns(name: str, count: int) -> None:
+    assert make(name).num_trained == count
+
+
+def test_learning_from_labels_needs_labels() -> None:
+    with pytest.raises(ValueError, match="learns from labels"):
+        build_method("supervised", tiny_vit())(random_images(2))
+
+
+def test_tents_learning_rate_grows_with_the_batch_unless_given() -> None:
+    assert method_config("tent", {}, batch_size=16).lr == pytest.approx(1e-3 / 4)
+    assert method_config("tent", {"lr": 0.1}, batch_size=16).lr == 0.1
+    assert method_config("rem", {}, batch_size=16).lr == 1e-3
+    assert TentConfig().adapt_layers == "all"
+
+
+def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> None:
+    assert method_config("cotta", {}, batch_size=16).nesterov
+    assert not method_config("cotta", {"optimizer": "adam"}, batch_size=16).nesterov
+    assert not method_config("cotta", {"momentum": 0.0}, batch_size=16).nesterov
+    with pytest.raises(UsageError, match="nesterov must be used with sgd and momentum"):
+        method_config("cotta", {"optimizer": "adam", "nesterov": True}, batch_size=16)
+
+
+def test_a_setting_the_method_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a setting of tent must be one of lr, .*, got mask_ratios"):
+        method_config("tent", {"mask_ratios": (0, 0.1)}, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("method", "pair", "taken"),
+    [
+        ("cotta", "nesterov=false", False),
+        ("cotta", "episodic=TRUE", True),
+        ("rem", "gap_weighting=True", True),
+        ("rem", "steps=2", 2),
+        ("rem", "micro_batch=None", None),
+        ("rem", "margin=1", 1),
+        ("rem", "adapt_layers=0,2", "0,2"),
+        ("rem", "adapt_layers=1", "1"),
+        ("rem", "adapt_layers=0-1", "0-1"),
+        ("rem", "adapt_layers=None", None),
+    ],
+)
+def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
+    found = getattr(method_config(method, parse_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
+    assert found == taken and type(found) is type(taken)
+
+
+@pytest.mark.parametrize(
+    ("method", "pair", "told"),
+    [
+        ("cotta", "nesterov=no", "cotta's nesterov must be true or false, got no"),
+        ("cotta", "episodic=1", "cotta's episodic must be true or false, got 1"),
+        ("rem", "steps=2.0", "rem's steps must be a whole number, got 2.0"),
+        ("rem", "steps=True", "rem's steps must be a whole number, got True"),
+        ("rem", "micro_batch=2.5", "rem's micro_batch must be a whole number or None, got 2.5"),
+        ("rem", "margin=False", "rem's margin must be a number, got False"),
+        ("rem", "confident_below=low", "rem's confident_below must be a number or None, got low"),
+        ("rem", "adapt_layers=True", "rem's adapt_layers must be text or None, got True"),
+        ("foa", "num_prompts=3.0", "foa's num_prompts must be a whole number, got 3.0"),
+        ("memo", "num_augmentations=4.0", "memo's num_augmentations must be a whole number, got 4.0"),
+        ("lame", "neighbours=2.5", "lame's neighbours must be a whole number, got 2.5"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        method_config(method, parse_pairs([pair], "--set"), batch_size=8)
+    assert str(caught.value) == told
+
+
+def test_every_method_has_its_settings() -> None:
+    assert list(METHODS) == list(METHOD_CONFIGS)
+    with pytest.raises(UsageError, match="unknown method"):
+        build_method("tenth", tiny_vit())

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from remtta import REM, REMConfig, RemttaError
+from tests.conftest import random_images, tiny_vit
+from tests.methods.reference import ReferenceREM
+
+
+@pytest.mark.parametrize(
+    ("config", "blocks"),
+    [
+        (REMConfig(), 3),
+        (REMConfig((0.0, 0.15, 0.3, 0.5), ranking_weight=0.5, margin=0.3, lr=5e-3, optimizer="sgd"), 3),
+        (REMConfig((0.0, 0.4), ranking_weight=2.0, margin=0.05, lr=2e-3, micro_batch=3), 3),
+    ],
+)
+def test_logits_follow_the_plain_reference_over_many_updates(config: REMConfig, blocks: int) -> None:
+    ours, plain = tiny_vit(), tiny_vit()
+    rem = REM(ours, config)
+    reference = ReferenceREM(
+        plain, config.mask_ratios, config.ranking_weight, config.margin, config.optimizer, config.lr, blocks
+    )
+    for update in range(8):
+        images = random_images(10, seed=update)
+        torch.testing.assert_close(rem(images), reference(images), atol=1e-4, rtol=1e-4)
+    moved = max(change.abs().max().item() for change in rem.delta().values())
+    assert moved > 1e-3  # the agreement is about weights that have really moved
+
+
+def test_prediction_comes_from_before_the_update(vit: nn.Module) -> None:
+    images = random_images(6)
+    with torch.no_grad():
+        before = copy.deepcopy(vit)(images)
+    rem = REM(vit, REMConfig(lr=0.05, steps=3))
+    torch.testing.assert_close(rem(images), before)
+    assert not torch.allclose(rem(images), before, atol=1e-3)
+    assert rem.num_updates == 6
+
+
+def test_only_the_norms_of_the_first_three_quarters_change(vit: nn.Module) -> None:
+    source = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    rem = REM(vit, REMConfig(lr=0.01))
+    for seed in range(3):
+        rem(random_images(5, seed))
+    changed = {name for name, tensor in vit.state_dict().items() if not torch.equal(tensor, source[name])}
+    norms = {f"blocks.{b}.{n}.{p}" for b in range(3) for n in ("norm1", "norm2") for p in ("weight", "bias")}
+    assert changed == norms == set(rem.adapted_names)
+    assert {name for name, p in vit.named_parameters() if p.requires_grad} == norms
+
+
+def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
+    rem = REM(tiny_vit(), REMConfig(lr=0.01))
+    rem(random_images(4))
+    before = rem.delta()
+    broken = random_images(4)
+    broken[2] = float("nan")
+    assert torch.isfinite(rem(broken)).all(1).tolist() == [True, True, False, True]
+    assert rem.num_updates == 1
+    assert all(torch.equal(change, before[name]) for name, change in rem.delta().items())
+    assert torch.isfinite(rem(random_images(4))).all()
+    assert rem.num_updates == 2
+
+
+def test_reset_restores_every_bit_and_the_same_future(vit: nn.Module) -> None:
+    source = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    rem = REM(vit, REMConfig(lr=0.01))
+    first = [rem(random_images(5, seed)) for seed in range(3)]
+    rem.reset()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in vit.state_dict().items())
+    assert rem.num_updates == 0
+    assert all(not change.any() for change in rem.delta().values())
+    again = [rem(random_images(5, seed)) for seed in range(3)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_episodic_predicts_every_batch_with_the_source_weights(vit: nn.Module) -> None:
+    source = copy.deepcopy(vit)
+    rem = REM(vit, REMConfig(lr=0.05, episodic=True))
+    for seed in range(3):
+        images = random_images(4, seed)
+        with torch.no_grad():
+            torch.testing.assert_close(rem(images), source(images))
+
+
+def test_source_plus_delta_is_the_adapted_model_bit_for_bit(vit: nn.Module) -> None:
+    source = {name: tensor.clone() for name, tensor in vit.named_parameters()}
+    rem = REM(vit, REMConfig(lr=0.05))
+    for seed in range(20):  # far enough that many weights change their sign
+        rem(random_images(5, seed))
+    adapted = dict(vit.named_parameters())
+    delta = rem.delta()
+    assert all(change.dtype == torch.float32 for change in delta.values())
+    for name, change in delta.items():
+        assert torch.equal(source[name] + change, adapted[name])
+
+
+def test_load_delta_goes_on_from_saved_weights_and_reset_still_means_the_source(vit: nn.Module) -> None:
+    source = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    rem = REM(vit, REMConfig(lr=0.01))
+    rem(random_images(5))
+    delta, adapted = rem.delta(), {name: t.clone() for name, t in vit.state_dict().items()}
+    rem.reset()
+    rem.load_delta(delta, num_updates=1)
+    assert all(torch.equal(tensor, adapted[name]) for name, tensor in vit.state_dict().items())
+    assert rem.num_updates == 1
+    rem.reset()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in vit.state_dict().items())
+
+
+def test_a_delta_of_other_layers_is_kept_whole(vit: nn.Module) -> None:
+    every = REM(tiny_vit(), REMConfig(lr=0.01, adapt_layers="all"))
+    every(random_images(5))
+    rem = REM(vit, REMConfig(lr=0.01))
+    rem.load_delta(every.delta())
+    rem(random_images(5, 2))
+    assert set(rem.delta()) == set(every.delta())
+    assert torch.equal(rem.delta()["norm.weight"], every.delta()["norm.weight"])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_adapting_works_inside_a_callers_no_grad(mode: Any) -> None:
+    images = random_images(4)
+    plain, inside = REM(tiny_vit()), REM(tiny_vit())
+    plain(images)
+    with mode():
+        inside(random_images(4))
+    for name, change in plain.delta().items():
+        assert torch.equal(change, inside.delta()[name])
+
+
+def test_micro_batches_give_the_same_update() -> None:
+    whole = REM(tiny_vit(), REMConfig(optimizer="sgd", lr=0.05))
+    parts = REM(tiny_vit(), REMConfig(optimizer="sgd", lr=0.05, micro_batch=4))
+    for seed in range(4):
+        images = random_images(10, seed)
+        torch.testing.assert_close(parts(images), whole(images), atol=1e-5, rtol=1e-5)
+    for name, change in whole.delta().items():
+        torch.testing.assert_close(parts.delta()[name], change, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reg_tokens": 4},
+        {"reg_tokens": 2, "no_embed_class": True},
+        {"global_pool": "avg"},
+        {"pre_norm": True, "qk_norm": True, "init_values": 1e-1},
+        {"img_size": (24, 40)},
+        {"dynamic_img_size": True},
+        {"depth": 2, "num_classes": 2},
+    ],
+    ids=str,
+)
+def test_every_shape_of_vit_masks_its_patches_and_adapts(changes: dict[str, Any]) -> None:
+    vit = tiny_vit(**changes)
+    height, width = changes.get("img_size", (32, 32))
+    images = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = vit(images)
+    rem = REM(vit, REMConfig((0.0, 0.25, 0.5)))
+    patches = height * width // 16
+    assert [kept.shape for kept in rem.kept_patches(images)] == [(3, patches * 3 // 4), (3, patches // 2)]
+    torch.testing.assert_close(rem(images), before)
+    assert any(change.any() for change in rem.delta().values())
+
+
+@pytest.mark.parametrize(
+    "name", ["deit_tiny_distilled_patch16_224", "vit_small_patch16_18x2_224", "vit_base_patch16_xp_224"]
+)
+def test_distilled_and_parallel_models_adapt(name: str) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 5}
+    vit = timm.create_model(name, pretrained=False, **small, **({"class_token": True} if "_xp_" in name else {}))
+    images = random_images(4)
+    with torch.no_grad():
+        before = vit.eval()(images)
+    rem = REM(vit, REMConfig((0.0, 0.25)))
+    torch.testing.assert_close(rem(images), before)
+    assert rem.kept_patches(images)[0].shape == (4, 12)
+    assert any(change.any() for change in rem.delta().values())
+
+
+def test_wrappers_do_not_change_what_adapts(vit: nn.Module) -> None:
+    names = REM(tiny_vit()).adapted_names
+    rem = REM(nn.DataParallel(vit))
+    assert rem.adapted_names == names
+    rem(random_images(3))
+    assert set(rem.delta()) == set(names)
+
+
+def _without_class_token() -> nn.Module:
+    return tiny_vit(class_token=False, global_pool="avg")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_without_class_token, "no class token"),
+        (lambda: tiny_vit(depth=1), "nothing to adapt"),
+        (lambda: nn.Linear(2, 2), "Linear is none"),
+        (lambda: tiny_vit(num_classes=0), "no classifier head"),
+        (lambda: tiny_vit().double(), "float32"),
+        (lambda: tiny_vit(attn_layer="diff"), "DiffAttention has no softmax attention row"),
+    ],
+)
+def test_a_model_that_cannot_adapt_is_refused_with_the_reason(make: Any, reason: str) -> None:
+    with pytest.raises(RemttaError, match=reason):
+        REM(make())
+
+
+def test_a_ratio_that_leaves_no_patch_is_refused(vit: nn.Module) -> None:
+    with pytest.raises(ValueError, match="leaves none of 64 patch tokens"):
+        REM(vit, REMConfig((0.0, 0.99)))
+
+
+def test_bf16_agrees_with_fp32_on_the_class() -> None:
+    images = random_images(32)
+    exact = REM(tiny_vit())(images)
+    fast = REM(tiny_vit(), REMConfig(precision="bf16"))(images)
+    assert fast.dtype == torch.float32
+    assert (fast.argmax(1) == exact.argmax(1)).float().mean() >= 0.9
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.05])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_the_deferred_graph_of_the_plain_view_changes_no_update(margin: float, micro_batch: int | None) -> None:
+    config = REMConfig(lr=0.01, margin=margin, micro_batch=micro_batch)
+    always, deferred = REM(tiny_vit(), config), REM(tiny_vit(), config)
+    for seed in range(6):
+        always.violating_share, deferred.violating_share = 1.0, 0.0
+        torch.testing.assert_close(always(random_images(8, seed)), deferred(random_images(8, seed)))
+        assert deferred.violating_share > 0  # some images have a gradient through the plain view
+    for name, change in always.delta().items():
+        torch.testing.assert_close(deferred.delta()[name], change, rtol=1e-3, atol=1e-6)
+
+
+def test_the_graph_is_deferred_when_few_images_violate_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rem = REM(tiny_vit())
+    calls = []
+
+    def deferred(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        return rem.views(images)
+
+    monkeypatch.setattr(rem, "_views_with_deferred_graph", deferred)
+    monkeypatch.setattr(rem, "_violating", lambda views: torch.zeros(views.shape[1], dtype=torch.bool))
+    for seed in range(8):
+        rem(random_images(4, seed))
+    assert 0 < len(calls) < 8
+    rem.reset()
+    assert rem.violating_share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("images", "got"),
+    [
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "torch.uint8 of shape (2, 3, 32, 32)"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.float64), "torch.float64 of shape (2, 3, 32, 32)"),
+        (torch.zeros(2, 1, 32, 32), "torch.float32 of shape (2, 1, 32, 32)"),
+        (torch.zeros(2, 3, 24, 24), "torch.float32 of shape (2, 3, 24, 24)"),
+        (torch.zeros(3, 32, 32), "torch.float32 of shape (3, 32, 32)"),
+        (np.zeros((2, 3, 32, 32), np.float32), "ndarray"),
+    ],
+)
+def test_images_of_another_kind_are_refused(vit: nn.Module, images: Any, got: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        REM(vit)(images)
+    assert str(caught.value).endswith(f"got {got}")
+
+
+def test_views_that_hide_the_same_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.1, 0.2)))
+    assert not caplog.records
+    REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.001, 0.002)))
+    assert "hide 0, 1, 1 of 64 patch tokens" in caplog.text

@@ -1,0 +1,289 @@
+"""REM's ablations and variants, each against a plain reading of its rule, image by image."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from remtta import REM, REMConfig
+from remtta.cli import app
+from remtta.errors import UsageError
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.methods.reference import ReferenceREM
+
+RATIOS = (0.0, 0.25, 0.5)
+MASKINGS = ("attention", "random", "background", "features")
+
+
+def vivid_vit() -> Any:
+    """The tiny ViT with predictions from nearly certain to nearly uniform."""
+    model: Any = tiny_vit()
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+    return model
+
+
+def batch(seed: int) -> Tensor:
+    return (1 + seed % 3) * random_images(8, seed)  # domains whose gaps differ
+
+
+def make(**settings: Any) -> REM:
+    return REM(vivid_vit(), REMConfig(RATIOS, **{"lr": 0.02, "optimizer": "sgd", **settings}))
+
+
+class PlainVariant(ReferenceREM):
+    """The variants, one image and one pair of views after the other."""
+
+    def __init__(self, config: REMConfig) -> None:
+        weight, margin = config.ranking_weight, config.margin
+        super().__init__(vivid_vit(), config.mask_ratios, weight, margin, config.optimizer, config.lr, blocks=3)
+        self.config = config
+        self.generator = torch.Generator().manual_seed(0)  # tiny_vit's seed, which torch's initial one is then
+        self.gaps: list[float] = []
+        self.weights: list[float] = []
+        self.confident: list[list[bool]] = []
+
+    def __call__(self, images: Tensor) -> Tensor:
+        strengths: list[Tensor] = []
+        hook = self.vit.blocks[-1].register_forward_pre_hook(lambda _, args: strengths.append(args[0]))
+        plain: Tensor = self.vit(images)
+        hook.remove()
+        attention = self._forward(images, None)[1][:, :, 0, 1:].sum(1)
+        views = [plain]
+        orders = []  # patches by how early they are left out
+        for number in range(len(images)):
+            if self.config.masking == "random":
+                ranks = torch.randperm(attention.shape[1], generator=self.generator)
+                orders.append(ranks.argsort(descending=True))
+            elif self.config.masking == "features":
+                orders.append(strengths[0][number, 1:].pow(2).sum(-1).sqrt().argsort(descending=True))
+            else:
+                orders.append(attention[number].argsort(descending=self.config.masking == "attention"))
+        for ratio in self.ratios[1:]:
+            kept = int(attention.shape[1] * (1 - ratio))
+            views.append(self._forward(images, torch.stack([order[-kept:] for order in orders]))[0])
+        probs = torch.stack(views).softmax(-1)
+        total = torch.zeros(())
+        confident = []
+        for number in range(len(images)):
+            nats = [-(p * p.log()).sum() for p in probs[:, number]]
+            threshold = self.config.confident_below
+            confident.append(threshold is None or nats[0].item() < threshold * math.log(NUM_CLASSES))
+            if not confident[-1]:
+                continue
+            for i, j in combinations(range(len(views)), 2):
+                consistency = -(probs[i, number].detach() * probs[j, number].log()).sum()
+                total = total + self.config.consistency_weight * consistency
+                gap = self.margin * math.log(NUM_CLASSES)
+                if (ranking := nats[i] - nats[j].detach() + gap) > 0:
+                    total = total + self.weight * ranking
+        self.confident.append(confident)
+        weight = self._gap_weight(probs.detach()) if self.config.gap_weighting else 1.0
+        if total.requires_grad:
+            self.optimizer.zero_grad()
+            (weight * total / len(images)).backward()
+            self.optimizer.step()
+        return plain.detach()
+
+    def _gap_weight(self, probs: Tensor) -> float:
+        """At fewer than 100 batches: the gap over the mean of all so far."""
+        pairs = [(view, number) for view in range(1, len(probs)) for number in range(probs.shape[1])]
+        gap = sum((probs[0, b] - probs[view, b]).abs().sum().item() / 2 for view, b in pairs) / len(pairs)
+        self.gaps.append(gap)
+        self.weights.append(min(2.0, max(0.5, gap * len(self.gaps) / sum(self.gaps))))
+        return self.weights[-1]
+
+
+def changes(rem: REM) -> Tensor:
+    return torch.cat([change.flatten() for change in rem.delta().values()])
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"masking": "random"},
+        {"masking": "background"},
+        {"masking": "features", "margin": 0.1},
+        {"consistency_weight": 0.0, "margin": 0.1},
+        {"consistency_weight": 0.3},
+        {"ranking_weight": 0.0},
+        {"confident_below": 0.5},
+        {"confident_below": 0.5, "masking": "random", "margin": 0.1, "optimizer": "adam", "lr": 2e-3},
+        {"gap_weighting": True, "lr": 5e-3},
+        {"gap_weighting": True, "confident_below": 0.7, "masking": "background", "ranking_weight": 0.5},
+    ],
+    ids=str,
+)
+def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: int | None) -> None:
+    rem, default = make(micro_batch=micro_batch, **settings), make()
+    plain = PlainVariant(rem.config)
+    for seed in range(6):
+        torch.testing.assert_close(rem(batch(seed)), plain(batch(seed)), atol=2e-4, rtol=2e-4)
+        default(batch(seed))
+    stepped = dict(plain.vit.named_parameters())
+    for name in rem.adapted_names:
+        torch.testing.assert_close(dict(rem.model.named_parameters())[name], stepped[name], atol=1e-5, rtol=1e-4)
+    far = (changes(rem) - changes(default)).norm() / changes(default).norm()
+    assert far > 0.05  # the variant is not the default by another name
+    if rem.config.confident_below is not None:
+        assert {True, False} == {image for images in plain.confident for image in images}
+    if rem.config.gap_weighting:
+        assert max(plain.weights) - min(plain.weights) > 0.4
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_a_more_masked_view_leaves_out_what_a_less_masked_one_does(masking: Any) -> None:
+    kept = make(masking=masking).kept_patches(batch(0))
+    assert [len(row) for row in (kept[0][0], kept[1][0])] == [48, 32]
+    for many, few in zip(*(view.tolist() for view in kept), strict=True):
+        assert set(few) < set(many)
+
+
+def test_background_and_attention_leave_out_opposite_patches() -> None:
+    foreground, background = (make(masking=m).kept_patches(batch(0))[1].tolist() for m in ("attention", "background"))
+    for front, back in zip(foreground, background, strict=True):
+        assert sorted(front + back) == list(range(64))  # at a half: each keeps what the other hides
+
+
+def test_random_masks_differ_between_images_and_updates_and_follow_the_seed() -> None:
+    rem, same = make(masking="random"), make(masking="random")
+    before = rem.kept_patches(batch(0))[1]
+    assert len({tuple(row) for row in before.tolist()}) == 8
+    assert torch.equal(before, same.kept_patches(batch(0))[1])
+    rem(batch(0))
+    assert not torch.equal(before, rem.kept_patches(batch(0))[1])
+
+
+def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
+    looked, plain = make(masking="random"), make(masking="random")
+    for seed in range(3):
+        views = looked.views(batch(seed))
+        looked.kept_patches(batch(seed))
+        looked(batch(seed))
+        assert looked.last_views is not None
+        torch.testing.assert_close(looked.last_views, views.detach())  # it was shown the update's own masks
+        plain(batch(seed))
+    assert torch.equal(changes(looked), changes(plain))
+
+
+@pytest.mark.parametrize("settings", [{}, {"confident_below": 0.6}], ids=str)
+def test_a_saved_state_goes_on_with_the_same_masks_and_weights(settings: dict[str, Any]) -> None:
+    settings = {"masking": "random", "gap_weighting": True, **settings}
+    rem = make(**settings)
+    for seed in range(3):
+        rem(batch(seed))
+    state = rem.state()
+    whole = [rem(batch(seed)) for seed in range(3, 6)]
+    resumed = make(**settings)
+    resumed(batch(9))  # which the state replaces
+    resumed.load_state(state)
+    again = [resumed(batch(seed)) for seed in range(3, 6)]
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+    assert torch.equal(changes(rem), changes(resumed))
+    assert resumed.mean_gap == rem.mean_gap > 0
+
+
+def test_a_batch_without_a_confident_image_is_not_learned_from() -> None:
+    for micro_batch in (None, 3):
+        rem = make(confident_below=1e-6, micro_batch=micro_batch, gap_weighting=True)
+        logits = rem(batch(0))
+        assert torch.isfinite(logits).all()
+        assert rem.num_updates == 0 and not changes(rem).any()
+        assert rem.last_views is not None and rem.last_views.shape == (3, 8, NUM_CLASSES)
+
+
+def test_unsure_images_get_no_graph() -> None:
+    rem = make(confident_below=0.5, margin=1.0)  # which every image violates
+    rows = {True: 0, False: 0}
+
+    def count(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        rows[torch.is_grad_enabled()] += len(args[0])
+
+    rem.model.blocks[0].register_forward_pre_hook(count)  # type: ignore[union-attr, index]
+    logits = rem(batch(0))
+    probs = logits.softmax(-1)
+    confident = int((-(probs * probs.log()).sum(-1) < 0.5 * math.log(NUM_CLASSES)).sum())
+    assert 0 < confident < 8
+    assert rows[True] == 3 * confident  # the plain view once more
+    assert rows[False] == 8 + 2 * (8 - confident)
+
+
+def test_an_image_that_is_not_finite_does_not_spoil_what_the_confident_teach() -> None:
+    rem = make(confident_below=0.7, gap_weighting=True)
+    rem(batch(0))
+    broken = batch(1)
+    broken[2] = float("nan")
+    rem(broken)
+    assert rem.num_updates == 2 and torch.isfinite(changes(rem)).all()
+    assert math.isfinite(rem.mean_gap)
+
+
+def test_gap_weights_are_held_within_bounds_and_a_reset_forgets_the_mean() -> None:
+    rem = make(gap_weighting=True)
+    gaps = [0.2, 0.4, 0.006, 1.0]
+    # over the means 0.2, 0.3, 0.202, 0.4015
+    expected = [1.0, 0.4 / 0.3, 0.5, 2.0]
+    assert [rem._gap_weight(gap) for gap in gaps] == pytest.approx(expected)
+    rem.reset()
+    assert rem._gap_weight(0.0) == 1.0
+    for _ in range(99):
+        rem._gap_weight(0.5)
+    mean = rem.mean_gap
+    rem._gap_weight(1.0)
+    assert mean == pytest.approx(99 * 0.5 / 100)
+    assert rem.mean_gap == pytest.approx(mean + (1.0 - mean) / 100)  # and no longer 1/101
+
+
+def test_masks_by_features_need_no_softmax_attention() -> None:
+    with pytest.raises(Exception, match="no softmax attention row"):
+        REM(tiny_vit(attn_layer="diff"), REMConfig(RATIOS, masking="background"))
+    rem = REM(tiny_vit(attn_layer="diff"), REMConfig(RATIOS, masking="features"))
+    rem(batch(0))
+    assert changes(rem).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"masking": "foreground"}, "masking must be one of attention, random, background, features, got foreground"),
+        ({"consistency_weight": -1.0}, "consistency weight must be >= 0"),
+        ({"consistency_weight": math.nan}, "consistency weight must be >= 0"),
+        ({"consistency_weight": 0.0, "ranking_weight": 0.0}, "consistency weight must be > 0 where lambda is 0"),
+        ({"confident_below": 0.0}, r"confident below must be in \(0, 1\]"),
+        ({"confident_below": math.inf}, r"confident below must be in \(0, 1\]"),
+        ({"gap_weighting": "yes"}, "rem's gap_weighting must be true or false, got yes"),
+        ({"gap_weighting": True, "episodic": True}, "gap weighting must be left out where episodic"),
+        ({"masking": ["random"]}, "masking must be one of"),
+        ({"confident_below": "often"}, "rem's confident_below must be a number or None, got often"),
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        method_config("rem", settings, batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["rem", "rem-n1", "rem-come"])
+def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str) -> None:
+    settings = {"masking": "random", "confident_below": 0.95, "consistency_weight": 0.5, "gap_weighting": True}
+    method = build_method(name, vivid_vit(), method_config(name, settings, batch_size=8))
+    method(batch(0))
+    assert method.num_updates == 1
+    listed = CliRunner().invoke(app, ["methods", name]).output
+    shown = dict(line.split(" = ") for line in listed.splitlines() if " = " in line)
+    shown = {key.strip(): value for key, value in shown.items()}
+    assert {key: shown[key] for key in settings} == {
+        "masking": "attention",
+        "confident_below": "None",
+        "consistency_weight": "1.0",
+        "gap_weighting": "False",
+    }

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_CONFIGS, REMConfig, method_config
+from remtta.options import RunOptions
+
+
+def test_the_defaults_are_the_papers_for_imagenet_c() -> None:
+    config = REMConfig()
+    assert config.mask_ratios == (0.0, 0.1, 0.2)
+    assert (config.ranking_weight, config.margin, config.lr) == (1.0, 0.0, 1e-3)
+    assert (config.optimizer, config.momentum, config.steps) == ("adam", 0.9, 1)
+    assert RunOptions().batch_size == 50
+
+
+def test_mask_ratios_may_come_as_any_sequence_of_numbers() -> None:
+    ratios: Any = [0, 0.25]
+    assert REMConfig(mask_ratios=ratios).mask_ratios == (0.0, 0.25)
+    assert REMConfig(mask_ratios=ratios) == REMConfig(mask_ratios=(0.0, 0.25))
+
+
+_START = "mask ratios must start with 0 and name at least one masked view, got "
+_ASCEND = "mask ratios must ascend within [0, 1), got "
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_ratios": ()}, _START + "none"),
+        ({"mask_ratios": (0.0,)}, _START + "0"),
+        ({"mask_ratios": (0.1, 0.2)}, _START + "0.1,0.2"),
+        ({"mask_ratios": (-0.1, 0.2)}, _START + "-0.1,0.2"),
+        ({"mask_ratios": (0.0, 0.2, 0.1)}, _ASCEND + "0,0.2,0.1"),
+        ({"mask_ratios": (0.0, 0.1, 0.1)}, _ASCEND + "0,0.1,0.1"),
+        ({"mask_ratios": (0.0, 1.0)}, _ASCEND + "0,1"),
+        ({"mask_ratios": (0.0, math.nan)}, _ASCEND + "0,nan"),
+        ({"ranking_weight": -1.0}, "lambda must be >= 0 and finite, got -1.0"),
+        ({"ranking_weight": math.inf}, "lambda must be >= 0 and finite, got inf"),
+        ({"margin": -0.1}, "margin must be >= 0 and finite, got -0.1"),
+        ({"margin": math.nan}, "margin must be >= 0 and finite, got nan"),
+        ({"lr": 0.0}, "learning rate must be > 0 and finite, got 0.0"),
+        ({"lr": math.inf}, "learning rate must be > 0 and finite, got inf"),
+        ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
+        ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
+        ({"momentum": math.nan}, "momentum must be in [0, 1), got nan"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"micro_batch": 0}, "micro-batch must be >= 1, got 0"),
+        ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, got fp16"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        REMConfig(**changes)
+    assert str(caught.value) == message
+
+
+FRACTIONS = [
+    (name, field.name)
+    for name, kind in METHOD_CONFIGS.items()
+    for field in fields(kind)
+    if str(field.type).startswith("float")
+]
+
+
+@pytest.mark.parametrize(("method", "setting"), FRACTIONS)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_setting_is_infinite(method: str, setting: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
+        method_config(method, {setting: value}, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"topk": 0}, "topk must be >= 1, got 0"),
+        ({"save_every": -3}, "save_every must be >= 1, got -3"),
+        ({"reset_every": 0}, "reset_every must be >= 1, got 0"),
+    ],
+)
+def test_a_run_option_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        RunOptions(**changes)
+    assert str(caught.value) == message
+
+
+def test_the_edges_of_the_ranges_are_accepted() -> None:
+    config = REMConfig(mask_ratios=(0.0, 0.999), ranking_weight=0.0, margin=0.0, momentum=0.0, micro_batch=1)
+    options = RunOptions(batch_size=1, topk=1, save_every=1, reset_every=1)
+    assert (config.mask_ratios, config.micro_batch, options.reset_every) == ((0.0, 0.999), 1, 1)
+
+
+def test_settings_are_there_without_importing_torch() -> None:
+    code = "import sys, remtta.methods.settings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,334 @@
+"""Learning from clean source images: what is computed, when it is computed again, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from remtta import RunOptions, adapt_stream
+from remtta.errors import CheckpointError, StreamError, UsageError
+from remtta.evaluation import evaluate, open_dataset
+from remtta.methods.registry import METHODS, build_method
+from remtta.methods.settings import METHOD_CONFIGS, EATAConfig, TentConfig
+from remtta.methods.source_data import cache_folder, check_source_data, learn_from_source
+from remtta.methods.tent import Tent
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.options import EvalOptions
+from remtta.streams.images import load_image
+from tests.cli.test_commands import remtta_here
+from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, tiny_vit
+from tests.evaluation.test_evaluation import write_tree
+
+
+class Anchored(Tent):
+    """Tent that also pulls towards the mean prediction on source images."""
+
+    needs_source = True
+    computed = 0
+
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        type(self).computed += 1
+        probs = torch.cat([self.predict(images).softmax(-1) for images in batches])
+        return {"mean": probs.mean(0)}
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        self.mean = statistics["mean"]
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        views, loss, count = super()._loss(images, labels)
+        return views, loss - (self.mean * views[0].log_softmax(-1)).sum(-1).mean(), count
+
+
+@pytest.fixture(autouse=True)
+def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(METHODS, "anchored", Anchored)
+    monkeypatch.setitem(METHOD_CONFIGS, "anchored", TentConfig)
+    monkeypatch.setenv("REMTTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Anchored, "computed", 0)
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """A folder of five clean images, some in a folder below."""
+    folder = tmp_path / "clean"
+    (folder / "below").mkdir(parents=True)
+    for number in range(5):
+        draw_image(100 + number).save(folder / ("below" if number % 2 else "") / f"{number}.png")
+    return folder
+
+
+def adapt(frames: Path, output: Path, source: Path | None, model: nn.Module | None = None, **changes: Any) -> Any:
+    """The record of a run with the anchored method."""
+    config = TentConfig(**{"lr": 0.01, **changes})
+    options = RunOptions(batch_size=6)
+    adapt_stream(
+        model or tiny_vit(), frames, output, method="anchored", config=config, options=options, source_data=source
+    )
+    return json.loads((output / "run.json").read_text())["source_statistics"]
+
+
+def test_statistics_are_those_of_the_preprocessed_images(frames: Path, clean: Path, tmp_path: Path) -> None:
+    record = adapt(frames, tmp_path / "run", clean)
+    model = tiny_vit()
+    chosen = preprocessing_of(model)
+    images = torch.stack([chosen.transform()(load_image(path)) for path in sorted(clean.rglob("*.png"))])
+    with torch.no_grad():
+        expected = model(chosen.normalise(images)).softmax(-1).mean(0)
+    torch.testing.assert_close(load_file(record["path"])["mean"], expected)
+    assert record["images"] == 5
+    assert Path(record["path"]).parent == tmp_path / "cache"
+
+
+def test_statistics_are_computed_once_and_the_log_says_where_they_are_read_from(
+    frames: Path, clean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = adapt(frames, tmp_path / "one", clean)
+    with caplog.at_level(logging.INFO, logger="remtta"):
+        assert adapt(frames, tmp_path / "two", clean) == first
+    assert Anchored.computed == 1
+    assert f"its statistics are read from {first['path']}" in caplog.text
+    assert "anchored learned from 5 source image(s) only; give it some hundreds" in caplog.text
+    predictions = [(tmp_path / name / "predictions.jsonl").read_text() for name in ("one", "two")]
+    assert predictions[0] == predictions[1]
+
+
+@pytest.mark.parametrize("changed", ["file", "time", "weights", "setting", "preprocessing", "nothing"])
+def test_statistics_are_computed_again_when_what_they_depend_on_changes(
+    changed: str, frames: Path, clean: Path, tmp_path: Path
+) -> None:
+    first = adapt(frames, tmp_path / "one", clean)
+    model: Any = tiny_vit(seed=3 if changed == "weights" else 0)
+    if changed == "preprocessing":
+        model.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.4, 0.5, 0.5)}
+    if changed == "file":
+        draw_image(200).save(clean / "9.png")
+    if changed == "time":
+        os.utime(clean / "0.png", ns=(1, 1))
+    settings = {"adapt_layers": "0-1"} if changed == "setting" else {}
+    second = adapt(frames, tmp_path / "two", clean, model, **settings)
+    assert Anchored.computed == (1 if changed == "nothing" else 2)
+    assert (second["path"] == first["path"]) is (changed == "nothing")
+
+
+def test_only_the_settings_that_matter_count(
+    frames: Path, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TentConfig, "source_settings", ("adapt_layers",))
+    adapt(frames, tmp_path / "one", clean)
+    adapt(frames, tmp_path / "two", clean, lr=0.02)
+    assert Anchored.computed == 1
+    adapt(frames, tmp_path / "three", clean, adapt_layers="0-1")
+    assert Anchored.computed == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "idle", "mattering"),
+    [
+        ("foa", {"num_prompts": 1, "population": 4, "micro_batch": 2}, {"precision": "bf16"}),
+        ("petal", {"lr": 1e-3, "restore": 0.1, "posterior_weight": 1.0, "num_augmentations": 2}, {"swag_lr": 1e-3}),
+    ],
+)
+def test_statistics_are_kept_under_settings_they_do_not_depend_on(
+    method: str, idle: dict[str, Any], mattering: dict[str, Any], clean: Path
+) -> None:
+    def path(**settings: Any) -> str:
+        model, config = tiny_vit(), METHOD_CONFIGS[method](**settings)
+        learned = learn_from_source(build_method(method, model, config), model, clean, method=method, config=config)
+        return str(learned["path"])
+
+    assert path() == path(**idle) != path(**mattering)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_a_damaged_cache_is_computed_again_with_a_warning(
+    damage: Any, frames: Path, clean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = adapt(frames, tmp_path / "one", clean)
+    path = Path(first["path"])
+    path.write_bytes(damage(path.read_bytes()))
+    assert adapt(frames, tmp_path / "two", clean) == first
+    assert Anchored.computed == 2
+    assert [record.levelname for record in caplog.records if "computed again" in record.message] == ["WARNING"]
+
+
+def test_a_file_of_statistics_may_be_named_and_must_fit(frames: Path, clean: Path, tmp_path: Path) -> None:
+    first = adapt(frames, tmp_path / "one", clean)
+    named = tmp_path / "kept.safetensors"
+    named.write_bytes(Path(first["path"]).read_bytes())
+    second = adapt(frames, tmp_path / "two", named)
+    assert first["source_data"] == str(clean)
+    assert second == {**first, "source_data": str(named), "path": str(named)}
+    assert Anchored.computed == 1
+    with pytest.raises(CheckpointError, match=r"kept.safetensors was made with another model_sha256"):
+        adapt(frames, tmp_path / "three", named, tiny_vit(seed=3))
+    named.write_bytes(named.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="not a readable file of source statistics"):
+        adapt(frames, tmp_path / "four", named)
+    assert not (tmp_path / "three").exists() and not (tmp_path / "four").exists()
+
+
+def test_images_that_cannot_be_read_are_left_out(
+    frames: Path, clean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (clean / "broken.png").write_text("no image")
+    assert adapt(frames, tmp_path / "run", clean)["images"] == 5
+    assert "left out the source image" in caplog.text and "broken.png" in caplog.text
+
+
+def test_folders_without_a_readable_image_are_refused(frames: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    with pytest.raises(StreamError, match="no images in"):
+        adapt(frames, tmp_path / "run", folder)
+    (folder / "broken.png").write_text("no image")
+    with pytest.raises(StreamError, match=r"none of 1 image\(s\) could be read"):
+        adapt(frames, tmp_path / "run", folder)
+    with pytest.raises(UsageError, match=r"is no folder of images and no \.safetensors file"):
+        adapt(frames, tmp_path / "run", folder / "broken.png")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("REMTTA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "remtta"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "remtta"
+
+
+def test_source_images_are_asked_for_where_they_are_needed_and_only_there(clean: Path) -> None:
+    with pytest.raises(UsageError, match=r"^anchored learns from clean .* with --source-data FOLDER$"):
+        check_source_data(["tent", "anchored"], None)
+    with pytest.raises(UsageError, match="tent, rem does not learn from source images"):
+        check_source_data(["tent", "rem"], clean)
+    with pytest.raises(UsageError, match="nowhere: no such file or folder"):
+        check_source_data(["anchored"], clean / "nowhere")
+    check_source_data(["tent"], None)
+    check_source_data(["tent", "anchored"], clean)
+
+
+def evaluation(
+    root: Path, output: Path, source: Path | None, preprocessing: Preprocessing | None = None, **changes: Any
+) -> Any:
+    dataset = open_dataset(root, num_classes=NUM_CLASSES)
+    methods = {"source": METHOD_CONFIGS["source"](), "anchored": TentConfig(lr=0.01)}
+    options = EvalOptions(batch_size=6, seeds=(0, 1), **changes)
+    return evaluate(
+        tiny_vit(),
+        dataset,
+        output,
+        methods=methods,
+        options=options,
+        preprocessing=preprocessing,
+        source_data=source,
+    )
+
+
+def test_an_evaluation_learns_once_for_all_seeds_and_records_it(clean: Path, tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
+    results = evaluation(tree, tmp_path / "out", clean)
+    assert Anchored.computed == 1
+    record = results["settings"]["source_statistics"]
+    assert list(record) == ["anchored"]
+    assert (Path(record["anchored"]["path"]).parent, record["anchored"]["images"]) == (tmp_path / "cache", 5)
+    with pytest.raises(UsageError, match="holds an earlier evaluation"):
+        evaluation(tree, tmp_path / "out", clean / "below")
+    assert Anchored.computed == 1  # refused before any work
+    with pytest.raises(UsageError, match="anchored learns from clean images"):
+        evaluation(tree, tmp_path / "two", None)
+
+
+@pytest.mark.parametrize("size", [32, 40])
+def test_an_evaluation_treats_source_images_as_its_own(size: int, clean: Path, tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "c", domains=["fog"], each=1, size=size)
+    model = tiny_vit()
+    draw_image(300, 32, 32).save(clean / "fitting.png")
+    chosen = replace(preprocessing_of(model), mean=(0.4, 0.5, 0.6), crop_pct=1.0 if size == 32 else 0.8)
+    paths = []
+    for name, preprocessing in (("own", None), ("chosen", chosen)):
+        results = evaluation(tree, tmp_path / name, clean, preprocessing)
+        paths.append(results["settings"]["source_statistics"]["anchored"]["path"])
+    assert Anchored.computed == 2  # the cache knows them apart
+    # Where the domains need no crop, source images that fit are not cropped either, and others as the model asks.
+    crops = [1.0 if path.stem == "fitting" else 0.9 for path in clean.rglob("*.png")] if size == 32 else [0.8] * 6
+    images = [
+        replace(chosen, crop_pct=crop).transform()(load_image(path))
+        for path, crop in zip(clean.rglob("*.png"), crops, strict=True)
+    ]
+    with torch.no_grad():
+        expected = model(chosen.normalise(torch.stack(images))).softmax(-1).mean(0)
+    torch.testing.assert_close(load_file(paths[1])["mean"], expected)
+
+
+def test_the_commands_ask_before_any_work(
+    frames: Path,
+    clean: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.import_module("remtta.cli.adapt"), "_METHODS", ["anchored"])
+    model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint]
+    run: list[str | Path] = ["adapt", frames, *model, "--method", "anchored", "--output", tmp_path / "run"]
+    assert remtta_here(*run) == 2
+    assert "anchored learns from clean images of the source domain first" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert remtta_here(*run, "--source-data", clean, "--set", "lr=0.02") == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["source_statistics"]["images"], record["method"]["lr"]) == (5, 0.02)
+    tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
+    assert remtta_here("eval", tree, *model, "--methods", "anchored", "--output", tmp_path / "out") == 2
+    assert "--source-data FOLDER" in capfd.readouterr().err
+    assert remtta_here("eval", tree, *model, "--methods", "tent", "--source-data", clean) == 2
+    assert "tent does not learn from source images" in capfd.readouterr().err
+
+
+def test_eata_learns_through_the_commands_and_from_the_cache(
+    frames: Path, clean: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--set", "entropy_margin=0.9"]
+    for name in ("one", "two"):
+        run: list[str | Path] = ["adapt", frames, *model, "--method", "eata", "--source-data", clean]
+        assert remtta_here(*run, "--batch-size", "6", "--lr", "0.01", "--output", tmp_path / name) == 0
+        text = capfd.readouterr().err
+        assert ("EATA learned from 5 source images, fewer than 2000" in text) is (name == "one")
+        assert ("are read from" in text) is (name == "two")
+    records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("one", "two")]
+    assert records[0]["source_statistics"] == records[1]["source_statistics"]
+    assert records[0]["counts"]["updates"] > 0
+    fisher = load_file(records[0]["source_statistics"]["path"])
+    assert list(fisher) == sorted(records[0]["adapted"]) and all((each >= 0).all() for each in fisher.values())
+
+
+@pytest.mark.parametrize(("wanted", "used"), [(3, 3), (9, 5)])
+def test_the_record_counts_the_images_that_were_learned_from(wanted: int, used: int, clean: Path) -> None:
+    model, config = tiny_vit(), EATAConfig(fisher_images=wanted)
+    learned = learn_from_source(build_method("eata", model, config), model, clean, method="eata", config=config)
+    assert learned["images"] == used
+
+
+def test_settings_of_adapt_are_checked(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, answer in (
+        ("threshold", "--set takes key=value pairs, got 'threshold'"),
+        ("ranking=1", "a setting of pseudo-label must be one of"),
+        ("threshold=1.5", "threshold must be in [0, 1), got 1.5"),
+        ("threshold=high", "pseudo-label's threshold must be a number, got high"),
+    ):
+        assert remtta_here("adapt", frames, *TINY_OPTIONS, "--method", "pseudo-label", "--set", text) == 2
+        assert answer in capfd.readouterr().err

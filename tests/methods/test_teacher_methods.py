@@ -1,0 +1,232 @@
+"""Methods in which a teacher predicts, each against a plain reading of its rule."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta.errors import UsageError
+from remtta.methods import augmentations
+from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
+from remtta.methods.cotta import CoTTA, published_confidence
+from remtta.methods.losses import symmetric_cross_entropy
+from remtta.methods.petal import PETAL
+from remtta.methods.settings import CoTTAConfig
+from remtta.methods.teacher import follow, restore_at_random
+from tests.conftest import random_images, tiny_vit
+
+
+def _symmetric(student: Tensor, teacher: Tensor) -> Tensor:
+    p, q = student.softmax(1), teacher.softmax(1)
+    return (-0.5 * (q * p.log()).sum(1) - 0.5 * (p * q.log()).sum(1)).mean()
+
+
+def _average(teacher: nn.Module, student: nn.Module, decay: float) -> None:
+    with torch.no_grad():
+        for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+            slow.copy_(decay * slow + (1 - decay) * fast)
+
+
+def _weights_differ(first: nn.Module, second: nn.Module) -> list[str]:
+    pairs = zip(first.named_parameters(), second.parameters(), strict=True)
+    return [name for (name, one), other in pairs if not torch.allclose(one, other, atol=1e-6, rtol=1e-4)]
+
+
+def test_symmetric_cross_entropy_of_two_classes() -> None:
+    # p = (1/2, 1/2), q = (3/4, 1/4): -(q log p + p log q) / 2 = (log 2 - (log 3/4 + log 1/4) / 2) / 2
+    p, q = torch.zeros(1, 2), torch.tensor([[0.75, 0.25]]).log()
+    expected = (torch.tensor(2.0).log() - torch.tensor(0.1875).log() / 2) / 2
+    torch.testing.assert_close(symmetric_cross_entropy(p, q), expected.view(1))
+
+
+def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
+    config = CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0)
+    cotta = CoTTA(tiny_vit(), config)
+    student, teacher = tiny_vit(), tiny_vit()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    for seed in range(3):
+        images = random_images(5, seed)
+        with torch.no_grad():
+            target = teacher(images)
+        torch.testing.assert_close(cotta(images), target)
+        optimizer.zero_grad()
+        _symmetric(student(images), target).backward()
+        optimizer.step()
+        _average(teacher, student, 0.9)
+    assert not _weights_differ(cotta.model, teacher)
+    assert _weights_differ(teacher, tiny_vit())  # so that the comparison says something
+    assert (cotta.num_forwards, cotta.num_backwards, cotta.num_models) == (3, 1, 3)
+    assert set(cotta.adapted_names) == {name for name, _ in teacher.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("classes", "wanted"), [(2, 0.92), (10, 0.92), (32, 0.819), (100, 0.72), (1000, 0.1), (21843, 0.1)]
+)
+def test_cotta_is_unsure_by_the_published_confidences(classes: int, wanted: float) -> None:
+    assert published_confidence(classes) == pytest.approx(wanted, abs=1e-3)
+    if classes == 10:
+        assert CoTTA(tiny_vit(num_classes=10))._augment_below == wanted
+        assert PETAL(tiny_vit(num_classes=10))._augment_below == wanted
+        assert CoTTA(tiny_vit(num_classes=10), CoTTAConfig(augment_below=0.5))._augment_below == 0.5
+
+
+def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentations() -> None:
+    vit, images = tiny_vit(), random_images(5)
+    with torch.no_grad():
+        confidence = float(vit(images).softmax(1).max(1).values.mean())
+    sure = CoTTA(tiny_vit(), CoTTAConfig(augment_below=confidence - 1e-4, num_augmentations=3))
+    unsure = CoTTA(tiny_vit(), CoTTAConfig(augment_below=confidence + 1e-4, num_augmentations=3))
+    generator = copy.deepcopy(unsure._generator.get_state())
+    with torch.no_grad():
+        torch.testing.assert_close(sure(images), vit(images))
+        drawn = torch.Generator()
+        drawn.set_state(generator)
+        pixels = (images * 0.5 + 0.5).clamp(0, 1)  # the tiny model's mean and deviation are 0.5
+        views = [vit((jitter(pixels, drawn) - 0.5) / 0.5) for _ in range(3)]
+        assert (views[0] - views[1]).abs().max() > 0.01
+        predicted = unsure(images)
+        torch.testing.assert_close(predicted, torch.stack(views).mean(0), atol=1e-5, rtol=1e-4)
+    assert (sure.num_forwards, unsure.num_forwards) == (3, 5)
+    assert unsure.last_views is not None
+    assert torch.equal(unsure.last_views[0], predicted)
+
+
+def test_cotta_goes_on_bit_for_bit_with_augmentations_and_restored_weights() -> None:
+    config = CoTTAConfig(lr=0.05, augment_below=1.0, num_augmentations=2, restore=0.1)
+    through = CoTTA(tiny_vit(), config)
+    through(random_images(3, 0))
+    state = copy.deepcopy(through.state())
+    torch.manual_seed(99)  # another process would have another seed
+    resumed = CoTTA(tiny_vit(), config)
+    resumed.load_state(state)
+    for seed in (1, 2):
+        assert torch.equal(resumed(random_images(3, seed)), through(random_images(3, seed)))
+    assert resumed.num_forwards == through.num_forwards == 4
+
+
+def test_micro_batches_average_the_same_augmented_views() -> None:
+    config = CoTTAConfig(lr=0.05, augment_below=1.0, num_augmentations=2, restore=0.1)
+    whole, parts = CoTTA(tiny_vit(), config), CoTTA(tiny_vit(), dataclasses.replace(config, micro_batch=2))
+    for seed in range(2):
+        torch.testing.assert_close(parts(random_images(5, seed)), whole(random_images(5, seed)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(parts.delta(), whole.delta(), atol=1e-6, rtol=1e-4)
+
+
+def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
+    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
+    for seed in range(2):
+        cotta(random_images(3, seed))
+    other = CoTTA(tiny_vit(), CoTTAConfig(augment_below=0.0))
+    other.load_delta(cotta.delta(), cotta.num_updates)
+    assert torch.equal(other.predict(random_images(3)), cotta.predict(random_images(3)))
+    assert other.num_updates == 2
+    # The student starts from there too, so the first loss is that of equal predictions.
+    views, loss, _ = other._loss(random_images(3), other._targets(random_images(3), None))
+    torch.testing.assert_close(loss, _symmetric(views[0], views[0]))
+
+
+def test_a_reset_forgets_the_teacher_and_the_student() -> None:
+    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, teacher_decay=0.5, augment_below=0.0))
+    first = cotta(random_images(1))
+    delta = cotta.delta()
+    cotta(random_images(4, 2))
+    cotta.reset()
+    assert torch.equal(cotta(random_images(1)), first)
+    assert all(torch.equal(tensor, delta[name]) for name, tensor in cotta.delta().items())
+
+
+def test_restoring_puts_back_about_the_share_it_is_told() -> None:
+    weights, source = {"a": torch.ones(200, 100)}, {"a": torch.zeros(200, 100)}
+    restore_at_random(weights, source, 0.1, torch.Generator().manual_seed(0))
+    assert set(weights["a"].unique().tolist()) == {0.0, 1.0}
+    assert 0.09 < float((weights["a"] == 0).float().mean()) < 0.11
+
+
+def test_cotta_restores_the_student_but_not_the_teacher_to_the_source() -> None:
+    source = dict(tiny_vit().named_parameters())
+    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5, augment_below=0.0))
+    cotta(random_images(4))
+    name = "blocks.1.mlp.fc1.weight"
+    back = (cotta._trained[name] == source[name]).float().mean()
+    assert 0.45 < float(back) < 0.55
+    assert float((cotta.delta()[name] == 0).float().mean()) < 0.05
+
+
+def test_following_keeps_the_share_of_the_teacher() -> None:
+    teacher = {"a": torch.tensor([1.0, 2.0])}
+    follow(teacher, {"a": torch.tensor([3.0, 2.0])}, 0.75)
+    assert teacher["a"].tolist() == [1.5, 2.0]
+
+
+def test_augmented_pixels_stay_in_range_repeat_with_the_seed_and_differ_without() -> None:
+    pixels = random_images(2).sigmoid()
+
+    def draw(seed: int) -> Tensor:
+        return jitter(pixels, torch.Generator().manual_seed(seed))
+
+    assert torch.equal(draw(3), draw(3))
+    assert not torch.equal(draw(3), draw(4))
+    assert draw(3).shape == pixels.shape
+    assert all(0 <= float(draw(seed).min()) <= float(draw(seed).max()) <= 1 for seed in range(8))
+
+
+def test_an_augmentation_sees_pixels_and_returns_what_the_model_reads() -> None:
+    model = tiny_vit()
+    config: Any = {**model.pretrained_cfg, "mean": (0.2, 0.4, 0.6), "std": (0.1, 0.2, 0.4)}  # type: ignore[dict-item]
+    model.pretrained_cfg = config
+    pixels = random_images(2).sigmoid()
+    mean, std = torch.tensor(config["mean"]).view(3, 1, 1), torch.tensor(config["std"]).view(3, 1, 1)
+    seen: list[Tensor] = []
+
+    def halve(given: Tensor, generator: torch.Generator) -> Tensor:
+        seen.append(given)
+        return given / 2
+
+    out = PixelSpace(model).augment((pixels - mean) / std, halve, torch.Generator())
+    torch.testing.assert_close(seen[0], pixels)
+    torch.testing.assert_close(out, (pixels / 2 - mean) / std)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapt_layers": "0-2"}, "adapt-layers must be left out, as every weight changes, got 0-2"),
+        ({"teacher_decay": 1.0}, "teacher-decay must be in [0, 1), got 1.0"),
+        ({"restore": -0.1}, "restore must be in [0, 1), got -0.1"),
+        ({"num_augmentations": 0}, "num-augmentations must be >= 1, got 0"),
+        ({"augment_below": 1.5}, "augment-below must be in [0, 1], got 1.5"),
+    ],
+)
+def test_a_setting_of_cotta_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        CoTTAConfig(**changes)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("augmentation", [jitter, clean_jitter])
+def test_an_augmentation_in_the_middle_of_its_ranges_only_mirrors(augmentation: Augmentation) -> None:
+    images = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+    mirrored = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            augmentations, "uniform", lambda generator, low, high: 0.001 if low == 0.001 else (low + high) / 2
+        )
+        for seed in range(6):
+            view = augmentation(images, torch.Generator().manual_seed(seed))
+            flipped = bool((view - images.flip(-1)).abs().max() < 0.1)
+            mirrored += flipped
+            torch.testing.assert_close(view, images.flip(-1) if flipped else images, atol=0.03, rtol=0)
+    assert 0 < mirrored < 6
+
+
+def test_the_clean_augmentation_has_no_noise_and_mirrors_what_is_beyond_the_edge() -> None:
+    grey = torch.full((1, 3, 12, 16), 0.5)
+    for seed in range(8):
+        view = clean_jitter(grey, torch.Generator().manual_seed(seed))
+        assert view.max() - view.min() < 1e-5 and not torch.equal(view, grey)  # no black corner either
+        assert jitter(grey, torch.Generator().manual_seed(seed)).unique().numel() > 100

@@ -1,0 +1,90 @@
+"""VDP, against a plain reading of what it is documented to do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.bench.fitting import fitting_micro_batch
+from remtta.errors import UsageError
+from remtta.methods.settings import VDPConfig
+from remtta.methods.vdp import VDP
+from tests.conftest import random_images, tiny_vit
+
+CONFIG = VDPConfig(lr=0.5, optimizer="sgd", teacher_decay=0.5, homeostasis=3.0)
+
+
+def test_memory_is_fitted_also_where_no_weight_changes() -> None:
+    vdp = VDP(tiny_vit(), CONFIG)
+    assert vdp.device == torch.device("cpu")
+    assert fitting_micro_batch(vdp, (32, 32), 8, 2**40) is None
+
+
+def test_three_updates_equal_a_plain_loop_over_two_squares() -> None:
+    vdp, model = VDP(tiny_vit(), CONFIG), tiny_vit()
+    (st, sl), (at, al) = vdp._places["specific"], vdp._places["agnostic"]
+    student = [torch.zeros(3, 8, 8, requires_grad=True) for _ in range(2)]  # a quarter of 32 pixels
+    teacher = [torch.zeros(3, 8, 8) for _ in range(2)]
+    sensitivity = torch.zeros(3, 8, 8)
+    optimizer = torch.optim.SGD(student, lr=0.5, momentum=0.9)
+
+    def decorated(images: Tensor, prompts: list[Tensor]) -> Tensor:
+        added = torch.zeros(2, 3, 32, 32)
+        added[0, :, st : st + 8, sl : sl + 8] = prompts[0]
+        added[1, :, at : at + 8, al : al + 8] = prompts[1]
+        return images + added.sum(0)
+
+    for seed in range(3):
+        images = random_images(5, seed)
+        with torch.no_grad():
+            target = model(decorated(images, teacher))
+        torch.testing.assert_close(vdp(images), target, atol=1e-5, rtol=1e-4)
+        p, q = model(decorated(images, student)).softmax(1), target.softmax(1)
+        held = (sensitivity * (student[1] - teacher[1]) ** 2).sum()
+        optimizer.zero_grad()
+        ((-0.5 * (q * p.log()).sum(1) - 0.5 * (p * q.log()).sum(1)).mean() + 3 * held).backward()
+        optimizer.step()
+        teacher = [0.5 * slow + 0.5 * fast.detach() for slow, fast in zip(teacher, student, strict=True)]
+        assert student[1].grad is not None
+        sensitivity = 0.5 * sensitivity + 0.5 * student[1].grad.abs()
+    for name, tensor in zip(("specific", "agnostic"), teacher, strict=True):
+        torch.testing.assert_close(vdp._teacher[name], tensor, atol=1e-6, rtol=1e-4)
+        assert tensor.abs().max() > 1e-3
+    source = tiny_vit().state_dict()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in vdp.model.state_dict().items())
+    assert (vdp.adapted_names, vdp.delta(), vdp.num_updates, vdp.num_forwards) == ((), {}, 3, 2)
+
+
+def test_homeostasis_holds_the_agnostic_prompt_back_and_not_the_specific_one() -> None:
+    def moved(homeostasis: float) -> dict[str, float]:
+        vdp = VDP(tiny_vit(), VDPConfig(lr=0.5, optimizer="sgd", teacher_decay=0.9, homeostasis=homeostasis))
+        for seed in range(4):
+            vdp(random_images(4, seed))
+        return {name: float(prompt.detach().norm()) for name, prompt in vdp._trained.items()}
+
+    free, held = moved(0.0), moved(3000.0)
+    assert held["agnostic"] < 0.9 * free["agnostic"]
+    assert held["specific"] > 0.9 * free["specific"]
+
+
+def test_a_reset_takes_the_prompts_away_and_a_resume_brings_them_back() -> None:
+    through = VDP(tiny_vit(), CONFIG)
+    for seed in range(2):
+        through(random_images(3, seed))
+    state = copy.deepcopy(through.state())
+    resumed = VDP(tiny_vit(), CONFIG)
+    resumed.load_state(state)
+    assert torch.equal(resumed(random_images(3, 5)), through(random_images(3, 5)))
+    through.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(through.predict(random_images(3)), tiny_vit()(random_images(3)))
+
+
+def test_layers_to_adapt_and_empty_prompts_are_refused() -> None:
+    with pytest.raises(UsageError, match="adapt-layers must be left out, as no weight changes"):
+        VDPConfig(adapt_layers="all")
+    with pytest.raises(UsageError, match=r"prompt-share must be in \(0, 1\], got 0"):
+        VDPConfig(prompt_share=0)

@@ -1,0 +1,149 @@
+"""ViDA, against a plain model whose attention layers have adapters beside them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta.errors import UsageError
+from remtta.methods.augmentations import jitter
+from remtta.methods.settings import ViDAConfig
+from remtta.methods.vida import ViDA
+from tests.conftest import random_images, tiny_vit
+
+CONFIG = ViDAConfig(lr=0.02, adapter_lr=0.05, high_rank=8, num_augmentations=3, teacher_decay=0.9)
+
+
+class _Adapted(nn.Module):
+    """A linear layer with two adapters beside it."""
+
+    def __init__(self, linear: nn.Linear, downs: list[Tensor]) -> None:
+        super().__init__()
+        self.linear = linear
+        self.downs = nn.ParameterList([down.clone() for down in downs])
+        self.ups = nn.ParameterList([torch.zeros(linear.out_features, len(down)) for down in downs])
+        self.scales = [1.0, 1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        for scale, down, up in zip(self.scales, self.downs, self.ups, strict=True):
+            out = out + scale * (x @ down.T @ up.T)
+        return out
+
+
+def _with_adapters(vida: ViDA) -> tuple[Any, list[_Adapted]]:
+    model: Any = tiny_vit()
+    layers = []
+    for number, block in enumerate(model.blocks):
+        for name in ("qkv", "proj"):
+            key = f"blocks.{number}.attn.{name}.weight"
+            downs = [vida._trained[f"{key}.{kind}.down"].detach() for kind in ("low", "high")]
+            layers.append(_Adapted(getattr(block.attn, name), downs))
+            setattr(block.attn, name, layers[-1])
+    return model, layers
+
+
+def _unsure(model: nn.Module, images: Tensor, generator: torch.Generator) -> float:
+    pixels = (images / 2 + 0.5).clamp(0, 1)  # the tiny model's mean and deviation are 0.5
+    with torch.no_grad():
+        views = torch.stack([model(jitter(pixels, generator) * 2 - 1) for _ in range(3)])
+    return float(((views - views.mean(0)) ** 2).sum(0).div(2).mean() / 10)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 9.0])
+def test_three_updates_equal_adapters_that_run_beside_the_layers(threshold: float) -> None:
+    vida = ViDA(tiny_vit(), dataclasses.replace(CONFIG, threshold=threshold))
+    (student, fast), (teacher, slow) = _with_adapters(vida), _with_adapters(vida)
+    adapters = [p for layer in fast for p in (*layer.downs, *layer.ups)]
+    known = {id(p) for p in adapters}
+    weights = [p for p in student.parameters() if id(p) not in known]
+    optimizer = torch.optim.SGD(
+        [{"params": weights, "lr": 0.02}, {"params": adapters, "lr": 0.05}], momentum=0.9, nesterov=True
+    )
+    drawn = torch.Generator()
+    drawn.set_state(vida._generator.get_state())
+    for seed in range(3):
+        images = random_images(5, seed)
+        unsure = _unsure(teacher, images, drawn)
+        low, high = (1 - unsure, 1 + unsure) if threshold == 0 else (1 + unsure, 1 - unsure)
+        for layer in fast + slow:
+            layer.scales = [low, high]
+        with torch.no_grad():
+            target = teacher(images)
+        torch.testing.assert_close(vida(images), target, atol=1e-4, rtol=1e-4)
+        p, q = student(images).softmax(1), target.softmax(1)
+        optimizer.zero_grad()
+        (-0.5 * (q * p.log()).sum(1) - 0.5 * (p * q.log()).sum(1)).mean().backward()
+        optimizer.step()
+        slow_adapters = {id(p) for layer in slow for p in (*layer.downs, *layer.ups)}
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), student.parameters(), strict=True):
+                decay = 0.8 if id(old) in slow_adapters else 0.9
+                old.copy_(decay * old + (1 - decay) * new)
+    assert all(layer.ups[0].abs().max() > 1e-5 and layer.ups[1].abs().max() > 1e-5 for layer in slow)
+    with torch.no_grad():
+        images = random_images(3, 9)
+        torch.testing.assert_close(vida.predict(images), teacher(images), atol=1e-4, rtol=1e-4)
+
+
+def test_what_vida_saves_is_the_folded_teacher() -> None:
+    vida = ViDA(tiny_vit(), CONFIG)
+    for seed in range(2):
+        vida(random_images(4, seed))
+    plain = tiny_vit()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.add_(vida.delta()[name])
+        assert torch.equal(plain(random_images(3)), vida.model(random_images(3)))
+        assert not torch.equal(plain(random_images(3)), tiny_vit()(random_images(3)))
+    torch.testing.assert_close(vida.predict(random_images(3)), plain(random_images(3)).detach())
+    other = ViDA(tiny_vit(), CONFIG)
+    other.load_delta(vida.delta())
+    assert torch.equal(other.predict(random_images(3)), vida.predict(random_images(3)))
+
+
+def test_before_any_update_vida_predicts_as_the_source() -> None:
+    vida = ViDA(tiny_vit(), CONFIG)
+    with torch.no_grad():
+        torch.testing.assert_close(vida(random_images(3)), tiny_vit()(random_images(3)))
+    assert (vida.num_forwards, vida.num_backwards, vida.num_models) == (5, 1, 2)
+    assert ViDA(tiny_vit()).num_forwards == 12
+
+
+def test_a_reset_forgets_adapters_and_scales() -> None:
+    vida = ViDA(tiny_vit(), CONFIG)
+    fresh = {name: tensor.clone() for name, tensor in vida._own_state().items()}
+    vida(random_images(4))
+    assert not torch.equal(vida._own_state()["scales"], fresh["scales"])
+    vida.reset()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in vida._own_state().items())
+
+
+def test_vida_goes_on_bit_for_bit() -> None:
+    through = ViDA(tiny_vit(), CONFIG)
+    through(random_images(3, 0))
+    state = copy.deepcopy(through.state())
+    torch.manual_seed(99)
+    resumed = ViDA(tiny_vit(), CONFIG)
+    resumed.load_state(state)
+    for seed in (1, 2):
+        assert torch.equal(resumed(random_images(3, seed)), through(random_images(3, seed)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"high_rank": 0}, "high-rank must be >= 1, got 0"),
+        ({"num_augmentations": 1}, "num-augmentations must be >= 2, got 1"),
+        ({"adapter_lr": 0.0}, "adapter-lr must be > 0 and finite, got 0.0"),
+    ],
+)
+def test_a_setting_of_vida_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ViDAConfig(**changes)
+    assert str(caught.value) == message

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from remtta.errors import CheckpointError, UsageError
+from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
+from remtta.models.hashing import state_sha256
+from tests.conftest import random_images, tiny_vit
+
+State = dict[str, Tensor]
+
+
+def _vit(seed: int = 0, **changes: Any) -> nn.Module:
+    return tiny_vit(seed, **{"depth": 1, "embed_dim": 12, **changes})
+
+
+def _state(seed: int = 0, **changes: Any) -> State:
+    return dict(_vit(seed, **changes).state_dict())
+
+
+def _assert_holds(model: nn.Module, state: State) -> None:
+    own = model.state_dict()
+    assert own.keys() == state.keys()
+    assert all(torch.equal(own[name], tensor) for name, tensor in state.items())
+
+
+def _refusal(path: Path, **changes: Any) -> str:
+    """The text of the refusal, which must be one line and leave the model as it was."""
+    model = _vit(1, **changes)
+    before = state_sha256(model)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(model, path)
+    assert state_sha256(model) == before
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: OrderedDict(state),
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state, "lr_scheduler": {"last_lr": [0.1]}},
+        lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+        lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
+        lambda state: {"state_dict": {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()}},
+        lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}},
+    ],
+    ids=["bare", "ordered", "state_dict", "model", "module.", "_orig_mod.", "both prefixes", "lightning"],
+)
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_weights_are_found_however_they_were_saved(
+    wrap: Callable[[State], object], zipped: bool, tmp_path: Path
+) -> None:
+    state = _state()
+    torch.save(wrap(state), tmp_path / "vit.pth", _use_new_zipfile_serialization=zipped)
+    model = _vit(1)
+    load_checkpoint(model, tmp_path / "vit.pth")
+    _assert_holds(model, state)
+
+
+def _timm_training_checkpoint(path: Path, state: State, averaged: State | None) -> None:
+    model = _vit()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    content = {
+        "epoch": 7,
+        "arch": "vit_tiny_patch16_224",
+        "state_dict": state,
+        "optimizer": optimizer.state_dict(),
+        "version": 2,
+        "args": argparse.Namespace(lr=1e-3, opt="adamw", mean=None, model_kwargs={"img_size": 32}),
+        "amp_scaler": {"scale": 65536.0, "growth_interval": 2000},
+        "metric": 71.2,
+    }
+    torch.save(content if averaged is None else {**content, "state_dict_ema": averaged}, path)
+
+
+@pytest.mark.parametrize("use_ema", [False, True])
+def test_a_timm_training_checkpoint_gives_the_weights_asked_for(use_ema: bool, tmp_path: Path) -> None:
+    state, averaged = _state(2), _state(3)
+    _timm_training_checkpoint(tmp_path / "last.pth.tar", state, averaged)
+    model = _vit(1)
+    load_checkpoint(model, tmp_path / "last.pth.tar", use_ema=use_ema)
+    _assert_holds(model, averaged if use_ema else state)
+
+
+@pytest.mark.parametrize("suffix", [".pth.tar", ".safetensors", ".npz"])
+def test_averaged_weights_that_are_not_there_are_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"last{suffix}"
+    if suffix == ".pth.tar":
+        _timm_training_checkpoint(path, _state(), None)
+    elif suffix == ".safetensors":
+        save_file(_state(), path)
+    else:
+        np.savez(path, **_google_arrays(_vit()))
+    with pytest.raises(CheckpointError, match=r"holds no averaged weights.*; drop --use-ema"):
+        load_checkpoint(_vit(1), path, use_ema=True)
+
+
+def test_safetensors_arrive_exactly(tmp_path: Path) -> None:
+    state = _state()
+    save_file(state, tmp_path / "vit.safetensors")
+    model = _vit(1)
+    load_checkpoint(model, tmp_path / "vit.safetensors")
+    _assert_holds(model, state)
+
+
+def test_half_precision_weights_are_widened_exactly(tmp_path: Path) -> None:
+    half = {name: tensor.half() for name, tensor in _state().items()}
+    save_file(half, tmp_path / "vit.safetensors")
+    model = _vit(1)
+    load_checkpoint(model, tmp_path / "vit.safetensors")
+    _assert_holds(model, {name: tensor.float() for name, tensor in half.items()})
+    assert all(tensor.dtype == torch.float32 for tensor in model.state_dict().values())
+    dtypes = checkpoint_dtypes(model, tmp_path / "vit.safetensors")
+    assert dtypes == dict.fromkeys(half, torch.float16)
+
+
+def test_dtypes_are_listed_under_the_models_own_names(tmp_path: Path) -> None:
+    state = {f"module.{name}": tensor.bfloat16() for name, tensor in _state().items()}
+    torch.save({"state_dict": state}, tmp_path / "vit.pth")
+    assert checkpoint_dtypes(_vit(), tmp_path / "vit.pth") == dict.fromkeys(_state(), torch.bfloat16)
+
+
+def _google_arrays(vit: nn.Module, prefix: str = "") -> dict[str, Any]:
+    """A one-block ViT in the layout of Google's releases: kernels are (in, out), heads have their own axis."""
+    weights = {name: tensor.numpy() for name, tensor in vit.state_dict().items()}
+    width, heads = 12, 3
+    block = "Transformer/encoderblock_0/"
+    arrays = {
+        "embedding/kernel": weights["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
+        "embedding/bias": weights["patch_embed.proj.bias"],
+        "cls": weights["cls_token"],
+        "Transformer/posembed_input/pos_embedding": weights["pos_embed"],
+        "Transformer/encoder_norm/scale": weights["norm.weight"],
+        "Transformer/encoder_norm/bias": weights["norm.bias"],
+        "head/kernel": weights["head.weight"].T,
+        "head/bias": weights["head.bias"],
+    }
+    for theirs, ours in (("LayerNorm_0", "norm1"), ("LayerNorm_2", "norm2")):
+        arrays[f"{block}{theirs}/scale"] = weights[f"blocks.0.{ours}.weight"]
+        arrays[f"{block}{theirs}/bias"] = weights[f"blocks.0.{ours}.bias"]
+    attention = f"{block}MultiHeadDotProductAttention_1"
+    for position, name in enumerate(("query", "key", "value")):
+        rows = slice(position * width, (position + 1) * width)
+        arrays[f"{attention}/{name}/kernel"] = weights["blocks.0.attn.qkv.weight"][rows].T.reshape(width, heads, -1)
+        arrays[f"{attention}/{name}/bias"] = weights["blocks.0.attn.qkv.bias"][rows].reshape(heads, -1)
+    arrays[f"{attention}/out/kernel"] = weights["blocks.0.attn.proj.weight"].T.reshape(heads, -1, width)
+    arrays[f"{attention}/out/bias"] = weights["blocks.0.attn.proj.bias"]
+    for number in (0, 1):
+        arrays[f"{block}MlpBlock_3/Dense_{number}/kernel"] = weights[f"blocks.0.mlp.fc{number + 1}.weight"].T
+        arrays[f"{block}MlpBlock_3/Dense_{number}/bias"] = weights[f"blocks.0.mlp.fc{number + 1}.bias"]
+    return {prefix + name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+def test_every_weight_of_a_google_release_arrives_exactly(prefix: str, tmp_path: Path) -> None:
+    source = _vit()
+    np.savez(tmp_path / "vit.npz", **_google_arrays(source, prefix))
+    model = _vit(1)
+    load_checkpoint(model, tmp_path / "vit.npz")
+    _assert_holds(model, dict(source.state_dict()))
+    assert checkpoint_dtypes(model, tmp_path / "vit.npz") == {}
+
+
+def test_a_google_release_with_another_head_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "vit.npz", **_google_arrays(_vit()))
+    text = _refusal(tmp_path / "vit.npz", num_classes=5)
+    assert text.endswith("nothing usable for head.weight, head.bias (see --num-classes and --model)")
+
+
+@pytest.mark.parametrize("changes", [{"depth": 2}, {"embed_dim": 24}, {"qk_norm": True}], ids=str)
+def test_a_google_release_of_another_architecture_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    np.savez(tmp_path / "vit.npz", **_google_arrays(_vit()))
+    assert "does not fit the model" in _refusal(tmp_path / "vit.npz", **changes)
+
+
+class _Runs:
+    """Unpickling this makes a folder: the harmless stand-in for code that does harm."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def _save_zip(content: object, path: Path) -> None:
+    torch.save({"state_dict": _state(), "epoch": content}, path)
+
+
+def _save_legacy(content: object, path: Path) -> None:
+    torch.save({"state_dict": _state(), "epoch": content}, path, _use_new_zipfile_serialization=False)
+
+
+def _save_pickle(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+@pytest.mark.parametrize("save", [_save_zip, _save_legacy, _save_pickle])
+def test_code_in_a_checkpoint_is_refused_and_not_run(save: Callable[[object, Path], None], tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    save(_Runs(marker), tmp_path / "vit.pth")
+    text = _refusal(tmp_path / "vit.pth")
+    assert not marker.exists()
+    assert "holds more than weights" in text
+    assert "could run code, so it was not loaded; save it again with torch.save(model.state_dict(), ...)" in text
+    assert save is not _save_zip or f"({os.mkdir.__module__}.mkdir)" in text
+
+
+def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    arrays = {**_google_arrays(_vit()), "head/bias": np.array([_Runs(marker)], dtype=object)}
+    np.savez(tmp_path / "vit.npz", **arrays)
+    assert "allow_pickle=False" in _refusal(tmp_path / "vit.npz")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_old_and_new_pickles_of_code_are_not_run(protocol: int, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / "vit.pt").write_bytes(pickle.dumps(_Runs(marker), protocol))
+    _refusal(tmp_path / "vit.pt")
+    assert not marker.exists()
+
+
+def test_a_whole_pickled_model_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    torch.save(_vit(), tmp_path / "vit.pth")
+    text = _refusal(tmp_path / "vit.pth")
+    assert "holds more than weights (timm.layers." in text
+    assert "save it again with torch.save(model.state_dict(), ...) or as safetensors" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("vit.pth", b"", "is not a readable PyTorch checkpoint: it is empty"),
+        ("vit.pth", b"hello\n", "is not a readable PyTorch checkpoint: it starts with b'hello\\n'"),
+        ("vit.pt", b"version https://git-lfs.github.com/spec/v1\n", "it starts with b'version https://'"),
+        ("vit.pth", b"PK\x03\x04 cut off", "is not a readable PyTorch checkpoint: "),
+        ("vit.safetensors", b"", "is not a readable safetensors file: "),
+        ("vit.safetensors", b"hello, this is text", "is not a readable safetensors file: "),
+        ("vit.npz", b"", "is not a readable .npz file"),
+        ("vit.npz", b"hello\n", "is not a readable .npz file"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    text = _refusal(tmp_path / name)
+    assert text.startswith(f"{tmp_path / name} ")
+    assert reason in text
+
+
+@pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.98])
+def test_a_file_cut_off_in_the_middle_is_refused(name: str, share: float, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if path.suffix == ".pth":
+        torch.save(_state(), path)
+    elif path.suffix == ".npz":
+        np.savez(path, **_google_arrays(_vit()))
+    else:
+        save_file(_state(), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert "is not a readable" in _refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([1, 2], "holds list instead of named weights"),
+        ({}, "holds dict instead of named weights"),
+        ({"epoch": 3}, "holds int at 'epoch' instead of named weights"),
+        ({"state_dict": {"head.weight": [1.0]}}, "holds list at 'head.weight' instead of named weights"),
+    ],
+)
+def test_a_checkpoint_without_weights_is_refused(content: object, reason: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "vit.pth")
+    assert _refusal(tmp_path / "vit.pth").endswith(reason)
+
+
+@pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
+def test_a_missing_file_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{name}: no such checkpoint file$"):
+        load_checkpoint(_vit(), tmp_path / name)
+    with pytest.raises(UsageError, match="no such checkpoint file"):
+        load_checkpoint(_vit(), tmp_path)
+
+
+def test_another_head_size_is_named_with_its_remedy(tmp_path: Path) -> None:
+    save_file(_state(), tmp_path / "vit.safetensors")
+    assert _refusal(tmp_path / "vit.safetensors", num_classes=5).endswith(
+        "does not fit the model: head.weight is 7x12 in the file and 5x12 in the model, "
+        "head.bias is 7 in the file and 5 in the model (the file has 7 classes: see --num-classes)"
+    )
+
+
+def test_another_width_is_not_mistaken_for_another_head(tmp_path: Path) -> None:
+    save_file(_state(), tmp_path / "vit.safetensors")
+    text = _refusal(tmp_path / "vit.safetensors", embed_dim=24)
+    assert "cls_token is 1x1x12 in the file and 1x1x24 in the model" in text
+    assert "--num-classes" not in text
+
+
+def test_missing_and_unknown_weights_are_named(tmp_path: Path) -> None:
+    state = _state()
+    state["neck.weight"] = state.pop("norm.weight")
+    save_file(state, tmp_path / "vit.safetensors")
+    assert _refusal(tmp_path / "vit.safetensors").endswith(
+        "missing in the file: norm.weight; unknown to the model: neck.weight"
+    )
+
+
+def test_many_missing_weights_are_counted(tmp_path: Path) -> None:
+    save_file(_state(), tmp_path / "vit.safetensors")
+    assert _refusal(tmp_path / "vit.safetensors", depth=2).endswith(
+        "missing in the file: blocks.1.norm1.weight, blocks.1.norm1.bias, blocks.1.attn.qkv.weight and 9 more"
+    )
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    save_file(nn.Conv2d(3, 4, 3).state_dict(), tmp_path / "cnn.safetensors")
+    text = _refusal(tmp_path / "cnn.safetensors")
+    assert "missing in the file: cls_token, pos_embed" in text
+    assert set(text.rpartition("unknown to the model: ")[2].split(", ")) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(("saved", "wanted"), [("_distilled", ""), ("", "_distilled")])
+def test_distillation_tokens_too_many_or_too_few_are_named(saved: str, wanted: str, tmp_path: Path) -> None:
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 1, "num_heads": 3, "num_classes": 7}
+    save_file(timm.create_model(f"deit_tiny{saved}_patch16_224", **small).state_dict(), tmp_path / "deit.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"pos_embed is 1x1[78]x12 .*; (unknown to the model|missing in the file): .*dist_token"
+    ):
+        load_checkpoint(timm.create_model(f"deit_tiny{wanted}_patch16_224", **small), tmp_path / "deit.safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"pos_embed": "none"}], ids=str
+)
+@pytest.mark.parametrize("size", [48, (24, 40)], ids=str)
+def test_position_embeddings_are_resampled_as_timm_does(
+    changes: dict[str, Any], size: int | tuple[int, int], tmp_path: Path
+) -> None:
+    state = _state(**changes)
+    torch.save(state, tmp_path / "vit.pth")
+    model, plain = _vit(1, img_size=size, **changes), _vit(2, img_size=size, **changes)
+    load_checkpoint(model, tmp_path / "vit.pth")
+    plain.load_state_dict(checkpoint_filter_fn(state, plain))
+    _assert_holds(model, dict(plain.state_dict()))
+    if not changes:
+        assert torch.equal(model.state_dict()["pos_embed"][:, 0], state["pos_embed"][:, 0])  # the class token's stays
+
+
+def test_a_loaded_model_predicts_what_the_saved_one_did(tmp_path: Path) -> None:
+    source, model = _vit(), _vit(1)
+    torch.save(source.state_dict(), tmp_path / "vit.pth")
+    load_checkpoint(model, tmp_path / "vit.pth")
+    with torch.no_grad():
+        assert torch.equal(model(random_images(2)), source(random_images(2)))

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta import REM, REMConfig
+from remtta.backbones.vit import compile_blocks
+from remtta.methods.settings import MethodConfig
+from remtta.methods.source import Source
+from remtta.models import precision as linear
+from remtta.models.precision import ForwardContext, LinearLayers
+from tests.conftest import TINY, random_images, tiny_vit
+
+
+def gradients(model: nn.Module, images: Tensor, layers: LinearLayers | None) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    if layers is None:
+        logits = model(images)
+    else:
+        with layers:
+            logits = model(images)
+    logits.float().logsumexp(-1).sum().backward()
+    return logits.detach().float(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", **{**TINY, "embed_dim": 96, "num_heads": 3, "qk_norm": True})
+
+
+def test_logits_and_every_gradient_are_those_of_torch(model: nn.Module) -> None:
+    images = random_images(3, seed=1)
+    logits, grads = gradients(model, images, LinearLayers())
+    plain_logits, plain_grads = gradients(model, images, None)
+    torch.testing.assert_close(logits, plain_logits, rtol=1e-5, atol=1e-5)
+    assert grads.keys() == plain_grads.keys() == dict(model.named_parameters()).keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, plain_grads[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_bf16_is_near_and_leaves_the_head_exact(model: Any) -> None:
+    images = random_images(3, seed=1)
+    plain_logits, plain_grads = gradients(model, images, None)
+    layers = LinearLayers("bf16", exact=model.get_classifier().parameters())
+    logits, grads = gradients(model, images, layers)
+    assert 0 < (logits - plain_logits).norm() / plain_logits.norm() < 0.02
+    for name, grad in grads.items():
+        assert grad.dtype == torch.float32
+        assert (grad - plain_grads[name]).norm() < 0.05 * plain_grads[name].norm() + 1e-4, name
+    with layers:
+        assert F.linear(torch.randn(2, 96), model.head.weight).dtype == torch.float32
+        assert F.linear(torch.randn(2, 96), model.blocks[0].attn.qkv.weight).dtype == torch.bfloat16
+
+
+def test_frozen_weights_are_converted_once_and_again_when_changed() -> None:
+    frozen, learning = nn.Parameter(torch.ones(4, 4), requires_grad=False), nn.Parameter(torch.ones(4, 4))
+    layers, x = LinearLayers("bf16"), torch.ones(2, 4)
+    with layers:
+        first = layers._in_bf16(frozen)
+        assert layers._in_bf16(frozen) is first
+        assert layers._in_bf16(learning) is not layers._in_bf16(learning)
+        with torch.no_grad():
+            frozen.mul_(2)
+            assert F.linear(x, frozen).tolist() == [[8.0] * 4] * 2
+        with torch.inference_mode():
+            assert F.linear(x, frozen).tolist() == [[8.0] * 4] * 2
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4), (0, 4), (2, 0, 4)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_any_shape_of_input(shape: tuple[int, ...], precision: str) -> None:
+    weight = torch.arange(12.0).view(3, 4)
+    x = torch.ones(shape, requires_grad=True)
+    with LinearLayers(precision):
+        y = F.linear(x, weight, bias=torch.ones(3))
+    assert y.shape == (*shape[:-1], 3)
+    assert torch.equal(y.detach().float(), F.linear(x, weight, torch.ones(3)).detach())
+    y.float().sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.tensor([12.0, 15.0, 18.0, 21.0]).expand(shape))
+
+
+def test_other_dtypes_are_left_to_torch() -> None:
+    with LinearLayers():
+        assert (
+            F.linear(torch.ones(2, 4, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64)).dtype
+            == torch.float64
+        )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_in_bf16_is_torchs(masked: bool) -> None:
+    query, key, value = (torch.randn(2, 3, 5, 8, dtype=torch.bfloat16) for _ in range(3))
+    mask = torch.rand(5, 5) < 0.5 if masked else None
+    mask = mask.logical_or(torch.eye(5, dtype=torch.bool)) if mask is not None else None
+    with LinearLayers("bf16"):
+        result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    wanted = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask)
+    torch.testing.assert_close(result.float(), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.fixture
+def no_cached_product() -> Iterator[None]:
+    linear._product.cache_clear()
+    yield
+    linear._product.cache_clear()
+
+
+@pytest.mark.usefixtures("no_cached_product")
+def test_without_onednn_the_products_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model: nn.Module
+) -> None:
+    def missing(*args: object) -> Tensor:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(linear, "_onednn", missing)
+    images = random_images(2, seed=1)
+    with caplog.at_level(logging.DEBUG, "remtta"):
+        logits, grads = gradients(model, images, LinearLayers())
+    assert linear._product(torch.float32) is F.linear
+    plain_logits, plain_grads = gradients(model, images, None)
+    torch.testing.assert_close(logits, plain_logits)
+    torch.testing.assert_close(grads, plain_grads)
+
+
+@pytest.mark.usefixtures("no_cached_product")
+def test_choosing_a_product_draws_no_random_numbers() -> None:
+    state = torch.get_rng_state()
+    linear._product(torch.float32)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rem_stays_within_a_thousandth_of_plain_torch_after_many_updates() -> None:
+    fast, plain = REM(tiny_vit(), REMConfig(lr=1e-2)), REM(tiny_vit(), REMConfig(lr=1e-2))
+    setattr(plain, "_context", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
+    for seed in range(40):
+        torch.testing.assert_close(fast(random_images(6, seed)), plain(random_images(6, seed)), rtol=0, atol=1e-3)
+
+
+def test_a_compiled_model_keeps_its_own_products() -> None:
+    vit = tiny_vit()
+    assert isinstance(ForwardContext(vit, "fp32")(torch.device("cpu")), LinearLayers)
+    compile_blocks(vit)
+    assert not isinstance(ForwardContext(vit, "fp32")(torch.device("cpu")), LinearLayers)
+
+
+def test_any_classifier_predicts_in_bf16() -> None:
+    convnet = timm.create_model("resnet18", num_classes=4).eval()
+    images = torch.randn(2, 3, 64, 64)
+    exact = Source(copy.deepcopy(convnet))(images)
+    near = Source(convnet, MethodConfig(precision="bf16"))(images)
+    torch.testing.assert_close(near, exact, rtol=0.05, atol=0.05)

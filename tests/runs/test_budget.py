@@ -1,0 +1,156 @@
+"""Updates are left out, never predictions, where there is no time for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remtta import REM, adapt_stream
+from remtta.errors import UsageError
+from remtta.methods.settings import REMConfig
+from remtta.options import RunOptions
+from remtta.runs.budget import Budget, Latencies
+from remtta.streams.prefetch import DecodedFrame
+from tests.conftest import tiny_vit
+
+
+def batch(times: list[float | None]) -> list[DecodedFrame]:
+    return [DecodedFrame(number, "clip", number, time_s, torch.zeros(1)) for number, time_s in enumerate(times)]
+
+
+def shares(max_ms: float, update_s: float, predict_s: float, batches: int = 60) -> tuple[float, float]:
+    """Share of adapted batches of 10 frames, and the mean time per frame in ms."""
+    budget = Budget(max_ms)
+    frames, spent, adapted = batch([None] * 10), 0.0, 0
+    for _ in range(batches):
+        learn = budget.allows(frames)
+        seconds = update_s if learn else predict_s
+        budget.note(seconds, 10, adapted=learn)
+        spent, adapted = spent + seconds, adapted + learn
+    return adapted / batches, 1000 * spent / (10 * batches)
+
+
+def test_the_mean_time_per_frame_is_kept_by_leaving_updates_out() -> None:
+    assert shares(max_ms=120, update_s=1.0, predict_s=0.2) == pytest.approx((1.0, 100))
+    share, mean_ms = shares(max_ms=60, update_s=1.0, predict_s=0.2)
+    assert share == pytest.approx(0.5, abs=0.03) and mean_ms <= 62
+    share, mean_ms = shares(max_ms=21, update_s=1.0, predict_s=0.2)
+    assert 0 < share < 0.06 and mean_ms == pytest.approx(21, abs=2)
+
+
+def test_predictions_that_are_too_slow_alone_leave_no_update(caplog: pytest.LogCaptureFixture) -> None:
+    share, mean_ms = shares(max_ms=5, update_s=1.0, predict_s=0.2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "predictions alone take 20.0 ms per frame, which is over --max-ms 5: nothing is adapted on any more"
+    ]
+    assert share <= 1 / 60 and mean_ms < 22  # the first, before anything is known
+
+
+def test_a_budget_recovers_from_one_slow_batch() -> None:
+    budget = Budget(120)
+    frames = batch([None] * 10)
+    for seconds in (1.0, 60.0):
+        budget.allows(frames)
+        budget.note(seconds, 10, adapted=True)
+    waited = 0
+    while not budget.allows(frames):
+        budget.note(0.1, 10, adapted=False)
+        waited += 1
+    assert 1 <= waited < 60
+
+
+def test_realtime_adapts_only_while_the_stream_has_not_run_ahead() -> None:
+    now = 100.0
+    budget = Budget(realtime=True, clock=lambda: now)
+    assert budget.allows(batch([0.0, 0.5, 1.0]))
+    now = 102.0  # 2 s later the stream is 2 s further
+    assert budget.allows(batch([2.0, 2.5, 3.0]))
+    now = 104.9  # 4.9 s later it is 4 s further: late by less than the second that a batch lasts
+    assert budget.allows(batch([4.0, 4.5, 5.0]))
+    now = 107.1
+    assert not budget.allows(batch([6.0, 6.5, 7.0]))
+    with pytest.raises(UsageError, match="have none"):
+        budget.allows(batch([None, None]))
+
+
+def test_realtime_begins_anew_with_every_video() -> None:
+    now = 0.0
+    budget = Budget(realtime=True, clock=lambda: now)
+    allowed = []
+    for times in ([0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.0], [4.0, 0.0], [1.0, 2.0]):
+        now += 2.0  # exactly in step
+        allowed.append(budget.allows(batch(times)))  # type: ignore[arg-type]
+    assert allowed == [True] * 6
+    now += 3.5
+    assert not budget.allows(batch([3.0, 4.0]))
+
+
+def test_realtime_allows_single_frames_some_jitter() -> None:
+    now = 0.0
+    budget = Budget(realtime=True, clock=lambda: now)
+    for number, late_s in enumerate([0.0, 0.002, -0.002, 0.09]):  # of 0.1 s between two frames
+        now = 0.1 * number + late_s
+        assert budget.allows(batch([0.1 * number]))
+    now = 0.4 + 0.11
+    assert not budget.allows(batch([0.4]))
+
+
+def test_realtime_goes_by_the_frames_that_can_be_read() -> None:
+    broken = DecodedFrame(0, "clip", None, None, None, "is truncated")
+    assert Budget(realtime=True).allows([broken, *batch([0.0, 0.5])])
+
+
+def test_latencies_are_told_within_four_percent() -> None:
+    latencies = Latencies()
+    assert latencies.percentiles_ms() is None
+    for milliseconds in range(1, 101):
+        latencies.add(milliseconds / 1000, 2)
+    told = latencies.percentiles_ms()
+    assert told is not None
+    assert told == {
+        "p50": pytest.approx(50, rel=0.04),
+        "p95": pytest.approx(95, rel=0.04),
+        "p99": pytest.approx(99, rel=0.04),
+    }
+    latencies.add(1e9, 1)
+    latencies.add(0.0, 1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="ms and finite"):
+        Budget(value)
+
+
+def test_a_run_out_of_time_predicts_everything_and_adapts_once(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    step = REM.__call__
+
+    def counted(self: REM, images: torch.Tensor, labels: None = None) -> torch.Tensor:
+        calls.append(len(images))
+        return step(self, images)
+
+    monkeypatch.setattr(REM, "__call__", counted)
+    options = RunOptions(batch_size=4, max_ms=1e-3)
+    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", config=REMConfig(lr=0.01), options=options)
+    rows: list[dict[str, Any]] = [
+        json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
+    ]
+    assert calls == [4] and summary.num_updates == 1  # the first batch says what an update takes
+    assert len(rows) == 12 and [row["adapted"] for row in rows] == [True] * 4 + [False] * 8
+    assert all(row["not_adapted"] == "out of time" for row in rows[4:])
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["counts"]["not_adapted"] == 8
+    latency = record["timing"]["latency_ms"]
+    assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
+
+
+def test_realtime_needs_a_stream_with_a_time_of_its_own(frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--realtime goes by the time of a video"):
+        adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(realtime=True))

@@ -1,0 +1,148 @@
+"""Predictions that go out before the update on their batch begins."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remtta import REM, adapt_stream
+from remtta.deltas import DELTA
+from remtta.methods.settings import REMConfig
+from remtta.options import GuardOptions, RunOptions
+from remtta.runs.folder import PREDICTIONS, RECORD
+from remtta.runs.interrupts import Interrupts
+from tests.cli.test_commands import remtta_here
+from tests.conftest import TINY_OPTIONS, draw_image, tiny_vit
+from tests.runs.test_resume import StopAfter
+
+QUICK = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1)
+
+
+def go(
+    source: Path,
+    folder: Path,
+    *,
+    echo: io.BytesIO | None = None,
+    on_batch: StopAfter | None = None,
+    lr: float = 0.01,
+    **options: Any,
+) -> Any:
+    with Interrupts() as interrupts:
+        return adapt_stream(
+            tiny_vit(),
+            source,
+            folder,
+            config=REMConfig(lr=lr),
+            options=RunOptions(**{"batch_size": 3, "save_every": 2, **options}),
+            echo=echo,
+            on_batch=on_batch,
+            interrupts=interrupts,
+        )
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / PREDICTIONS).read_text().splitlines()]
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    return record
+
+
+def test_predictions_are_out_before_the_update_and_stay_the_same(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(frames, tmp_path / "usual", guard=None)
+    echo = io.BytesIO()
+    out_before: list[int] = []
+    learn = REM.learn
+
+    def watched(self: REM) -> None:
+        on_disk = (tmp_path / "early" / PREDICTIONS).read_bytes()
+        assert on_disk == echo.getvalue()
+        out_before.append(on_disk.count(b"\n"))
+        learn(self)
+
+    monkeypatch.setattr(REM, "learn", watched)
+    go(frames, tmp_path / "early", echo=echo, guard=None, latency=True)
+    usual, early = rows_of(tmp_path / "usual"), rows_of(tmp_path / "early")
+    assert out_before == [min(3 * number, len(early)) for number in range(1, len(out_before) + 1)]
+    assert [(row["class"], row["update"], row["adapted"]) for row in early] == [
+        (row["class"], row["update"], row["adapted"]) for row in usual
+    ]
+    for row, wanted in zip(early, usual, strict=True):
+        assert row["entropy"] == pytest.approx(wanted["entropy"], abs=1e-4)
+    assert record_of(tmp_path / "early")["counts"] == record_of(tmp_path / "usual")["counts"]
+    assert record_of(tmp_path / "early")["options"]["latency"] is True
+
+
+def test_a_stop_during_the_update_loses_nothing(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    go(frames, whole, latency=True)
+    learn, seen = REM.learn, 0
+
+    def stopped(self: REM) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        learn(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(REM, "learn", stopped)
+        patch.setattr("remtta.runs.run.PATIENCE_S", 0.0)  # as if a batch took long
+        summary = go(frames, folder, latency=True)
+    assert summary.exit_reason == "SIGTERM"
+    record = record_of(folder)
+    assert record["counts"]["frames"] == len(rows_of(folder)) == 6
+    assert record["counts"]["updates"] == 1
+    go(frames, folder, latency=True, resume=True)
+    assert (folder / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
+    assert record_of(folder)["counts"] == record_of(whole)["counts"]
+    assert (folder / DELTA).stat().st_size == (whole / DELTA).stat().st_size
+
+
+def test_the_guard_answers_by_what_it_knew_before_the_batch(tmp_path: Path) -> None:
+    stream = tmp_path / "long"
+    stream.mkdir()
+    for number in range(96):
+        draw_image(number % 40).save(stream / f"{number}.png")
+    folder = tmp_path / "run"
+    go(stream, folder, lr=0.05, batch_size=8, latency=True, guard=QUICK)
+    rows = rows_of(folder)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    retired = next(event["frame"] for event in events if event["event"] == "retired")
+    assert all(row["adapted"] and row.get("answered_by") != "source" for row in rows if row["index"] < 8)
+    assert all(row["answered_by"] == "source" for row in rows if row["index"] >= retired + 8)
+    assert not any(row["adapted"] for row in rows if row["index"] >= retired + 8)
+    doubted = [event["frame"] for event in events if event["event"] == "doubt"]
+    for frame in doubted:  # the batch that raised the doubt was out already, the next is the source's
+        assert "answered_by" not in rows[frame] and rows[frame + 8]["answered_by"] == "source"
+    resumed, stopped_in = tmp_path / "resumed", retired // 8 - 1  # batches: after the first roll-back
+    summary = go(stream, resumed, on_batch=StopAfter(stopped_in), lr=0.05, batch_size=8, latency=True, guard=QUICK)
+    assert summary.exit_reason == "SIGTERM" and len(rows_of(resumed)) == 8 * stopped_in < len(rows)
+    go(stream, resumed, lr=0.05, batch_size=8, latency=True, guard=QUICK, resume=True)
+    assert record_of(resumed)["counts"] == record_of(folder)["counts"]
+    assert (resumed / PREDICTIONS).read_bytes() == (folder / PREDICTIONS).read_bytes()
+
+
+def test_frames_that_are_not_adapted_on_are_predicted_all_the_same(frames: Path, tmp_path: Path) -> None:
+    (frames / "broken.png").write_bytes(b"no image")
+    usual, early = tmp_path / "usual", tmp_path / "early"
+    go(frames, usual, guard=None, max_ms=1e-3)
+    go(frames, early, guard=None, max_ms=1e-3, latency=True)
+    assert [row.get("not_adapted") for row in rows_of(early)] == [row.get("not_adapted") for row in rows_of(usual)]
+    assert record_of(early)["counts"] == record_of(usual)["counts"]
+
+
+def test_the_option_reaches_the_run(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "3", "--latency", "-q"]
+    assert remtta_here("adapt", frames, *options, "-o", output) == 0
+    assert record_of(output)["options"]["latency"] is True

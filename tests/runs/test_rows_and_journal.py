@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remtta.errors import OutputError
+from remtta.runs.journal import PredictionWriter, ReaderGone
+from remtta.runs.rows import prediction_rows
+from remtta.streams.frames import Gap
+from remtta.streams.prefetch import DecodedFrame
+
+IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
+LOGITS = torch.tensor([[1.0, 5.0, 2.0]]).log()  # probabilities 1/8, 5/8 and 2/8
+
+
+def _still(index: int, source: str = "frame.png") -> DecodedFrame:
+    return DecodedFrame(index, source, None, None, IMAGE)
+
+
+def _unreadable(index: int) -> DecodedFrame:
+    return DecodedFrame(index, "broken.png", None, None, None, "is truncated")
+
+
+def _rows(frames: list[DecodedFrame], logits: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
+    options: dict[str, Any] = {"update": 3, "adapted": True, "labels": ["cat", "dog", "owl"], "topk": 2, **changes}
+    return prediction_rows(frames, logits, **options)
+
+
+def test_every_field_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
+    frame = DecodedFrame(0, "camera 0", 7, 0.5, IMAGE, gap=Gap(2.0, "lost", 1))
+    rows = _rows([frame, _unreadable(1)], LOGITS, not_adapted={0: "black frame"}, by_source=True, with_logits=True)
+    fields = {field for row in rows for field in row}
+    assert len(rows) == 3 and {"gap", "attempts", "logits", "answered_by", "time_s", "error"} <= fields
+    assert [field for field in fields if f"`{field}`" not in page] == []
+
+
+def test_a_row_has_the_fields_of_the_interface() -> None:
+    (row,) = _rows([_still(12, "frames/frame_12.png")], LOGITS)
+    assert row == {
+        "index": 12,
+        "source": "frames/frame_12.png",
+        "class": 1,
+        "label": "dog",
+        "prob": 0.625,
+        "topk": [{"class": 1, "label": "dog", "prob": 0.625}, {"class": 2, "label": "owl", "prob": 0.25}],
+        # 1/8 ln 8 + 5/8 ln(8/5) + 2/8 ln 4 = 0.259930 + 0.293752 + 0.346574
+        "entropy": 0.900256,
+        "update": 3,
+        "adapted": True,
+    }
+    assert list(row)[:5] == ["index", "source", "class", "label", "prob"]
+
+
+def test_a_frame_of_a_video_says_where_it_was() -> None:
+    (row,) = _rows([DecodedFrame(4, "clip.mp4", 40, 1.6, IMAGE)], LOGITS)
+    assert (row["index"], row["source"], row["frame"], row["time_s"]) == (4, "clip.mp4", 40, 1.6)
+
+
+def test_a_frame_that_cannot_be_read_has_its_reason_and_nothing_else() -> None:
+    assert _rows([_unreadable(13)], None) == [{"index": 13, "source": "broken.png", "error": "is truncated"}]
+    (row,) = _rows([DecodedFrame(2, "clip.mp4", 7, 0.28, None, "is damaged")], None)
+    assert row == {"index": 2, "source": "clip.mp4", "frame": 7, "time_s": 0.28, "error": "is damaged"}
+
+
+def test_rows_keep_the_order_of_the_stream_around_unreadable_frames() -> None:
+    frames = [_unreadable(0), _still(1), _unreadable(2), _still(3)]
+    rows = _rows(frames, torch.eye(3)[[2, 0]] * 5)
+    assert [row["index"] for row in rows] == [0, 1, 2, 3]
+    assert [row.get("class") for row in rows] == [None, 2, None, 0]
+
+
+def test_a_model_without_labels_gives_null_labels() -> None:
+    (row,) = _rows([_still(0)], LOGITS, labels=None)
+    assert row["label"] is None
+    assert {entry["label"] for entry in row["topk"]} == {None}
+
+
+def test_no_more_classes_are_listed_than_there_are() -> None:
+    (row,) = _rows([_still(0)], LOGITS, topk=5)
+    assert [entry["class"] for entry in row["topk"]] == [1, 2, 0]
+
+
+def test_logits_are_added_on_request_and_restore_every_float() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 7
+    rows = _rows([_still(i) for i in range(4)], logits, labels=None, with_logits=True)
+    text = json.dumps([row["logits"] for row in rows])
+    assert torch.equal(torch.tensor(json.loads(text)), logits)
+    assert "logits" not in _rows([_still(0)], LOGITS)[0]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e30])
+def test_entropy_is_a_plain_number_between_zero_and_log_c(scale: float) -> None:
+    (row,) = _rows([_still(0)], scale * torch.tensor([[1.0, -1.0, 0.0]]))
+    assert 0 <= row["entropy"] <= 1.098613  # ln 3
+    assert "-0.0" not in json.dumps(row["entropy"])
+
+
+def _lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def test_each_row_is_a_line_that_is_out_when_write_returns(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    rows = [[{"index": 0}, {"index": 1}], [], [{"index": 2}]]
+    with PredictionWriter(path) as writer:
+        for position, batch in enumerate(rows):
+            writer.write(batch)
+            assert _lines(path) == [row for earlier in rows[: position + 1] for row in earlier]
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_an_earlier_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    path.write_text("earlier\n" * 100)
+    with PredictionWriter(path) as writer:
+        writer.write([{"index": 0}])
+    assert _lines(path) == [{"index": 0}]
+
+
+def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    with PredictionWriter(path) as writer, pytest.raises(ValueError):
+        writer.write([{"index": 0}, {"index": 1, "prob": float("nan")}])
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [b"two\nlines.png", b"caf\xe9 \xff.png", "日本 \u2028.png".encode(), b'"\\\t\x7f.png'])
+def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    frames = [_still(0, os.fsdecode(name)), _still(1)]
+    with PredictionWriter(path) as writer:
+        writer.write(_rows(frames, LOGITS.expand(2, -1), labels=["Kätzchen\n", "dog", "\udcff"]))
+    text = path.read_bytes().decode("ascii")
+    assert len(text.splitlines()) == 2
+    row = json.loads(text.splitlines()[0])
+    assert os.fsencode(row["source"]) == name
+    assert [entry["label"] for entry in row["topk"]] == ["dog", "\udcff"]
+
+
+def test_the_pipe_gets_the_lines_of_the_file(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "predictions.jsonl", io.BytesIO()
+    with PredictionWriter(path, pipe) as writer:
+        for index in range(3):
+            writer.write([{"index": index}])
+            writer.echo()
+    assert pipe.getvalue() == path.read_bytes() != b""
+
+
+def test_echo_without_a_pipe_does_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    with PredictionWriter(path) as writer:
+        writer.write([{"index": 0}])
+        writer.echo()
+    assert path.read_bytes() == b'{"index": 0}\n'
+
+
+def test_a_closed_pipe_means_the_reader_is_gone_and_the_file_has_every_row(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    reading, writing = os.pipe()
+    pipe = os.fdopen(writing, "wb")
+    with PredictionWriter(path, pipe) as writer:
+        writer.write([{"index": 0}])
+        writer.echo()
+        assert os.read(reading, 100) == b'{"index": 0}\n'
+        os.close(reading)
+        writer.write([{"index": 1}, {"index": 2}])
+        with pytest.raises(ReaderGone):
+            writer.echo()
+    assert [row["index"] for row in _lines(path)] == [0, 1, 2]
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()
+
+
+class _FullDisk(io.BytesIO):
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    with PredictionWriter(path, _FullDisk()) as writer:
+        writer.write([{"index": 0}])
+        with pytest.raises(OutputError, match=r"No space left on device"):
+            writer.echo()
+    assert _lines(path) == [{"index": 0}]
+
+
+def test_a_file_that_cannot_be_opened_or_written_is_an_output_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OutputError, match=r"absent/predictions\.jsonl cannot be written: No such file"):
+        PredictionWriter(tmp_path / "absent" / "predictions.jsonl")
+    with PredictionWriter(tmp_path / "predictions.jsonl") as writer:
+        monkeypatch.setattr(os, "write", _no_space)
+        with pytest.raises(OutputError, match=r"predictions\.jsonl cannot be written: No space left"):
+            writer.write([{"index": 0}])
+        monkeypatch.undo()
+
+
+def _no_space(descriptor: int, data: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "predictions.jsonl", os.write
+
+    def few(descriptor: int, data: memoryview) -> int:
+        return write(descriptor, data[:5])
+
+    with PredictionWriter(path) as writer:
+        monkeypatch.setattr(os, "write", few)
+        writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
+        monkeypatch.undo()
+    assert [row["index"] for row in _lines(path)] == [0, 1, 2, 3]

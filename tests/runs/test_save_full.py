@@ -1,0 +1,112 @@
+"""Deltas of methods that change every weight, from the run to the checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from remtta import RunOptions, adapt_stream, apply_delta, load_delta, load_model
+from remtta.errors import UsageError
+from remtta.evaluation.datasets import open_dataset
+from remtta.evaluation.runner import evaluate
+from remtta.methods.settings import METHOD_CONFIGS, method_config
+from remtta.models.hashing import state_sha256
+from remtta.options import EvalOptions
+from tests.cli.test_commands import remtta_here
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_images, tiny_vit
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "cotta": {"lr": 0.05, "teacher_decay": 0.5, "augment_below": 0.0},
+    "vida": {"lr": 0.05, "adapter_lr": 0.05, "high_rank": 4, "num_augmentations": 2},
+    "continual-mae": {"lr": 0.01, "num_dropouts": 2},
+}
+
+
+def _run(model: nn.Module, frames: Path, output: Path, method: str, *, save_full: bool) -> None:
+    config = method_config(method, CHANGED.get(method, {}), batch_size=5)
+    options = RunOptions(batch_size=5, save_full=save_full, logits=True)
+    adapt_stream(model, frames, output, method=method, config=config, options=options)
+
+
+@pytest.mark.parametrize("method", CHANGED)
+def test_a_full_delta_gives_back_what_predicts_bit_for_bit(method: str, frames: Path, tmp_path: Path) -> None:
+    adapted, model = tiny_vit(), tiny_vit()
+    _run(adapted, frames, tmp_path / "run", method, save_full=True)
+    delta = load_delta(tmp_path / "run")
+    assert set(delta.tensors) == {name for name, _ in model.named_parameters()}
+    assert (delta.method, delta.updates) == (method, 3)
+    apply_delta(model, delta)
+    assert state_sha256(model) == state_sha256(adapted) != state_sha256(tiny_vit())
+
+
+@pytest.mark.parametrize("method", CHANGED)
+def test_without_the_option_no_delta_is_written_and_one_line_says_so(
+    method: str, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "remtta"):
+        _run(tiny_vit(), frames, tmp_path / "run", method, save_full=False)
+    assert not (tmp_path / "run" / "delta.safetensors").exists()
+    assert len(caplog.messages) == 1
+    assert f"{method} changes every weight, so no delta.safetensors is written; --save-full" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["lame", "memo", "foa", "vdp"])
+def test_a_method_without_a_change_to_save_refuses_to_save_one(method: str, frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"so there is nothing for --save-full; leave it out"):
+        _run(tiny_vit(), frames, tmp_path / "run", method, save_full=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_that_changes_norms_saves_the_same_with_the_option(frames: Path, tmp_path: Path) -> None:
+    for name, save_full in (("plain", False), ("full", True)):
+        _run(tiny_vit(), frames, tmp_path / name, "tent", save_full=save_full)
+    plain, full = load_delta(tmp_path / "plain").tensors, load_delta(tmp_path / "full").tensors
+    assert plain.keys() == full.keys()
+    assert all(torch.equal(tensor, full[name]) for name, tensor in plain.items())
+
+
+def test_adapt_and_apply_from_the_command_line(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "adapted.safetensors"
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "5", "--lr", "0.5"]
+    assert remtta_here("adapt", frames, *options, "--method", "cotta", "--save-full", "-o", run, "-q") == 0
+    assert remtta_here("apply", run, "-o", whole, "-q") == 0
+    applied = load_model("vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY)
+    expected = tiny_vit()
+    with torch.no_grad():
+        for name, change in load_delta(run).tensors.items():
+            expected.get_parameter(name).add_(change)
+        assert torch.equal(applied(random_images(4)), expected(random_images(4)))
+        assert not torch.allclose(applied(random_images(4)), tiny_vit()(random_images(4)))
+
+
+def test_a_run_that_starts_from_a_full_delta_goes_on_from_what_predicted(frames: Path, tmp_path: Path) -> None:
+    first = tiny_vit()
+    _run(first, frames, tmp_path / "first", "cotta", save_full=True)
+    model = tiny_vit()
+    adapt_stream(model, frames, tmp_path / "second", method="source", delta=load_delta(tmp_path / "first"))
+    assert state_sha256(model) == state_sha256(first)
+
+
+def test_an_evaluation_leaves_the_model_and_only_small_deltas(tmp_path: Path) -> None:
+    for domain in ("fog", "snow"):
+        for number in range(NUM_CLASSES):
+            (tmp_path / "c" / domain / str(number)).mkdir(parents=True)
+            draw_image(number).save(tmp_path / "c" / domain / str(number) / "a.png")
+    small = {"memo": {"num_augmentations": 2}}
+    names = ["tent", "cotta", "lame", "memo", "vida", "continual-mae", "vdp"]
+    methods = {
+        name: method_config(name, {**CHANGED.get(name, {}), **small.get(name, {})}, batch_size=4) for name in names
+    }
+    assert set(names) < set(METHOD_CONFIGS)
+    model, dataset = tiny_vit(), open_dataset(tmp_path / "c", num_classes=NUM_CLASSES)
+    before = state_sha256(model)
+    results = evaluate(model, dataset, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4))
+    assert state_sha256(model) == before
+    assert [path.name for path in (tmp_path / "run" / "deltas").iterdir()] == ["tent_seed0.safetensors"]
+    assert [results["methods"][name]["forwards_per_image"] for name in names] == [1, 3, 1, 3, 4, 4, 2]
+    assert [results["methods"][name]["models_held"] for name in names] == [1, 3, 1, 2, 2, 2, 1]

@@ -1,0 +1,426 @@
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from PIL import Image
+
+from remtta.errors import FrameError, StreamError, UsageError
+from remtta.streams.sources import Stream, open_stream, read_paths
+from tests.conftest import draw_image
+
+T = TypeVar("T")
+
+
+def in_time(action: Callable[[], T], seconds: float = 10) -> T:
+    """What the action returns or raises; fails where it would hang."""
+    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def act() -> None:
+        try:
+            outcome.put((action(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=act, daemon=True).start()
+    try:
+        result, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        pytest.fail(f"still waiting after {seconds} s")
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # None only where T is None
+
+
+def draw(folder: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        draw_image(number, 4, 3).save(folder / name)
+
+
+def names(stream: Stream) -> list[str]:
+    return [Path(frame.source).name for frame in stream.frames]
+
+
+def test_one_image_is_a_stream_of_one_frame(tmp_path: Path) -> None:
+    draw(tmp_path, "a.png")
+    stream = open_stream(tmp_path / "a.png")
+    assert (stream.name, stream.kind, stream.num_frames) == (str(tmp_path / "a.png"), "image", 1)
+    [frame] = stream.frames
+    assert (frame.source, frame.number, frame.time_s) == (str(tmp_path / "a.png"), None, None)
+    assert frame.load().size == (4, 3)
+
+
+def test_a_folder_is_read_in_natural_order(frames: Path) -> None:
+    stream = open_stream(frames)
+    assert (stream.name, stream.kind, stream.num_frames) == (str(frames), "folder", 12)
+    assert names(stream) == [f"frame_{number}.png" for number in range(12)]
+
+
+def test_sources_keep_the_form_in_which_the_folder_was_given(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(frames.parent)
+    assert next(open_stream("frames").frames).source == str(Path("frames/frame_0.png"))
+
+
+def test_a_folder_is_read_by_time_where_asked(frames: Path) -> None:
+    for number in range(12):
+        os.utime(frames / f"frame_{number}.png", (0, 100 - number))
+    assert names(open_stream(frames, sort="mtime")) == [f"frame_{number}.png" for number in reversed(range(12))]
+
+
+def test_an_unsorted_folder_is_read_whole(frames: Path) -> None:
+    assert sorted(names(open_stream(frames, sort="none"))) == sorted(f"frame_{number}.png" for number in range(12))
+
+
+def test_videos_in_a_folder_of_images_are_left_out_and_counted(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (frames / "clip.mp4").touch()
+    assert len(names(open_stream(frames))) == 12
+    assert caplog.messages == [f"{frames} is read as a folder of images: 1 video(s) in it are left out"]
+
+
+def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    draw(tmp_path, "store/a.png", "store/b.png", "frames/c.png")
+    for name in ("first", "second"):
+        (tmp_path / "frames" / name).symlink_to(tmp_path / "store", target_is_directory=True)
+    assert names(open_stream(tmp_path / "frames")) == ["c.png", "a.png", "b.png"]
+
+
+def test_a_folder_may_be_named_like_a_video_a_glob_or_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("clips.mp4", "set[1]", "0"):
+        draw(tmp_path, f"{folder}/a.png")
+        assert open_stream(folder).kind == "folder"
+
+
+def test_a_file_may_be_named_like_a_glob(tmp_path: Path) -> None:
+    draw(tmp_path, "a[1].png", "a1.png")
+    assert names(open_stream(tmp_path / "a[1].png")) == ["a[1].png"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_sockets_in_a_folder_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path, "a.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe.mp4")
+    monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind("socket.png")
+        assert in_time(lambda: names(open_stream(tmp_path))) == ["a.png"]
+        assert in_time(lambda: names(open_stream("*.*"))) == ["a.png"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_folder_of_nothing_but_pipes_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe.mp4")
+    with pytest.raises(StreamError):
+        in_time(lambda: open_stream(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["pipe.png", "pipe.mp4"])
+def test_a_pipe_among_paths_is_an_unreadable_frame(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    [frame] = in_time(lambda: list(open_stream([tmp_path / name]).frames))
+    with pytest.raises(FrameError, match=r"^not a regular file$"):
+        in_time(frame.load)
+
+
+def test_a_loop_of_symbolic_links_is_walked_once(tmp_path: Path) -> None:
+    draw(tmp_path, "a.png", "below/b.png")
+    for link in (tmp_path / "loop", tmp_path / "below/up", tmp_path / "below/again"):
+        link.symlink_to(tmp_path, target_is_directory=True)
+    assert in_time(lambda: names(open_stream(tmp_path))) == ["a.png", "b.png"]
+
+
+def test_links_to_images_count_and_dangling_ones_do_not(tmp_path: Path) -> None:
+    draw(tmp_path, "a.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    (tmp_path / "c.png").symlink_to(tmp_path / "missing.png")
+    (tmp_path / "d.png").symlink_to(tmp_path / "d.png")
+    assert names(open_stream(tmp_path)) == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("content", [None, "notes.txt"])
+def test_a_folder_without_images_is_a_stream_error(tmp_path: Path, content: str | None) -> None:
+    if content:
+        (tmp_path / content).touch()
+    with pytest.raises(StreamError, match=r"no images or videos in this folder or below it$"):
+        open_stream(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["missing.png", "missing/", "missing.mp4", "", "a\0b", "x" * 5000, "-1"])
+def test_a_missing_source_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    draw(tmp_path, "a.png")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r": no such file or folder$"):
+        open_stream(source)
+
+
+def test_a_glob_is_read_in_natural_order(frames: Path) -> None:
+    stream = open_stream(f"{frames}/frame_1*.png")
+    assert (stream.name, stream.kind, stream.num_frames) == (f"{frames}/frame_1*.png", "glob", 3)
+    assert names(stream) == ["frame_1.png", "frame_10.png", "frame_11.png"]
+
+
+def test_a_glob_goes_below_with_two_stars(tmp_path: Path) -> None:
+    draw(tmp_path, "a.png", "b/c.png", "b/d/e.png", "b/f.jpg")
+    assert names(open_stream(f"{tmp_path}/**/*.png")) == ["a.png", "c.png", "e.png"]
+
+
+def test_a_glob_is_sorted_by_time_where_asked(frames: Path) -> None:
+    for number in range(12):
+        os.utime(frames / f"frame_{number}.png", (0, 100 - number))
+    assert names(open_stream(f"{frames}/frame_?.png", sort="mtime", limit=2)) == ["frame_9.png", "frame_8.png"]
+
+
+def test_a_glob_that_matches_nothing_is_a_usage_error(frames: Path) -> None:
+    with pytest.raises(UsageError, match=r"\*\.jpg: no file matches; quote the pattern and check it$"):
+        open_stream(f"{frames}/*.jpg")
+
+
+@pytest.mark.parametrize(
+    ("stride", "limit", "expected"),
+    [
+        (1, None, list(range(12))),
+        (1, 5, [0, 1, 2, 3, 4]),
+        (5, None, [0, 5, 10]),
+        (5, 2, [0, 5]),
+        (5, 9, [0, 5, 10]),
+        (12, None, [0]),
+        (1, 1, [0]),
+        (100, 100, [0]),
+    ],
+)
+def test_stride_and_limit_pick_frames_and_count_them(
+    frames: Path, stride: int, limit: int | None, expected: list[int]
+) -> None:
+    stream = open_stream(frames, frame_stride=stride, limit=limit)
+    assert stream.num_frames == len(expected)
+    assert names(stream) == [f"frame_{number}.png" for number in expected]
+
+
+@pytest.mark.parametrize(("stride", "limit"), [(0, None), (-1, None), (1, 0), (1, -3)])
+def test_stride_and_limit_start_at_one(tmp_path: Path, stride: int, limit: int | None) -> None:
+    with pytest.raises(ValueError, match=r"must be >= 1"):
+        open_stream(tmp_path, frame_stride=stride, limit=limit)
+
+
+def test_paths_are_taken_as_they_come(tmp_path: Path) -> None:
+    draw(tmp_path, "b.png", "a.png")
+    stream = open_stream(tmp_path / name for name in ("b.png", "missing.png", "a.png", "b.png"))
+    assert (stream.name, stream.kind, stream.num_frames) == ("paths", "paths", 4)
+    assert names(stream) == ["b.png", "missing.png", "a.png", "b.png"]
+
+
+def test_nothing_is_decoded_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_text("not a picture")
+    [frame] = open_stream(tmp_path).frames
+    with pytest.raises(FrameError):
+        frame.load()
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("0", "camera"), ("rtsp://camera.invalid/live", "url"), ("http://camera.invalid/*.mjpg", "url")],
+)
+def test_cameras_and_addresses_are_told_from_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stream = open_stream(source)
+    assert (stream.name, stream.kind, stream.num_frames) == (source, kind, None)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe that stays open."""
+    read_end, write_end = os.pipe()
+    yield read_end, write_end
+    os.close(read_end)
+    os.close(write_end)
+
+
+@pytest.fixture
+def standard_input(pipe: tuple[int, int]) -> Iterator[int]:
+    """Where to write what standard input is to hold."""
+    kept = os.dup(0)
+    os.dup2(pipe[0], 0)
+    yield pipe[1]
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+def paths_in(data: bytes, null_separated: bool = False) -> list[str]:
+    """What `read_paths` makes of a pipe that held this and was closed."""
+    read_end, write_end = os.pipe()
+    try:
+        with os.fdopen(write_end, "wb") as sink:
+            sink.write(data)
+        return in_time(lambda: list(read_paths(read_end, null_separated)))
+    finally:
+        os.close(read_end)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", []),
+        (b"a.png\nb.png\n", ["a.png", "b.png"]),
+        (b"a.png\nb.png", ["a.png", "b.png"]),
+        (b"a.png\r\nb.png\r\n", ["a.png", "b.png"]),
+        (b"a.png\r\nb.png\r", ["a.png", "b.png"]),
+        (b"\n\na.png\n\r\n\nb.png\n\n", ["a.png", "b.png"]),
+        (b"\n", []),
+        (b" a b.png \n", [" a b.png "]),
+        ("ä/写真.png\n".encode(), ["ä/写真.png"]),
+    ],
+)
+def test_paths_end_in_newlines(data: bytes, expected: list[str]) -> None:
+    assert paths_in(data) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"a.png\0b.png\0", ["a.png", "b.png"]),
+        (b"a.png\0b.png", ["a.png", "b.png"]),
+        (b"\0\0a.png\0", ["a.png"]),
+        (b"new\nline.png\0return\r\0", ["new\nline.png", "return\r"]),
+    ],
+)
+def test_paths_end_in_nul_where_asked(data: bytes, expected: list[str]) -> None:
+    assert paths_in(data, null_separated=True) == expected
+
+
+@pytest.mark.parametrize(("separator", "null_separated"), [(b"\n", False), (b"\0", True)])
+def test_bytes_that_are_not_utf8_survive(separator: bytes, null_separated: bool) -> None:
+    name = b"\xff\xfe caf\xe9.png"
+    assert [os.fsencode(path) for path in paths_in(name + separator, null_separated)] == [name]
+
+
+def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    try:
+        draw_image(0, 4, 3).save(os.fsdecode(path))
+    except OSError:
+        pytest.skip("this file system has only UTF-8 names")
+    [frame] = open_stream(paths_in(path + b"\n")).frames
+    assert frame.load().size == (4, 3)
+
+
+def test_paths_longer_than_one_read_stay_whole(pipe: tuple[int, int]) -> None:
+    read_end, write_end = pipe
+    expected = [f"{number:06d}" + "x" * 50 for number in range(5000)]  # four reads and more
+
+    def write() -> None:
+        with os.fdopen(os.dup(write_end), "w") as sink:
+            sink.write("\n".join(expected) + "\n")
+
+    threading.Thread(target=write, daemon=True).start()
+    paths = read_paths(read_end)
+    assert in_time(lambda: [next(paths) for _ in expected]) == expected
+
+
+def test_a_path_arrives_as_soon_as_it_is_complete(pipe: tuple[int, int]) -> None:
+    read_end, write_end = pipe
+    paths = read_paths(read_end)
+    os.write(write_end, b"a.png\nb.p")
+    assert in_time(lambda: next(paths)) == "a.png"
+    os.write(write_end, b"ng\n")
+    assert in_time(lambda: next(paths)) == "b.png"
+
+
+def test_a_path_split_inside_a_letter_is_put_together(pipe: tuple[int, int]) -> None:
+    read_end, write_end = pipe
+    paths = read_paths(read_end)
+    os.write(write_end, b"first\nb\xc3")
+    assert in_time(lambda: next(paths)) == "first"
+    os.write(write_end, b"\xa4r.png\n")
+    assert in_time(lambda: next(paths)) == "bär.png"
+
+
+def test_frames_follow_the_paths_on_standard_input(tmp_path: Path, standard_input: int) -> None:
+    draw(tmp_path, "a.png")
+    stream = open_stream("-")
+    assert (stream.name, stream.kind, stream.num_frames) == ("-", "paths", None)
+    os.write(standard_input, os.fsencode(tmp_path / "a.png") + b"\n")
+    assert in_time(lambda: next(stream.frames)).load().size == (4, 3)
+
+
+def test_nul_separated_paths_come_from_standard_input(standard_input: int) -> None:
+    os.write(standard_input, b"new\nline.png\0b.png\0")
+    stream = open_stream("-", null_separated=True, limit=2)
+    assert in_time(lambda: [frame.source for frame in stream.frames]) == ["new\nline.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    ("stride", "limit", "written", "expected"),
+    [
+        (1, 1, b"a\n", ["a"]),
+        (1, 3, b"a\nb\nc\n", ["a", "b", "c"]),
+        (2, 1, b"a\n", ["a"]),
+        (2, 2, b"a\nb\nc\n", ["a", "c"]),
+        (3, 2, b"a\nb\nc\nd\n", ["a", "d"]),
+    ],
+)
+def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
+    standard_input: int, stride: int, limit: int, written: bytes, expected: list[str]
+) -> None:
+    os.write(standard_input, written)
+    stream = open_stream("-", frame_stride=stride, limit=limit)
+    assert in_time(lambda: names(stream)) == expected
+
+
+def test_a_stride_hands_out_each_frame_without_waiting_for_the_next(standard_input: int) -> None:
+    stream = open_stream("-", frame_stride=2)
+    os.write(standard_input, b"a\n")
+    assert in_time(lambda: next(stream.frames)).source == "a"
+    os.write(standard_input, b"b\nc\n")
+    assert in_time(lambda: next(stream.frames)).source == "c"
+
+
+def test_a_transparent_image_is_upright_rgb_when_loaded(tmp_path: Path) -> None:
+    Image.new("RGBA", (2, 1), (0, 0, 0, 0)).save(tmp_path / "a.png")
+    [frame] = open_stream(tmp_path).frames
+    assert frame.load().getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_the_wrong_separator_is_told_at_once(pipe: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="end in NUL, not in newline; add -0"):
+        paths_in(b"a.png\0b.png\0")
+    with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):
+        paths_in(b"a.png\n" * 6_000, null_separated=True)
+    with pytest.raises(UsageError, match="write one per line"):
+        paths_in(b"a" * 40_000)
+
+
+def test_separating_by_nul_is_for_standard_input(frames: Path) -> None:
+    with pytest.raises(UsageError, match="-0 is for paths on standard input"):
+        open_stream(frames, null_separated=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("rtsp://admin:p@ss@cam/stream", "rtsp://***@cam/stream"),
+        ("rtsp://admin:p@ss:8@cam:554/a@b/c", "rtsp://***@cam:554/a@b/c"),
+        ("http://cam/live?user=a@b", "http://cam/live?user=a@b"),
+    ],
+)
+def test_all_of_a_password_is_hidden_and_nothing_behind_the_host(address: str, shown: str) -> None:
+    assert open_stream(address).name == shown
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    stream = open_stream("rtsp://user:secret@127.0.0.1:9/live")
+    assert stream.name == "rtsp://***@127.0.0.1:9/live"
+    with pytest.raises(StreamError) as caught:
+        next(stream.frames)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from remtta.errors import FrameError, StreamError
+from remtta.streams.frames import Frame
+from remtta.streams.sources import open_stream
+from remtta.streams.video import iter_video
+
+FPS = 10
+FORMATS = [("clip.mp4", "mp4v"), ("clip.avi", "MJPG")]
+
+
+def write_video(path: Path, fourcc: str, images: list[np.ndarray]) -> Path:
+    height, width, _ = images[0].shape
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*fourcc), FPS, (width, height))
+    assert writer.isOpened()
+    for image in images:
+        writer.write(image)
+    writer.release()
+    return path
+
+
+def ramp(path: Path, fourcc: str, count: int) -> Path:
+    """Plain grey frames, each 20 levels lighter than the one before."""
+    return write_video(path, fourcc, [np.full((48, 64, 3), 20 * number, np.uint8) for number in range(count)])
+
+
+def noise(path: Path, count: int) -> Path:
+    """Frames so large that a cut falls between the first and the last of them."""
+    rng = np.random.default_rng(0)
+    return write_video(path, "MJPG", [rng.integers(0, 256, (96, 128, 3), dtype=np.uint8) for _ in range(count)])
+
+
+def cut(path: Path, kept: float) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+
+
+def numbers(frames: list[Frame]) -> list[int | None]:
+    return [frame.number for frame in frames]
+
+
+def steps(frames: list[Frame]) -> list[int]:
+    """Which frame of `ramp` each image shows, told from its brightness."""
+    return [round(float(np.asarray(frame.load()).mean()) / 20) for frame in frames]
+
+
+@pytest.mark.parametrize(("name", "fourcc"), FORMATS)
+def test_every_frame_arrives_in_order_with_number_and_time(tmp_path: Path, name: str, fourcc: str) -> None:
+    path = ramp(tmp_path / name, fourcc, 10)
+    frames = list(iter_video(str(path)))
+    assert numbers(frames) == steps(frames) == list(range(10))
+    assert [frame.time_s for frame in frames] == pytest.approx([number / FPS for number in range(10)])
+    assert {frame.source for frame in frames} == {str(path)}
+
+
+@pytest.mark.parametrize(("name", "fourcc"), FORMATS)
+def test_stride_keeps_the_numbers_and_times_of_the_video(tmp_path: Path, name: str, fourcc: str) -> None:
+    path = ramp(tmp_path / name, fourcc, 10)
+    frames = list(iter_video(str(path), stride=3))
+    assert numbers(frames) == steps(frames) == [0, 3, 6, 9]
+    assert [frame.time_s for frame in frames] == pytest.approx([0.0, 0.3, 0.6, 0.9])
+
+
+@pytest.mark.parametrize(("name", "fourcc"), FORMATS)
+def test_a_video_of_one_frame_gives_one_frame(tmp_path: Path, name: str, fourcc: str) -> None:
+    frames = list(iter_video(str(ramp(tmp_path / name, fourcc, 1))))
+    assert [(frame.number, frame.time_s) for frame in frames] == [(0, 0.0)]
+
+
+def test_frames_are_upright_rgb(tmp_path: Path) -> None:
+    blue_above_red = np.zeros((48, 64, 3), np.uint8)
+    blue_above_red[:24, :, 0] = blue_above_red[24:, :, 2] = 255  # OpenCV writes BGR
+    [frame] = iter_video(str(write_video(tmp_path / "clip.avi", "MJPG", [blue_above_red])))
+    image = frame.load()
+    assert (image.mode, image.size) == ("RGB", (64, 48))
+    assert np.abs(np.asarray(image)[4, 4].astype(int) - (0, 0, 255)).max() <= 8
+    assert np.abs(np.asarray(image)[-4, 4].astype(int) - (255, 0, 0)).max() <= 8
+
+
+def test_frames_may_be_loaded_late_and_in_any_order(tmp_path: Path) -> None:
+    frames = list(iter_video(str(ramp(tmp_path / "clip.avi", "MJPG", 6))))
+    assert steps(frames[::-1]) == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_video_is_opened_with_stride_and_limit(tmp_path: Path) -> None:
+    path = ramp(tmp_path / "CLIP.AVI", "MJPG", 10)
+    stream = open_stream(path, frame_stride=2, limit=3)
+    assert (stream.name, stream.kind, stream.num_frames) == (str(path), "video", None)
+    assert numbers(list(stream.frames)) == [0, 2, 4]
+
+
+def test_a_complete_video_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    list(iter_video(str(noise(tmp_path / "clip.avi", 6))))
+    assert not caplog.messages
+
+
+def test_a_truncated_avi_gives_the_frames_it_has_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = noise(tmp_path / "clip.avi", 20)
+    cut(path, 0.6)
+    frames = list(iter_video(str(path)))
+    assert numbers(frames) == list(range(len(frames)))
+    assert 8 <= len(frames) <= 13
+    assert {frame.load().size for frame in frames} == {(128, 96)}
+    assert caplog.messages == [f"{path} ended after {len(frames)} of 20 frames; the file may be truncated"]
+
+
+def test_a_truncated_mp4_is_a_stream_error(tmp_path: Path) -> None:
+    path = ramp(tmp_path / "clip.mp4", "mp4v", 10)
+    cut(path, 0.5)
+    with pytest.raises(StreamError, match=r"clip\.mp4 cannot be opened as a video; it may be truncated"):
+        list(iter_video(str(path)))
+
+
+@pytest.mark.parametrize("content", ["", "not a video\n" * 100])
+def test_a_text_file_named_mp4_is_a_stream_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "clip1.mp4"
+    path.write_text(content)
+    with pytest.raises(StreamError, match=r"clip1\.mp4 cannot be opened as a video"):
+        list(open_stream(path).frames)
+
+
+def test_a_name_that_is_not_utf8_is_a_stream_error() -> None:
+    with pytest.raises(StreamError, match=r"its name is not valid UTF-8; rename it$"):
+        list(iter_video("clip\udcff.avi"))
+
+
+def test_a_broken_video_among_paths_is_one_unreadable_frame(tmp_path: Path) -> None:
+    broken = tmp_path / "b.mp4"
+    broken.write_text("not a video\n")
+    paths = [ramp(tmp_path / "a.avi", "MJPG", 2), broken, ramp(tmp_path / "c.avi", "MJPG", 3)]
+    frames = list(open_stream(paths).frames)
+    assert [Path(frame.source).name for frame in frames] == ["a.avi"] * 2 + ["b.mp4"] + ["c.avi"] * 3
+    assert steps(frames[:2] + frames[3:]) == [0, 1, 0, 1, 2]
+    with pytest.raises(FrameError, match=r"^cannot be opened as a video"):
+        frames[2].load()
+
+
+@pytest.mark.parametrize("name", ["missing.mp4", "folder.mp4"])
+def test_no_video_file_behind_a_path_is_one_unreadable_frame(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.mp4").mkdir()
+    [frame] = open_stream([tmp_path / name]).frames
+    with pytest.raises(FrameError, match=r"^(no such file|not a regular file)$"):
+        frame.load()
+
+
+def test_a_folder_of_videos_is_read_one_after_the_other(tmp_path: Path) -> None:
+    for name, count in (("clip_10.avi", 2), ("clip_2.mp4", 3)):
+        ramp(tmp_path / name, "MJPG" if name.endswith("avi") else "mp4v", count)
+    stream = open_stream(tmp_path)
+    assert (stream.kind, stream.num_frames) == ("folder", None)
+    assert [(Path(frame.source).name, frame.number) for frame in stream.frames] == [
+        *(("clip_2.mp4", number) for number in range(3)),
+        *(("clip_10.avi", number) for number in range(2)),
+    ]
+
+
+def test_stride_and_limit_run_on_across_videos(tmp_path: Path) -> None:
+    paths = [ramp(tmp_path / name, "MJPG", 3) for name in ("a.avi", "b.avi", "c.avi")]
+    frames = list(open_stream(paths, frame_stride=2, limit=3).frames)
+    assert [(Path(frame.source).name, frame.number) for frame in frames] == [("a.avi", 0), ("a.avi", 2), ("b.avi", 1)]
+
+
+@pytest.mark.parametrize("source", ["clip.avi", "0", "rtsp://camera.invalid/live"])
+def test_without_opencv_video_is_a_stream_error_that_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    ramp(tmp_path / "clip.avi", "MJPG", 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(StreamError, match=r"pip install opencv-python-headless$"):
+        next(open_stream(source).frames)
+
+
+def test_an_unfinished_read_lets_go_of_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[cv2.VideoCapture] = []
+
+    def capture(*args: Any) -> cv2.VideoCapture:
+        opened.append(real(*args))
+        return opened[-1]
+
+    path = ramp(tmp_path / "clip.avi", "MJPG", 5)
+    real = cv2.VideoCapture
+    monkeypatch.setattr(cv2, "VideoCapture", capture)
+    frames = iter_video(str(path))
+    next(frames)
+    assert [video.isOpened() for video in opened] == [True]
+    del frames
+    assert [video.isOpened() for video in opened] == [False]
