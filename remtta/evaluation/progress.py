@@ -9,40 +9,31 @@ from typing import Any
 
 from torch import Tensor
 
+from remtta.runs.batch import Counts
 from remtta.runs.states import load_state, other_version, save_state
 
 
 @dataclass
-class Position:
+class Position(Counts):
     """Where a run is: all that is before it is in `predictions.jsonl` and in the method's state.
 
     Attributes:
         visit: Number of the visit.
         start: Images of it that are done.
-        index: Images of the run that are done.
         skip: Batches that the time-constrained scenario still only predicts.
         cost_ratio: The ratio that scenario goes by.
         adapted: Images that entered an update.
-        frames_since_reset: Those among them since the last reset.
-        frames_in_delta: The same and, until the first reset, those of the delta that the run started from.
-        updates: Updates, also those that a reset undid.
-        by_source: Images that the guard had the source model answer.
-        skipped: Images left out because they could not be read.
         seconds: Time spent in the method.
         peak_bytes: Most memory so far.
+
+    The others are those of `Counts`.
     """
 
     visit: int = 0
     start: int = 0
-    index: int = 0
     skip: int = 0
     cost_ratio: float | None = None
     adapted: int = 0
-    frames_since_reset: int = 0
-    frames_in_delta: int = 0
-    updates: int = 0
-    by_source: int = 0
-    skipped: int = 0
     seconds: float = 0.0
     peak_bytes: int = 0
 

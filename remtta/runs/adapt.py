@@ -16,18 +16,20 @@ from remtta.bench.fitting import fitting_micro_batch
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
+from remtta.guard.guard import guarded
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, method_config
 from remtta.methods.source_data import check_source_data, learn_from_source
-from remtta.models.hashing import state_sha256
-from remtta.models.preprocessing import preprocessing_of
+from remtta.models.card import ModelCard, card_of
 from remtta.options import RunOptions
+from remtta.runs.adapter import Adapter
 from remtta.runs.folder import RECORD, check_folder, check_writable, default_folder
-from remtta.runs.health import HealthFile, check_health_path
+from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import read_record
+from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream, open_stream
@@ -85,7 +87,7 @@ def adapt_stream(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    options = options or RunOptions()
+    options, interrupts = options or RunOptions(), interrupts or Interrupts()
     torch.manual_seed(options.seed)
     config = config or method_config(method, {}, batch_size=options.batch_size)
     stream = source if isinstance(source, Stream) else open_stream(source)
@@ -96,45 +98,54 @@ def adapt_stream(
         check_writable(folder)
     else:
         check_folder(folder, overwrite=options.overwrite)
-    base_sha256 = state_sha256(model)
+    card = card_of(model)
     adapter = build_method(method, model, config)
-    if adapter.needs_labels:
-        raise UsageError(f"{method} learns from labels, which a stream has none of; use it in remtta eval")
-    if options.save_full and adapter.delta_refusal:
-        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
-    check_source_data([method], source_data)
-    interrupts = interrupts or Interrupts()
+    _check_method(adapter, method, source_data, options)
     learned = None
     if source_data is not None:
         learned = learn_from_source(adapter, model, source_data, method=method, config=config, wait=interrupts.check)
     if options.max_memory is not None and config.micro_batch is None:
-        config = _within_memory(adapter, model, config, folder, options)
+        config = _within_memory(adapter, card, config, folder, options)
     if delta is not None:
-        check_base(delta, base_sha256)
+        check_base(delta, card.sha256)
         adapter.load_delta(delta.tensors, delta.updates)
-    if options.reset_every is not None and options.reset_every < options.batch_size:
-        _log.warning(
-            "a reset every %d frames, with %d frames per update, is one before every batch",
-            options.reset_every,
-            options.batch_size,
-        )
-    _log.debug(
-        "%s adapts %d tensors, %s", method, len(adapter.adapted_names), ", ".join(adapter.adapted_names) or "none"
-    )
+    _tell(adapter, method, card, options)
+    guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config))
+    plan = Plan(card, guarded_adapter, method, config, options, stream, delta, learned)
+    run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
+    if health is None:
+        return run.execute()
+    with contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record))):
+        return run.execute()
+
+
+def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
+    """Refuse a method that a stream cannot run, or options that it has no use for."""
+    if adapter.needs_labels:
+        raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
+    if options.save_full and adapter.delta_refusal:
+        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
+    check_source_data([name], source_data)
+
+
+def _tell(adapter: Method, name: str, card: ModelCard, options: RunOptions) -> None:
+    """Say what is about to run, and warn of what a user may not expect."""
+    every, size = options.reset_every, options.batch_size
+    if every is not None and every < size:
+        _log.warning("a reset every %d frames, with %d frames per update, is one before every batch", every, size)
+    names = adapter.adapted_names
+    _log.debug("%s adapts %d tensors, %s", name, len(names), ", ".join(names) or "none")
+    _log.debug("preprocessing: %s", card.preprocessing)
+    _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
     if not adapter.norms_only and not options.save_full and not adapter.delta_refusal:
         megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
         _log.warning(
-            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", method, DELTA, megabytes
+            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", name, DELTA, megabytes
         )
-    run = Run(model, adapter, stream, folder, method, config, options, delta, learned, base_sha256)
-    if health is None:
-        return run.execute(echo, on_batch, interrupts)
-    with contextlib.closing(HealthFile(Path(health), run.health)):
-        return run.execute(echo, on_batch, interrupts)
 
 
 def _within_memory(
-    adapter: Method, model: nn.Module, config: MethodConfig, folder: Path, options: RunOptions
+    adapter: Method, card: ModelCard, config: MethodConfig, folder: Path, options: RunOptions
 ) -> MethodConfig:
     """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
     assert options.max_memory is not None
@@ -144,8 +155,7 @@ def _within_memory(
     if options.resume and (folder / RECORD).exists():
         size = read_record(folder / RECORD).get("method", {}).get("micro_batch")
     else:
-        input_size = preprocessing_of(model).input_size
-        size = fitting_micro_batch(adapter, input_size, options.batch_size, options.max_memory)
+        size = fitting_micro_batch(adapter, card.preprocessing.input_size, options.batch_size, options.max_memory)
     if size is None:
         return config
     adapter.micro_batch = size

@@ -11,7 +11,7 @@ from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
-from remtta.files import check_not_in_use, writing
+from remtta.files import FolderLock, Reserve, check_not_in_use, remove_leftovers, writing
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -124,3 +124,64 @@ def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+class RunFolder:
+    """A run's folder while the run has it: its lock, and room on the disk for the last files.
+
+    Args:
+        path: The folder, which need not exist yet.
+        overwrite: Whether the run may replace an earlier one.
+        resume: Whether it goes on with an earlier one.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+        self.path = path
+        self._overwrite, self._resume = overwrite, resume
+        self._lock: FolderLock | None = None
+        self._reserve: Reserve | None = None
+
+    def lock(self) -> None:
+        """Have the folder, made if need be, for this process alone.
+
+        Raises:
+            UsageError: If another run is writing to it.
+            OutputError: If it cannot be made.
+        """
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path)
+        remove_leftovers(self.path, (DELTA, STATE, RECORD))
+
+    def claim(self) -> None:
+        """Make the folder ready for a new run.
+
+        Raises:
+            UsageError: If it holds an earlier run and may not be overwritten, or has lost a part of one.
+            OutputError: If it cannot be made or written to.
+        """
+        if self._resume:
+            check_nothing_lost(self.path)
+        else:
+            check_folder(self.path, overwrite=self._overwrite)
+        self.lock()
+        claim_folder(self.path, overwrite=self._overwrite or self._resume)
+
+    def keep_room(self, num_bytes: int) -> None:
+        """Keep so much of the disk for the last files, until `give_room`.
+
+        Raises:
+            OutputError: If there is not so much.
+        """
+        self._reserve = Reserve(self.path / RESERVE, num_bytes)
+
+    def give_room(self) -> None:
+        """Let the last files have the room."""
+        if self._reserve:
+            self._reserve.release()
+
+    def release(self) -> None:
+        """Let others write to the folder."""
+        self.give_room()
+        if self._lock:
+            self._lock.release()

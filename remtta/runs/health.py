@@ -1,4 +1,4 @@
-"""A small file that says how a run is, for a watchdog."""
+"""A small file that says how a run is, for a watchdog. Imports no torch, so that a bad path is told at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
 from remtta.files import remove_leftovers, write_atomically, writing
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
+
+if TYPE_CHECKING:
+    from remtta.runs.record import Plan, Record
+    from remtta.runs.summary import RunSummary
 
 EVERY_S = 2.0
 _FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS)
@@ -60,6 +64,23 @@ def _is_health_file(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and {"time", "state"} <= set(content)
+
+
+def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
+    """How a run is, at any moment and from any thread."""
+    live, guard, ended = plan.stream.live_source, plan.adapter.guard, summary.ended
+    return {
+        "state": ended or (live.state if live else "running"),
+        **({"reason": summary.exit_reason} if ended == "error" else {}),
+        "frames": summary.num_frames,
+        "skipped": summary.num_skipped,
+        "updates": summary.num_updates,
+        "last_frame": summary.last_frame,
+        "lag_s": summary.lag_s,
+        "guard": guard.standing if guard else None,
+        "guard_alarms": guard.total_alarms if guard else None,
+        **record.live_counts(summary.place),
+    }
 
 
 class HealthFile:

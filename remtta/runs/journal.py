@@ -1,165 +1,154 @@
-"""Prediction rows: JSON Lines in stream order, whole lines only."""
+"""What `adapt` writes down as it goes: a row per frame, and a line per event."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import math
-import os
-import select
-import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+import dataclasses
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from remtta.errors import OutputError, UsageError
-from remtta.files import writing
+from remtta.guard.guard import describe
+from remtta.options import RunOptions
+from remtta.runs.batch import BatchResult
+from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.rows import Row
+from remtta.runs.rows import Row, prediction_rows
+from remtta.runs.writer import RowWriter
+from remtta.streams.frames import Gap
 
-READER_PATIENCE_S = 2.0  # in which the reader is to take the rest, once the run has been told to stop
-_POLL_S = 0.1
+_QUIET_EVENTS = ("doubt", "trust", "pardon")  # which are no news to a user
+
+_log = logging.getLogger("remtta")
 
 
-class ReaderGone(Exception):
-    """Whoever read the predictions from standard output closed the pipe."""
-
-
-class PredictionWriter:
-    """Append rows to a file, batch by batch, and optionally to a pipe as well.
+class Journal:
+    """Predictions and events of a run, each on the disk before anything else happens.
 
     Args:
-        path: The JSON Lines file.
-        pipe: A binary stream that gets the same lines, after the file has them.
-        keep_bytes: How much of an existing file to keep and go on from.
-        keep_tail: Keep the whole lines after `keep_bytes`, too: rows that an earlier run promised after its last
-            save. The first rows written are then taken to be the same ones, and are neither written nor passed on.
-        durable: Have every row on the disk when `write` returns, safe from a power failure.
-
-    Raises:
-        UsageError: If the file is shorter than `keep_bytes`.
-        OutputError: If the file cannot be written.
+        folder: The run's folder.
+        pipe: A binary stream that gets the prediction lines as well.
+        labels: One name per class, or None.
+        options: How rows look.
+        eventful: Whether there is anything that can decide or happen: a guard, or a live source.
+        live: Whether frames that went by cannot be seen again.
     """
 
     def __init__(
         self,
-        path: Path,
-        pipe: BinaryIO | None = None,
+        folder: Path,
+        pipe: BinaryIO | None,
+        labels: Sequence[str] | None,
+        options: RunOptions,
         *,
-        keep_bytes: int = 0,
-        keep_tail: bool = False,
-        durable: bool = False,
+        eventful: bool,
+        live: bool,
     ) -> None:
-        self._path, self._pipe, self._durable = path, pipe, durable
-        self._lines = b""
-        self._expected: deque[bytes] = deque()
-        self.num_changed = 0
-        keeps = (keep_bytes > 0 or keep_tail) and path.exists()
-        if keep_bytes > (path.stat().st_size if keeps else 0):
-            raise UsageError(f"{path} has lost lines since they were saved; start again with --overwrite")
-        with writing(path):
-            self._file = open(path, "r+b" if keeps else "w+b", buffering=0)  # noqa: SIM115 - closed in __exit__
-            self._file.seek(keep_bytes)
-            if keep_tail:
-                tail = self._file.read()
-                self._expected.extend(tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True))
-            self._size = keep_bytes + sum(map(len, self._expected))
-            self._file.truncate(self._size)  # drops a line torn by a power failure
-            self._file.seek(self._size)
+        self._folder, self._pipe, self._labels, self._options = folder, pipe, labels, options
+        self._eventful, self._live = eventful, live
+        self._rows: RowWriter | None = None
+        self._events: RowWriter | None = None
 
-    def __enter__(self) -> PredictionWriter:
-        return self
+    @property
+    def begun(self) -> bool:
+        """Whether its files are open."""
+        return self._rows is not None
 
-    def __exit__(self, *failure: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; the pipe stays open."""
-        self._file.close()
-
-    def unsaved_rows(self) -> list[Row]:
-        """Rows of the earlier run's tail, for a stream that cannot be read again: the next row is a new one then.
+    def begin(self) -> None:
+        """Open new files.
 
         Raises:
-            UsageError: If a line is damaged.
+            OutputError: If that cannot be done.
         """
-        try:
-            rows = [json.loads(line) for line in self._expected]
-        except ValueError as error:
-            raise UsageError(f"{self._path} is damaged ({error}); start again with --overwrite") from error
-        self._expected.clear()
-        return rows
+        self._rows = RowWriter(self._folder / PREDICTIONS, self._pipe, durable=True)
+        if self._eventful:
+            self._events = RowWriter(self._folder / EVENTS, durable=True)
 
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows to the file, all or none; they are out of this process when it returns."""
-        lines = deque((json.dumps(row, allow_nan=False) + "\n").encode("ascii") for row in rows)
-        while self._expected and lines:
-            self.num_changed += self._expected.popleft() != lines.popleft()
-        self._lines = b"".join(lines)
-        if not self._lines:
-            return
-        try:
-            with writing(self._path):
-                _write_all(self._file.fileno(), self._lines)
-                if self._durable:
-                    os.fsync(self._file.fileno())
-        except OutputError:
-            with contextlib.suppress(OSError):  # a disk that is full can still cut off half a line
-                self._file.truncate(self._size)
-            raise
-        self._size += len(self._lines)
-
-    def sync(self) -> int:
-        """Have the disk take everything written so far.
+    def go_on(self, num_bytes: int, event_bytes: int) -> list[Row]:
+        """Open the files of an earlier run, which had saved its state when they were so large.
 
         Returns:
-            The file's size in bytes, without the lines of an earlier run that are still expected.
-        """
-        with writing(self._path):
-            os.fsync(self._file.fileno())
-        return self._size - sum(map(len, self._expected))
-
-    def echo(self, interrupts: Interrupts | None = None) -> None:
-        """Send what was written last down the pipe.
-
-        Args:
-            interrupts: Ends the wait for a reader that takes nothing, `READER_PATIENCE_S` after a signal.
+            Rows written after that, of a source whose frames cannot be seen again.
 
         Raises:
-            ReaderGone: If its reader has closed it; the file has every row.
-            Stopped: If it did not take all of it in time.
-            OutputError: If it cannot take them for another reason.
+            UsageError: If lines are lost or damaged.
+            OutputError: If the files cannot be written.
         """
-        if self._pipe is not None:
-            try:
-                _pass_on(self._pipe, self._lines, interrupts or Interrupts())
-            except BrokenPipeError as error:
-                raise ReaderGone from error
-            except OSError as error:
-                raise OutputError(f"the predictions cannot be passed on: {error.strerror or error}") from error
+        self._rows = RowWriter(
+            self._folder / PREDICTIONS, self._pipe, keep_bytes=num_bytes, keep_tail=True, durable=True
+        )
+        passed = self._rows.unsaved_rows() if self._live else []
+        if self._eventful:
+            path = self._folder / EVENTS
+            kept = event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
+            self._events = RowWriter(path, keep_bytes=kept, keep_tail=True, durable=True)
+            if self._live:
+                self._events.unsaved_rows()
+        return passed
 
+    def write(self, result: BatchResult) -> None:
+        """Write a batch's predictions.
 
-def _pass_on(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:
-    """Write to a pipe in parts that never block, so that a stuck reader does not keep a signal from being heard."""
-    raw = pipe.raw if isinstance(pipe, io.BufferedWriter) else pipe
-    if not isinstance(raw, io.FileIO) or os.name == "nt":  # where select is for sockets only
-        pipe.write(data)
-        pipe.flush()
-        return
-    pipe.flush()
-    descriptor, view, deadline = raw.fileno(), memoryview(data), math.inf
-    while view:
-        if interrupts.pending:
-            deadline = min(deadline, time.monotonic() + READER_PATIENCE_S)
-        if time.monotonic() > deadline:
-            interrupts.stop_now()
-        if select.select([], [descriptor], [], _POLL_S)[1]:
-            view = view[os.write(descriptor, view[: select.PIPE_BUF]) :]
+        Raises:
+            OutputError: If the disk refuses; none of them is written then.
+        """
+        assert self._rows is not None
+        rows = prediction_rows(
+            result.batch.frames,
+            result.logits,
+            update=result.update_told,
+            adapted=result.adapted,
+            not_adapted=result.unfit,
+            by_source=result.by_source,
+            labels=self._labels,
+            topk=self._options.topk,
+            with_logits=self._options.logits,
+        )
+        agreed = self._rows.num_changed == 0
+        self._rows.write(rows)
+        if agreed and self._rows.num_changed:
+            _log.warning(
+                "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
+                "another machine, device or number of threads?",
+                next(row["index"] for row in rows if "index" in row),
+            )
 
+    def echo(self, interrupts: Interrupts) -> None:
+        """Pass on what was written last.
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+        Raises:
+            ReaderGone: If nobody reads it any more.
+            Stopped: If a stop came while nobody did.
+            OutputError: If it cannot be passed on for another reason.
+        """
+        assert self._rows is not None
+        self._rows.echo(interrupts)
+
+    def write_event(self, index: int, event: dict[str, Any]) -> None:
+        """Write what happened at a frame, with the time."""
+        if self._events:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self._events.write([{"time": now, "frame": index, **event}])
+
+    def write_gap(self, index: int, source: str, gap: Gap) -> None:
+        """Write that a live source was away before a frame."""
+        self.write_event(index, {"event": "gap", "source": source, **dataclasses.asdict(gap)})
+
+    def write_decision(self, index: int, event: dict[str, Any]) -> None:
+        """Write what the guard decided in the batch that begins with a frame, and tell it."""
+        self.write_event(index, event)
+        level = logging.DEBUG if event["event"] in _QUIET_EVENTS else logging.WARNING
+        _log.log(level, "frame %d: %s", index, describe(event))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of predictions and of events, all on the disk, without lines that are still expected."""
+        assert self._rows is not None
+        return self._rows.size, self._events.size if self._events else 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in (self._rows, self._events):
+            if writer:
+                writer.close()

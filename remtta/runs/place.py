@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from remtta.errors import RemttaError, UsageError
+from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.rows import Row
 from remtta.runs.states import load_state, other_version, save_state
@@ -30,36 +31,24 @@ _NO_COUNTS = ("seconds", "last", "fingerprint")
 
 
 @dataclass
-class Place:
+class Place(Counts):
     """Counts of a run at a moment when its files and its method's state agree.
 
     Attributes:
-        frames: Frames seen, unreadable ones included.
-        skipped: Frames that could not be read.
-        updates: Optimizer steps taken.
         seconds: Time it has run, in all its parts.
-        frames_in_delta: Frames that the weights were adapted on.
-        frames_since_reset: Those since the last reset.
         num_bytes: Size of `predictions.jsonl`.
         event_bytes: Size of `events.jsonl`.
-        by_source: Frames that the guard had the source model answer.
-        not_adapted: Frames that were predicted but not fit to be adapted on.
         dropped: Frames that a live source gave and that were dropped for newer ones.
         gaps: Times when a live source was lost and came back.
         fingerprint: What tells the last readable video frame from the next.
         last: Source and number of the last frame seen.
+
+    The others are those of `Counts`.
     """
 
-    frames: int = 0
-    skipped: int = 0
-    updates: int = 0
     seconds: float = 0.0
-    frames_in_delta: int = 0
-    frames_since_reset: int = 0
     num_bytes: int = 0
     event_bytes: int = 0
-    by_source: int = 0
-    not_adapted: int = 0
     dropped: int = 0
     gaps: int = 0
     fingerprint: str | None = None

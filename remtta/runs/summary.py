@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from remtta.deltas import DELTA
@@ -21,6 +22,8 @@ class RunSummary:
         num_resumed: Times it was gone on with.
         exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
         signum: The signal that stopped it, if one did.
+        last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
+        lag_s: Age of a live source's oldest frame in the last batch, once it was predicted.
     """
 
     output: Path
@@ -29,6 +32,19 @@ class RunSummary:
     num_resumed: int = 0
     exit_reason: str = "running"
     signum: int | None = None
+    last_frame: str | None = None
+    lag_s: float | None = None
+
+    def note_answer(self, read_at: str | None) -> None:
+        """Note that a batch is predicted now, whose first frame was read from a live source at this time, if it was."""
+        now = datetime.now(UTC)
+        self.last_frame = now.isoformat(timespec="seconds")
+        self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
+
+    @property
+    def ended(self) -> str | None:
+        """How the run ended, in a word or two; None while it goes on."""
+        return None if self.exit_reason == "running" else self.exit_reason.partition(":")[0]
 
     @property
     def num_frames(self) -> int:

@@ -18,9 +18,7 @@ LOST_S = 2.0  # a live source that is away for longer is not waited for to fill 
 
 
 class Batches:
-    """Batches of as many readable frames as an update takes, unreadable ones in their places between them.
-
-    Where nearly all are unreadable, a batch is not waited for: it then has fewer readable ones.
+    """A stream's frames, decoded ahead and in batches.
 
     A live source of which only the newest frames count is read no sooner than
     its frames are wanted: those read ahead would be old ones by then.
@@ -59,32 +57,8 @@ class Batches:
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """The frames in batches.
-
-        A stream that fails still has the frames before that predicted, as has a live source that is away for a while.
-        """
-        batch: list[DecodedFrame] = []
-        readable = 0
-        try:
-            for frame in frames:
-                if frame is not PAUSE:
-                    batch.append(frame)
-                    readable += frame.image is not None
-                    self._want(frame.image is None)  # another one in its place
-                    # An unreadable frame that no readable one waits for need not wait either.
-                    full = readable in (0, self._size) or len(batch) >= MOST_WAITING * self._size
-                    if not (full or (frame.error and self._stops_at_errors)):
-                        continue
-                if batch:
-                    yield batch
-                    self._want(readable)
-                    batch, readable = [], 0
-        except StreamError:
-            if batch:
-                yield batch
-            raise
-        if batch:
-            yield batch
+        """The frames in batches, as `in_batches` has them."""
+        return in_batches(frames, self._size, stop_at_errors=self._stops_at_errors, wants=self._want)
 
     def _want(self, num_frames: int) -> None:
         if self._demand and num_frames:
@@ -92,3 +66,46 @@ class Batches:
 
     def _is_lost(self) -> bool:
         return self._live is not None and self._live.seconds_lost > LOST_S
+
+
+def in_batches(
+    frames: Iterable[DecodedFrame],
+    size: int,
+    *,
+    stop_at_errors: bool = False,
+    wants: Callable[[int], None] = lambda count: None,
+) -> Iterator[list[DecodedFrame]]:
+    """Batches of as many readable frames as an update takes, unreadable ones in their places between them.
+
+    Where nearly all are unreadable, a batch is not waited for: it then has fewer readable ones.
+    A stream that fails still has the frames before that predicted, as has a live source that is away for a while.
+
+    Args:
+        frames: Decoded, in order; `PAUSE` ends a batch.
+        size: Readable frames of a full batch.
+        stop_at_errors: End a batch with an unreadable frame.
+        wants: Called with how many more frames may be read: one in an unreadable one's place, and a batch's once it
+            is done with.
+    """
+    batch: list[DecodedFrame] = []
+    readable = 0
+    try:
+        for frame in frames:
+            if frame is not PAUSE:
+                batch.append(frame)
+                readable += frame.image is not None
+                wants(frame.image is None)
+                # An unreadable frame that no readable one waits for need not wait either.
+                full = readable in (0, size) or len(batch) >= MOST_WAITING * size
+                if not (full or (frame.error and stop_at_errors)):
+                    continue
+            if batch:
+                yield batch
+                wants(readable)
+                batch, readable = [], 0
+    except StreamError:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch

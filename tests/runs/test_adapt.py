@@ -284,7 +284,7 @@ def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
     def refuse(*_: object) -> None:
         raise OutputError("delta.safetensors cannot be written")
 
-    monkeypatch.setattr("remtta.runs.run.save_delta", refuse)
+    monkeypatch.setattr("remtta.runs.saving.save_delta", refuse)
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert record_of(tmp_path / "run")["exit_reason"] == "error: delta.safetensors cannot be written"
@@ -296,7 +296,7 @@ def test_a_state_that_cannot_be_saved_does_not_cost_the_delta(
     def refuse(*_: object) -> None:
         raise OutputError("state.safetensors cannot be written")
 
-    monkeypatch.setattr("remtta.runs.run.save_place", refuse)
+    monkeypatch.setattr("remtta.runs.saving.save_place", refuse)
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert load_delta(tmp_path / "run").frames == len(rows_of(tmp_path / "run")) == 12
@@ -322,7 +322,7 @@ def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
         claim_folder(folder, overwrite=overwrite)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("remtta.runs.run.claim_folder", stopped_in_between)
+    monkeypatch.setattr("remtta.runs.folder.claim_folder", stopped_in_between)
     with Interrupts() as interrupts:
         summary = adapt_stream(vit, frames, tmp_path / "run", interrupts=interrupts)
     assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
@@ -401,7 +401,7 @@ def test_a_closed_pipe_ends_the_run_quietly(vit: nn.Module, frames: Path, tmp_pa
 def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
     latency: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.runs.journal.READER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("remtta.runs.writer.READER_PATIENCE_S", 0.2)
     options = RunOptions(batch_size=3, logits=True, topk=7, latency=latency)
     adapt_stream(tiny_vit(), frames, tmp_path / "whole", options=options)
     reading, writing = os.pipe()

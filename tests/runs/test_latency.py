@@ -96,7 +96,7 @@ def test_a_stop_during_the_update_loses_nothing(frames: Path, tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(REM, "learn", stopped)
-        patch.setattr("remtta.runs.run.PATIENCE_S", 0.0)  # as if a batch took long
+        patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)  # as if a batch took long
         summary = go(frames, folder, latency=True)
     assert summary.exit_reason == "SIGTERM"
     record = record_of(folder)

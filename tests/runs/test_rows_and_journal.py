@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from remtta.errors import OutputError
-from remtta.runs.journal import PredictionWriter, ReaderGone
 from remtta.runs.rows import prediction_rows
+from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
 
@@ -111,7 +111,7 @@ def _lines(path: Path) -> list[Any]:
 def test_each_row_is_a_line_that_is_out_when_write_returns(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     rows = [[{"index": 0}, {"index": 1}], [], [{"index": 2}]]
-    with PredictionWriter(path) as writer:
+    with RowWriter(path) as writer:
         for position, batch in enumerate(rows):
             writer.write(batch)
             assert _lines(path) == [row for earlier in rows[: position + 1] for row in earlier]
@@ -121,14 +121,14 @@ def test_each_row_is_a_line_that_is_out_when_write_returns(tmp_path: Path) -> No
 def test_an_earlier_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     path.write_text("earlier\n" * 100)
-    with PredictionWriter(path) as writer:
+    with RowWriter(path) as writer:
         writer.write([{"index": 0}])
     assert _lines(path) == [{"index": 0}]
 
 
 def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
-    with PredictionWriter(path) as writer, pytest.raises(ValueError):
+    with RowWriter(path) as writer, pytest.raises(ValueError):
         writer.write([{"index": 0}, {"index": 1, "prob": float("nan")}])
     assert path.read_bytes() == b""
 
@@ -137,7 +137,7 @@ def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Pa
 def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     frames = [_still(0, os.fsdecode(name)), _still(1)]
-    with PredictionWriter(path) as writer:
+    with RowWriter(path) as writer:
         writer.write(_rows(frames, LOGITS.expand(2, -1), labels=["Kätzchen\n", "dog", "\udcff"]))
     text = path.read_bytes().decode("ascii")
     assert len(text.splitlines()) == 2
@@ -148,7 +148,7 @@ def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path
 
 def test_the_pipe_gets_the_lines_of_the_file(tmp_path: Path) -> None:
     path, pipe = tmp_path / "predictions.jsonl", io.BytesIO()
-    with PredictionWriter(path, pipe) as writer:
+    with RowWriter(path, pipe) as writer:
         for index in range(3):
             writer.write([{"index": index}])
             writer.echo()
@@ -157,7 +157,7 @@ def test_the_pipe_gets_the_lines_of_the_file(tmp_path: Path) -> None:
 
 def test_echo_without_a_pipe_does_nothing(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
-    with PredictionWriter(path) as writer:
+    with RowWriter(path) as writer:
         writer.write([{"index": 0}])
         writer.echo()
     assert path.read_bytes() == b'{"index": 0}\n'
@@ -167,7 +167,7 @@ def test_a_closed_pipe_means_the_reader_is_gone_and_the_file_has_every_row(tmp_p
     path = tmp_path / "predictions.jsonl"
     reading, writing = os.pipe()
     pipe = os.fdopen(writing, "wb")
-    with PredictionWriter(path, pipe) as writer:
+    with RowWriter(path, pipe) as writer:
         writer.write([{"index": 0}])
         writer.echo()
         assert os.read(reading, 100) == b'{"index": 0}\n'
@@ -187,7 +187,7 @@ class _FullDisk(io.BytesIO):
 
 def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
-    with PredictionWriter(path, _FullDisk()) as writer:
+    with RowWriter(path, _FullDisk()) as writer:
         writer.write([{"index": 0}])
         with pytest.raises(OutputError, match=r"No space left on device"):
             writer.echo()
@@ -198,8 +198,8 @@ def test_a_file_that_cannot_be_opened_or_written_is_an_output_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(OutputError, match=r"absent/predictions\.jsonl cannot be written: No such file"):
-        PredictionWriter(tmp_path / "absent" / "predictions.jsonl")
-    with PredictionWriter(tmp_path / "predictions.jsonl") as writer:
+        RowWriter(tmp_path / "absent" / "predictions.jsonl")
+    with RowWriter(tmp_path / "predictions.jsonl") as writer:
         monkeypatch.setattr(os, "write", _no_space)
         with pytest.raises(OutputError, match=r"predictions\.jsonl cannot be written: No space left"):
             writer.write([{"index": 0}])
@@ -216,7 +216,7 @@ def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypat
     def few(descriptor: int, data: memoryview) -> int:
         return write(descriptor, data[:5])
 
-    with PredictionWriter(path) as writer:
+    with RowWriter(path) as writer:
         monkeypatch.setattr(os, "write", few)
         writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
         monkeypatch.undo()

@@ -1,0 +1,68 @@
+"""The time-constrained scenario: a stream that does not wait for updates."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from remtta.evaluation.progress import Position
+from remtta.methods.method import Method
+from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.budget import OUT_OF_TIME
+
+_TIMED_BATCHES = 3  # behind each side of a measured cost ratio
+
+_log = logging.getLogger("remtta")
+
+
+class Hurry:
+    """Learns from a batch, and leaves out as many as would have gone by meanwhile.
+
+    Args:
+        method: The method.
+        position: Where the run is; it keeps the ratio, and how many batches are still to be left out.
+        cost_ratio: Time of an adapting batch over that of a plain forward pass; measured if None.
+
+    Source: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
+    """
+
+    def __init__(self, method: Method, position: Position, cost_ratio: float | None) -> None:
+        self._method, self._position, self._given = method, position, cost_ratio
+        self._next: tuple[float, int] | None = None
+
+    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+        """All frames of a batch that the stream does not wait for."""
+        labels = None if batch.labels is None else batch.labels.to(pixels.device)
+        ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._method, pixels, labels)
+        if self._position.skip:
+            self._next = ratio, self._position.skip - 1
+            return {frame.index: OUT_OF_TIME for frame in batch.readable}
+        self._next = ratio, math.ceil(ratio) - 1
+        return {}
+
+    def finished(self, result: BatchResult) -> None:
+        """Remember how many batches are to be left out."""
+        if self._next is not None:
+            self._position.cost_ratio, self._position.skip = self._next
+            self._next = None
+
+
+def measure_cost_ratio(method: Method, pixels: Tensor, labels: Tensor | None) -> float:
+    """Time of an adapting batch over that of a plain forward pass; the method is left as it was."""
+    state = method.state()
+    times: dict[str, list[float]] = {"adapt": [], "base": []}
+    for _ in range(_TIMED_BATCHES):
+        for name in times:
+            started = time.perf_counter()
+            known = labels if method.needs_labels else None
+            out = method(pixels, known) if name == "adapt" else method.predict(pixels)
+            out.cpu()  # waits for the device
+            times[name].append(time.perf_counter() - started)
+    method.load_state(state)
+    ratio = max(1.0, min(times["adapt"]) / min(times["base"]))
+    _log.info("an update costs %.2f forward passes", ratio)
+    return ratio

@@ -1,0 +1,75 @@
+"""Rows of an evaluation: what each image was taken for, and what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remtta.evaluation.datasets import Dataset
+from remtta.methods.losses import entropy, total_variation
+from remtta.runs.batch import BatchResult
+
+Row = dict[str, Any]
+
+
+def evaluation_rows(
+    result: BatchResult,
+    dataset: Dataset,
+    items: Sequence[tuple[int, int]],
+    numbers: Sequence[int],
+    labels: Sequence[str] | None,
+    views: Tensor | None,
+) -> list[Row]:
+    """Rows of a batch, unreadable images included.
+
+    Args:
+        result: What came of it.
+        dataset: Where its images are from.
+        items: Domain number and position in the domain, of each of its images.
+        numbers: The class that each output stands for.
+        labels: One name per output, or None.
+        views: Logits (L, K, C) of the images' views, the plain one first, if there are several.
+    """
+    predicted = iter([] if result.logits is None else _class_rows(result, numbers, labels))
+    measured = iter([] if views is None else _view_rows(views))
+    rows = []
+    for frame, (domain, place) in zip(result.batch.frames, items, strict=True):
+        where = dataset.domains[domain]
+        row: Row = {"index": frame.index, "source": frame.source, "domain": where.name}
+        row |= {} if where.severity is None else {"severity": where.severity}
+        if frame.error:
+            row["error"] = frame.error
+        else:
+            row |= {**next(predicted), **next(measured, {}), "label_true": int(where.labels[place])}
+        rows.append(row)
+    return rows
+
+
+def _class_rows(result: BatchResult, numbers: Sequence[int], labels: Sequence[str] | None) -> list[Row]:
+    assert result.logits is not None
+    probs, guesses = result.logits.softmax(-1).max(-1)
+    told: Mapping[str, Any] = {"update": result.update_told, "adapted": result.adapted}
+    told = {**told, **({"answered_by": "source"} if result.by_source else {})}
+    columns = zip(probs.tolist(), guesses.tolist(), entropy(result.logits).tolist(), strict=True)
+    return [
+        {
+            "class": int(numbers[guess]),
+            "label": labels[guess] if labels else None,
+            "prob": float(f"{prob:.9g}"),  # 9 digits restore a float32, on which the calibration bins depend
+            "entropy": float(f"{abs(nats):.9g}"),
+            **told,
+        }
+        for prob, guess, nats in columns
+    ]
+
+
+def _view_rows(views: Tensor) -> list[Row]:
+    """Total variation distance of masked from unmasked predictions, mean over the views, and entropies in nats."""
+    if len(views) < 2 or not torch.isfinite(views).all():
+        return []
+    entropies = entropy(views.float()).abs().T.tolist()
+    distances = total_variation(views.float()).tolist()
+    return [{"tvd": far, "entropies": nats} for far, nats in zip(distances, entropies, strict=True)]

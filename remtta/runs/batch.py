@@ -1,0 +1,100 @@
+"""What goes into the loop, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from remtta.streams.prefetch import DecodedFrame
+
+
+@dataclass
+class Counts:
+    """What a run has come to.
+
+    Attributes:
+        frames: Frames seen, unreadable ones included.
+        skipped: Frames that could not be read.
+        updates: Optimizer steps taken, also those that a reset undid.
+        frames_in_delta: Frames that the weights were adapted on, an earlier delta's included.
+        frames_since_reset: Those since the last reset.
+        not_adapted: Frames that were predicted but not fit to be adapted on.
+        by_source: Frames that the guard had the source model answer.
+    """
+
+    frames: int = 0
+    skipped: int = 0
+    updates: int = 0
+    frames_in_delta: int = 0
+    frames_since_reset: int = 0
+    not_adapted: int = 0
+    by_source: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Frames that are predicted, and perhaps learned from, together.
+
+    Attributes:
+        frames: In stream order; K of them can be read.
+        labels: Class positions (K,) of the readable ones, where they are known.
+        learn: Whether the method may learn from them.
+    """
+
+    frames: Sequence[DecodedFrame]
+    labels: Tensor | None = None
+    learn: bool = True
+
+    @property
+    def readable(self) -> list[DecodedFrame]:
+        """The frames with an image."""
+        return [frame for frame in self.frames if frame.image is not None]
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What came of a batch.
+
+    Attributes:
+        batch: The batch.
+        logits: Shape (K, C), finite, on the CPU, from before the update; None where no frame could be read.
+        update: Updates that the weights had seen when they predicted, since the last reset.
+        updates_after: The same after the batch.
+        adapted: Whether the fit ones of its frames entered an update.
+        unfit: Why which of its readable frames did not, by frame index.
+        by_source: Whether the guard had the source model answer.
+        was_reset: Whether the weights went back to the source before it.
+        called: Whether the method saw its fit frames, which has left their views in `last_views`.
+        answer_seconds: What the prediction took.
+        seconds: What the batch took, the update included.
+    """
+
+    batch: Batch
+    logits: Tensor | None
+    update: int
+    updates_after: int
+    adapted: bool
+    unfit: Mapping[int, str]
+    by_source: bool
+    was_reset: bool
+    called: bool
+    answer_seconds: float
+    seconds: float
+
+    @property
+    def update_told(self) -> int:
+        """`update` as rows tell it: the source model has seen none."""
+        return 0 if self.by_source else self.update
+
+    @property
+    def num_learned(self) -> int:
+        """Frames that entered an update."""
+        return len(self.batch.readable) - len(self.unfit) if self.adapted else 0
+
+    @property
+    def new_updates(self) -> int:
+        """Optimizer steps of this batch."""
+        undone = self.updates_after < self.update  # some methods go back to the source by themselves, after a step
+        return 1 if undone else self.updates_after - self.update

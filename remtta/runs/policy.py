@@ -1,0 +1,50 @@
+"""Which frames are predicted and not learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.budget import OUT_OF_TIME, Budget
+from remtta.streams.fitness import not_to_learn_from
+
+
+class AllFrames:
+    """Learns from everything."""
+
+    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+        """No frame is left out."""
+        return {}
+
+    def finished(self, result: BatchResult) -> None:
+        """There is nothing to remember."""
+
+
+class FitFrames:
+    """Learns from all but black and repeated frames, while there is time.
+
+    Args:
+        budget: Says whether there is.
+        fingerprint: What tells the last readable video frame before the first from it.
+
+    Attributes:
+        fingerprint: The same of the last finished batch.
+    """
+
+    def __init__(self, budget: Budget, fingerprint: str | None = None) -> None:
+        self.fingerprint = self._newest = fingerprint
+        self._budget = budget
+
+    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+        """Why which readable frames are left out, by frame index."""
+        reasons, self._newest = not_to_learn_from(batch.frames, self.fingerprint)
+        if self._budget.allows(batch.frames):
+            return reasons
+        return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
+
+    def finished(self, result: BatchResult) -> None:
+        """Remember the batch's last frame, and what the batch took."""
+        self.fingerprint = self._newest
+        self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

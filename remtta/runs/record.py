@@ -1,0 +1,203 @@
+"""`run.json`: everything needed to repeat a run, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from remtta.deltas.delta import Delta
+from remtta.files import write_json
+from remtta.methods.settings import MethodConfig
+from remtta.models.card import ModelCard
+from remtta.options import RunOptions
+from remtta.runs.adapter import Adapter
+from remtta.runs.budget import Latencies
+from remtta.runs.environment import environment
+from remtta.runs.folder import RECORD
+from remtta.runs.place import Place
+from remtta.runs.summary import RunSummary
+from remtta.streams.sources import Stream
+
+_HEADER_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
+_MOST_BYTES = 64 * 1024**2  # a method that changes all weights would ask for gigabytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of `adapt` is made of, fixed before its first frame.
+
+    Attributes:
+        card: The model's.
+        adapter: The method, perhaps under the guard, on that model.
+        method: The method's name.
+        config: Its settings.
+        options: How the stream is run.
+        stream: Where the frames come from.
+        start: The delta that it starts from, if there is one.
+        learned: What the method learned from source images, for the record.
+    """
+
+    card: ModelCard
+    adapter: Adapter
+    method: str
+    config: MethodConfig
+    options: RunOptions
+    stream: Stream
+    start: Delta | None = None
+    learned: Mapping[str, Any] | None = None
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The method's settings as records and deltas have them."""
+        return hyperparameters(self.config, self.options.batch_size)
+
+    @property
+    def last_bytes(self) -> int:
+        """About what the files take that a run writes last."""
+        delta, state = (
+            sum(tensor.nbytes for tensor in tensors.values())
+            for tensors in (self.adapter.method.committed[0], self.adapter.state())
+        )
+        # An optimizer's state comes with its first step, up to two more values per weight; the guard's with its frames.
+        room = delta + state + 2 * delta + 3 * _HEADER_BYTES
+        if self.adapter.guard:
+            values = 3 * math.prod(self.card.preprocessing.input_size)
+            room += self.adapter.guard.most_bytes(values, self.card.num_classes)
+        return min(room, _MOST_BYTES)
+
+
+def hyperparameters(config: MethodConfig, batch_size: int) -> dict[str, Any]:
+    """A method's settings as records and deltas have them."""
+    return {**dataclasses.asdict(config), "batch_size": batch_size}
+
+
+def delta_of(
+    card: ModelCard,
+    method: str,
+    settings: Mapping[str, Any],
+    committed: tuple[Mapping[str, Tensor], int],
+    num_frames: int,
+) -> Delta:
+    """What adaptation changed, with where it comes from.
+
+    Args:
+        card: The model's.
+        method: The method's name.
+        settings: Its hyperparameters.
+        committed: Adapted minus source weights, and the number of updates behind them.
+        num_frames: Frames that they were adapted on.
+    """
+    tensors, updates = committed
+    return Delta(
+        tensors={name: tensor.cpu() for name, tensor in tensors.items()},
+        model=card.name,
+        base_sha256=card.sha256,
+        method=method,
+        hyperparameters=settings,
+        frames=num_frames,
+        updates=updates,
+        model_options=card.options,
+        preprocessing=card.preprocessing.as_dict(),
+    )
+
+
+class Record:
+    """Writes `run.json`.
+
+    Args:
+        plan: What is being run.
+        folder: The run's folder.
+
+    Attributes:
+        started: When the run began: UTC, ISO 8601.
+        latencies: How long predictions took.
+        dropped_before: Frames that a live source dropped in earlier parts of the run.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._path = plan, folder / RECORD
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.latencies = Latencies()
+        self.dropped_before = 0
+        self._environment = environment(plan.card.device)
+
+    def go_on(self, earlier: Mapping[str, Any], place: Place) -> None:
+        """Go on with an earlier run's record, which had come to this place."""
+        timing = earlier.get("timing", {})
+        self.started = timing.get("started", self.started)
+        self.latencies.before = timing.get("latency_ms")
+        self.dropped_before = place.dropped
+
+    @property
+    def num_dropped(self) -> int:
+        """Frames that were dropped for newer ones, in all parts of the run."""
+        live = self._plan.stream.live_source
+        return self.dropped_before + (live.dropped if live else 0)
+
+    def live_counts(self, place: Place) -> dict[str, int]:
+        """Counts that only live sources have."""
+        return {"dropped": self.num_dropped, "gaps": place.gaps} if self._plan.stream.live else {}
+
+    def write(self, summary: RunSummary) -> None:
+        """Replace the file.
+
+        Raises:
+            OutputError: If the disk refuses.
+        """
+        write_json(self._path, self.content(summary))
+
+    def content(self, summary: RunSummary) -> dict[str, Any]:
+        """What the file holds, for a run that has come so far."""
+        plan, place = self._plan, summary.place
+        live = plan.stream.live_source
+        return {
+            "exit_reason": summary.exit_reason,
+            "resumed": summary.num_resumed,
+            "counts": {
+                "frames": summary.num_frames,
+                "predicted": summary.num_predicted,
+                "skipped": summary.num_skipped,
+                "updates": summary.num_updates,
+                "not_adapted": place.not_adapted,
+                **self.live_counts(place),
+            },
+            "timing": {
+                "started": self.started,
+                "seconds": round(summary.seconds, 3),
+                "images_per_s": round(summary.images_per_s, 2),
+                "latency_ms": self.latencies.percentiles_ms(),  # of a full batch, since the run began or went on
+            },
+            "source": {
+                "name": plan.stream.name,
+                "kind": plan.stream.kind,
+                "num_frames": plan.stream.num_frames,
+                **({"live": dataclasses.asdict(live.options)} if live else {}),
+            },
+            "model": {
+                **plan.card.origin,
+                "num_classes": plan.card.num_classes,
+                "base_sha256": plan.card.sha256,
+                "start_delta": None if plan.start is None else plan.start.origin,
+            },
+            "preprocessing": plan.card.preprocessing.as_dict(),
+            "method": {"name": plan.method, **plan.hyperparameters},
+            "source_statistics": plan.learned,
+            "guard": guard_record(plan.adapter, place.by_source),
+            "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
+            "adapted": list(plan.adapter.method.adapted_names),
+            "environment": self._environment,
+        }
+
+
+def guard_record(adapter: Adapter, by_source: int) -> dict[str, Any] | None:
+    """What the guard came to, where it had the source model answer so many frames; None without one."""
+    if adapter.guard is None:
+        return None
+    return {"alarms": adapter.total_alarms, "retired": adapter.retired, "answered_by_source": by_source}

@@ -1,0 +1,109 @@
+"""When a run saves what it has learned, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from remtta.deltas import DELTA
+from remtta.deltas.delta import save_delta
+from remtta.errors import DeltaError
+from remtta.runs.batch import BatchResult
+from remtta.runs.folder import STATE
+from remtta.runs.place import Place, save_place
+from remtta.runs.record import Plan, Record, delta_of
+from remtta.runs.session import Session
+from remtta.runs.summary import RunSummary
+
+_SLOW_S = 0.5
+_SHARE = 20  # a state that takes longer to save is saved so seldom that it costs 1 / 20 of the time
+
+_log = logging.getLogger("remtta")
+
+
+class Pace:
+    """Keeps the time that saves take to a small share of the whole."""
+
+    def __init__(self) -> None:
+        self._saved_at, self._took = time.monotonic(), 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether a save takes long enough to be left out now and then."""
+        return self._took > _SLOW_S
+
+    def allows(self, every_s: float = 0.0) -> bool:
+        """Whether it is time for a save again, with at least so many seconds between two."""
+        return time.monotonic() - self._saved_at > max(every_s, _SHARE * self._took)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure the save within the block."""
+        started = time.monotonic()
+        yield
+        self._saved_at = time.monotonic()
+        self._took = self._saved_at - started
+
+
+class Saver:
+    """Saves a run's state, delta and record, every so many updates and at the end.
+
+    Args:
+        folder: The run's folder.
+        plan: What is being run.
+        session: Where it is.
+        record: Its record.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, session: Session[Place], record: Record) -> None:
+        self._folder, self._plan, self._session, self._record = folder, plan, session, record
+        self._pace = Pace()
+        self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
+
+    def after(self, result: BatchResult, summary: RunSummary) -> None:
+        """Save what is due after a batch, which is counted already.
+
+        Raises:
+            OutputError: If the disk refuses.
+        """
+        every, updates = self._plan.options.save_every, self._session.counts.updates
+        if (updates - result.new_updates) // every != updates // every:
+            if not self._pace.slow or self._pace.allows():
+                self._save_state()
+            self._save_delta()
+            self._record.write(summary)
+
+    def finish(self) -> None:
+        """Save state and delta as of the last finished batch; each is tried, whatever becomes of the other.
+
+        Raises:
+            OutputError: If the disk refuses.
+        """
+        with contextlib.ExitStack() as saves:
+            saves.callback(self._save_state)
+            saves.callback(self._save_delta)
+
+    def _save_state(self) -> None:
+        moment = self._session.moment
+        if moment is None:  # in the middle of a batch; what was saved before stays
+            return
+        moment.counts.dropped = self._record.num_dropped
+        with self._pace.timed():
+            save_place(self._folder / STATE, moment.counts, moment.state)
+
+    def _save_delta(self) -> None:
+        committed, plan = self._session.committed, self._plan
+        if not committed[0] or not self._saves_delta:
+            return
+        num_frames = self._session.counts.frames_in_delta
+        try:
+            save_delta(
+                self._folder / DELTA, delta_of(plan.card, plan.method, plan.hyperparameters, committed, num_frames)
+            )
+        except DeltaError as error:  # the outputs will show it, and stop the run
+            _log.warning("%s; the delta saved before stays", error)
+        else:
+            _log.debug("saved the delta after %d updates", committed[1])

@@ -1,0 +1,232 @@
+"""The one loop: batch after batch is predicted, learned from, and handed on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from remtta.errors import RemttaError
+from remtta.models.card import ModelCard
+from remtta.models.weights import Committed
+from remtta.runs.adapter import Adapter
+from remtta.runs.batch import Batch, BatchResult, Counts
+from remtta.runs.interrupts import Interrupts
+
+PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
+
+
+C = TypeVar("C", bound=Counts)
+
+
+class Policy(Protocol):
+    """Says which frames are not to be learned from."""
+
+    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+        """Why which readable frames are not, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
+
+    def finished(self, result: BatchResult) -> None:
+        """Take note of what came of the batch; until then a stop may undo it."""
+
+
+class Listener(Protocol):
+    """Gets what comes of each batch. No stop comes between."""
+
+    def answered(self, result: BatchResult) -> None:
+        """Write down its predictions, which are counted once this returns."""
+
+    def finished(self, result: BatchResult) -> None:
+        """Write down the rest; everything is counted."""
+
+    def pass_on(self, result: BatchResult) -> None:
+        """Hand its predictions out, after all that; where answers go out early, before anything is learned."""
+
+
+@dataclass(frozen=True)
+class Moment(Generic[C]):
+    """All that a session needs to go on from the end of a batch.
+
+    Attributes:
+        counts: Of the kind that the session counts with.
+        state: The adapter's.
+    """
+
+    counts: C
+    state: Mapping[str, Tensor]
+
+
+class Session(Generic[C]):
+    """Has an adapter predict and learn from batches, and tells a listener.
+
+    A quick batch is finished before a stop. Before a slow one, what a stop would then have to save is kept.
+
+    Args:
+        adapter: The method, perhaps under the guard.
+        card: The model's.
+        counts: Where it counts; those of a run that it goes on with, or new ones.
+        policy: Which frames are not learned from.
+        listener: Who is told.
+        interrupts: Turns signals into a stop at a safe moment.
+        reset_every: Frames that entered an update after which the source weights come back; None for never.
+        episodic: Whether they come back before every batch.
+        answer_early: Tell the listener of predictions before the update begins.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        card: ModelCard,
+        counts: C,
+        *,
+        policy: Policy,
+        listener: Listener,
+        interrupts: Interrupts,
+        reset_every: int | None = None,
+        episodic: bool = False,
+        answer_early: bool = False,
+    ) -> None:
+        self.adapter, self.counts, self._card = adapter, counts, card
+        self._policy, self._listener, self._interrupts = policy, listener, interrupts
+        self._resets = (episodic, reset_every)
+        self._answer_early = answer_early
+        self._seconds = math.inf  # what the last batch took
+        self._before: Moment[C] | None = None  # of the batch that is being worked on, if it was kept
+        self.committed: Committed = adapter.method.committed  # as of the last finished batch
+        self._busy = False
+
+    def run(self, batches: Iterable[Batch]) -> None:
+        """Work through batches.
+
+        Raises:
+            Stopped: If a signal came in; `moment` is what to save.
+            RemttaError: If predictions are not finite numbers.
+        """
+        for batch in batches:
+            with self._stoppable():
+                self._work(batch)
+
+    def go_on(self, path: Path, moment: Moment[C]) -> None:
+        """Go on from a moment that a file held, before the first batch.
+
+        Raises:
+            UsageError: If its state is not one that this session would save.
+        """
+        if moment.state:
+            self.adapter.take_back(path, moment.state)
+            self.committed = self.adapter.method.committed
+        self.counts = moment.counts
+
+    @property
+    def moment(self) -> Moment[C] | None:
+        """The end of the last finished batch; None in the middle of one, where it was not kept."""
+        return self._before if self._busy else Moment(self.counts, self.adapter.state())
+
+    def reset(self) -> None:
+        """Back to the source weights, between two batches."""
+        self.adapter.reset()
+        self.committed = self.adapter.method.committed
+        self.counts.frames_in_delta = self.counts.frames_since_reset = 0
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Put off a stop until the batch is done, if it is quick; else keep what the stop would have to save."""
+        quick = self._seconds < PATIENCE_S
+        if not quick and self.adapter.method.norms_only:  # a state of gigabytes is not held twice
+            self._before = Moment(replace(self.counts), self.adapter.state())
+        with self._interrupts.held() if quick else contextlib.nullcontext():
+            self._busy = True
+            yield
+
+    def _work(self, batch: Batch) -> None:
+        started = time.monotonic()
+        result = self._answer(batch)
+        if self._answer_early:
+            with self._interrupts.held():
+                self._write(result)
+                self._listener.pass_on(result)
+            # After a stop from here on, the saved state is behind; a resumed run makes these predictions again.
+            self.adapter.learn()
+        result = self._after_learning(result, started)
+        with self._interrupts.held():
+            if not self._answer_early:
+                self._write(result)
+            self._finish(result)
+            if not self._answer_early:
+                self._listener.pass_on(result)
+
+    def _answer(self, batch: Batch) -> BatchResult:
+        """Predictions, and the update that goes with them unless it is to come later."""
+        method, frames = self.adapter.method, batch.readable
+        was_reset = bool(frames) and self._reset_is_due(batch)
+        if was_reset:
+            self.adapter.reset()
+        update, logits, unfit, called = method.num_updates, None, {}, False
+        answer_seconds = 0.0
+        if frames:
+            images = torch.stack([frame.image for frame in frames if frame.image is not None])
+            pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
+            learn = batch.learn and method.adapts
+            unfit = dict(self._policy.unfit(batch, pixels)) if learn else {}
+            fit = torch.tensor([learn and frame.index not in unfit for frame in frames])
+            called = bool(fit.any()) and not self.adapter.retired
+            labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
+            started = time.monotonic()
+            logits = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
+            answer_seconds = time.monotonic() - started
+            self._check_finite(logits, batch)
+        return BatchResult(
+            batch=batch,
+            logits=logits,
+            update=update,
+            updates_after=update,
+            adapted=called and self.adapter.learns,  # a guess, where the update is still to come
+            unfit=unfit,
+            by_source=logits is not None and self.adapter.by_source,
+            was_reset=was_reset,
+            called=called,
+            answer_seconds=answer_seconds,
+            seconds=answer_seconds,
+        )
+
+    def _reset_is_due(self, batch: Batch) -> bool:
+        episodic, every = self._resets
+        return episodic or (batch.learn and every is not None and self.counts.frames_since_reset >= every)
+
+    def _check_finite(self, logits: Tensor, batch: Batch) -> None:
+        if not torch.isfinite(logits).all():
+            raise RemttaError(
+                f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
+                "use a lower --lr, or check the checkpoint"
+            )
+
+    def _after_learning(self, result: BatchResult, started: float) -> BatchResult:
+        update, after = result.update, self.adapter.method.num_updates
+        adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
+        self._seconds = time.monotonic() - started
+        return replace(result, updates_after=after, adapted=adapted, seconds=self._seconds)
+
+    def _write(self, result: BatchResult) -> None:
+        self._listener.answered(result)
+        self.counts.frames += len(result.batch.frames)
+        self.counts.skipped += len(result.batch.frames) - len(result.batch.readable)
+
+    def _finish(self, result: BatchResult) -> None:
+        counts = self.counts
+        if result.was_reset or result.updates_after < result.update:
+            counts.frames_in_delta = counts.frames_since_reset = 0
+        counts.frames_in_delta += result.num_learned
+        counts.frames_since_reset += result.num_learned
+        counts.updates += result.new_updates
+        counts.not_adapted += len(result.unfit)
+        counts.by_source += len(result.batch.readable) if result.by_source else 0
+        self._policy.finished(result)
+        self.committed = self.adapter.method.committed
+        self._busy, self._before = False, None
+        self._listener.finished(result)
