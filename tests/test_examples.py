@@ -152,7 +152,7 @@ def test_examples_use_only_public_names() -> None:
         assert "from remtta." not in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md", "docs/methods.md"])
 def test_what_the_pages_import_is_there(page: str) -> None:
     text = (EXAMPLES.parent / page).read_text()
     imports = re.findall(r"^(?:from remtta\S* )?import .*$", text, re.MULTILINE)

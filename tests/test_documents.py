@@ -1,0 +1,90 @@
+"""What the documents point to is there: links, headings, files, modules, and the options of the commands they show."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_options_page import COMMON, MAIN, OPTION, options_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$|^    .*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them: small letters, hyphens for blanks, no other signs."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if not re.match(r"https?://", target):
+            path, _, anchor = target.partition("#")
+            place = (page.parent / path) if path else page
+            assert place.exists(), target
+            assert not anchor or anchor in anchors(place), target
+
+
+@every_page
+def test_the_files_and_modules_it_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    for path in re.findall(r"(?<![\w/.:])(?:remtta|examples|tests|docs)/(?:[\w.-]+/?)+", text):
+        assert (ROOT / path.rstrip(".")).exists(), path
+    for name in re.findall(r"(?<![\w/.@-])remtta(?:\.[A-Za-z_]\w*)+", re.sub(r"\bremtta\.service\b", "", text)):
+        importable(name)
+
+
+def importable(name: str) -> None:
+    """Import a module, or take the attribute of one, that a dotted name means."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Words of every command of remtta in the examples, from its name to the end of its part of a pipeline."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("    "):
+            words = list(shlex.shlex(line, posix=True, punctuation_chars="|&"))
+            for start, word in enumerate(words[:-1]):
+                if word == "remtta" and words[start + 1] in MAIN.commands:
+                    ends = (position for position in range(start, len(words)) if set(words[position]) <= set("|&"))
+                    yield words[start + 1 : next(ends, None)]
+
+
+@every_page
+def test_the_commands_it_shows_have_these_options(page: Path) -> None:
+    for command, *words in commands(page.read_text()):
+        used = {word for word in words if word.startswith("--")}
+        assert used <= options_of(command).keys(), command
+
+
+@every_page
+def test_every_option_it_names_is_one_of_a_command_or_of_an_example(page: Path) -> None:
+    known = COMMON.union(*(options_of(command) for command in MAIN.commands))
+    known.update(*(OPTION.findall(path.read_text()) for path in (ROOT / "examples").glob("*.py")))
+    assert set(OPTION.findall(page.read_text())) - known == set()
+
+
+def test_the_examples_of_the_readme_are_found() -> None:
+    shown = {command for command, *_ in commands((ROOT / "README.md").read_text())}
+    assert shown == set(MAIN.commands)
+
+
+def test_the_readme_lists_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if f"]({page.relative_to(ROOT).as_posix()})" not in text] == []
