@@ -11,7 +11,8 @@ from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 
 if TYPE_CHECKING:
-    from remtta.deltas.delta import Delta, apply_delta, load_base, load_delta, save_delta
+    from remtta.deltas.base import load_base
+    from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
     from remtta.methods.rem import REM
     from remtta.models.loading import load_model
     from remtta.runs.adapt import adapt_stream
@@ -39,7 +40,7 @@ _HOMES = {
     "Delta": "remtta.deltas.delta",
     "adapt_stream": "remtta.runs.adapt",
     "apply_delta": "remtta.deltas.delta",
-    "load_base": "remtta.deltas.delta",
+    "load_base": "remtta.deltas.base",
     "load_delta": "remtta.deltas.delta",
     "load_model": "remtta.models.loading",
     "open_stream": "remtta.streams.sources",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from remtta.errors import UsageError, check
+from remtta.errors import UsageError, check, check_finite
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
@@ -71,7 +71,8 @@ class RunOptions:
         batch_size: Frames per update; the last batch may be smaller.
         topk: Classes listed per prediction.
         logits: Write all logits as well.
-        save_every: Updates between two saves of the delta.
+        save_every: Updates between two saves of state and delta.
+        save_every_s: Seconds after which they are saved all the same.
         save_full: Save a delta also of a method that changes every weight,
             which is as large as the model.
         reset_every: Go back to the source weights before the first batch
@@ -79,6 +80,7 @@ class RunOptions:
         on_error: "skip" or "stop" at a frame that cannot be read.
         overwrite: Replace an earlier run in the same folder.
         resume: Go on with the run in the folder, or begin it if there is none.
+        replay: When going on, first pass on again what the reader of the predictions may not have had.
         seed: Seeds torch before the first frame.
         max_ms: Mean time per frame in ms; updates are left out to keep it.
         realtime: Leave out updates while a video's or live source's own time
@@ -94,11 +96,13 @@ class RunOptions:
     topk: int = 5
     logits: bool = False
     save_every: int = 20
+    save_every_s: float = 30.0
     save_full: bool = False
     reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "skip"
     overwrite: bool = False
     resume: bool = False
+    replay: bool = False
     seed: int = 0
     max_ms: float | None = None
     realtime: bool = False
@@ -107,6 +111,7 @@ class RunOptions:
     guard: GuardOptions | None = GuardOptions()
 
     def __post_init__(self) -> None:
+        check_finite(self.save_every_s, "seconds between saves", "> 0")
         for name in ("batch_size", "topk", "save_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")

@@ -22,7 +22,7 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
         DeltaError: If the delta was made on another model.
         UsageError: If the delta was made on a checkpoint that is not where it was.
     """
-    from remtta.deltas.delta import arguments_given, base_arguments
+    from remtta.deltas.base import arguments_given, base_arguments
 
     if delta is not None:
         return base_arguments(delta, given)

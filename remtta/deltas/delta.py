@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.deltas import DELTA
-from remtta.deltas.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
+from remtta.deltas.tensor_files import CHECKSUM, UNREADABLE, file_sha256, read_tensors, save_tensors
 from remtta.errors import DeltaError, UsageError
-from remtta.models.config import UNKNOWN
 from remtta.models.hashing import state_sha256
-from remtta.models.loading import load_model
 from remtta.models.weights import check_delta
 
 FORMAT_VERSION = "1"
+ABSURD = 100.0
+"""Size of a change over that of the weights, from which on no adaptation can have meant it."""
+
+_log = logging.getLogger("remtta")
 
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
@@ -118,6 +121,8 @@ def load_delta(path: str | Path) -> Delta:
             f"{path} has delta format {header['format_version']}, this remtta reads {FORMAT_VERSION}; update remtta"
         )
     check_delta(tensors, tensors)
+    if CHECKSUM not in header:
+        _log.info("%s has no checksum, as files of older versions have none: damage to it would go unseen", path)
     try:
         return Delta(
             tensors=tensors,
@@ -159,55 +164,6 @@ def check_base(delta: Delta, base_sha256: str) -> None:
         )
 
 
-def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Arguments of `load_model` that build the base a delta was made on, each replaced by what is given.
-
-    Args:
-        delta: The delta.
-        given: Arguments of `load_model`; None, False or empty for the delta's own.
-
-    Raises:
-        DeltaError: If a model of another name is given.
-        UsageError: If the delta was made on a checkpoint that is no longer where it was, and none is given.
-    """
-    chosen = arguments_given(given or {})
-    if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
-        raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
-    if delta.model == UNKNOWN and not chosen.get("name"):
-        raise UsageError("the delta was made on a model that load_model did not build; name an equal one with --model")
-    preprocessing = {name: delta.preprocessing.get(name) for name in ("mean", "std", "interpolation", "crop_pct")}
-    arguments = {**preprocessing, **delta.model_options, "name": delta.model, **chosen}
-    checkpoint = arguments.get("checkpoint")
-    if checkpoint and not chosen.get("checkpoint") and not Path(checkpoint).is_file():
-        raise UsageError(f"the delta was made on {checkpoint}, which is not there; name that file with --checkpoint")
-    return arguments_given(arguments)
-
-
-def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments of `load_model` that say something: not None, False or empty ones, but 0, which it refuses."""
-    return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
-
-
-def load_base(delta: Delta, **given: Any) -> nn.Module:
-    """Load the model a delta was made on, its preprocessing included, ready for `apply_delta`.
-
-    Args:
-        delta: The delta.
-        given: Arguments of `load_model` in place of the delta's, such as
-            `checkpoint` if the file has moved.
-
-    Raises:
-        DeltaError: If a model of another name is given.
-        UsageError: If its checkpoint is no longer where it was, and none is given.
-    """
-    return load_model(**base_arguments(delta, given))
-
-
-def _may_be_same(first: str, second: str) -> bool:
-    """Whether two names may stand for one architecture: folders, hubs and own models cannot be told by name."""
-    return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]
-
-
 @torch.no_grad()
 def apply_delta(model: nn.Module, delta: Delta) -> None:
     """Turn the base model into the adapted one, in place and bit for bit.
@@ -222,6 +178,13 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
     check_base(delta, state_sha256(model))
     parameters = dict(model.named_parameters())
     check_delta(delta.tensors, parameters)
+    change, own = (
+        float(torch.nn.utils.get_total_norm([tensor.double().cpu() for tensor in tensors]))
+        for tensors in (delta.tensors.values(), [parameters[name] for name in delta.tensors])
+    )
+    if change > ABSURD * own:
+        times = change / max(own, 1e-9)
+        _log.warning("the delta moves its weights by %.0e times their size: the run that made it diverged", times)
     for name, tensor in delta.tensors.items():
         parameter = parameters[name]
         parameter.copy_(parameter + tensor.to(parameter))
@@ -249,5 +212,5 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
         state[name] = (narrow if exact else tensor).detach().cpu().contiguous().clone()
         if not exact:
             widened.append(name)
-    save_tensors(Path(path), state, {"format": "pt"})
+    save_tensors(Path(path), state, {"format": "pt"}, checksum=False)  # for others, too
     return widened

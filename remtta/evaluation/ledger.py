@@ -36,7 +36,8 @@ class Ledger(contextlib.ExitStack):
         super().__init__()
         self.folder, self.progress = folder, progress
         self._save_every_s, self._pace = save_every_s, Pace()
-        self._rows = self.enter_context(RowWriter(folder / PREDICTIONS, keep_bytes=progress.num_bytes))
+        rows = RowWriter(folder / PREDICTIONS, keep_bytes=progress.num_bytes, kept_sha256=progress.rows_sha256)
+        self._rows = self.enter_context(rows)
         self._events: RowWriter | None = None
         if eventful:
             path = folder / EVENTS
@@ -76,7 +77,7 @@ class Ledger(contextlib.ExitStack):
         self._save(self.progress.position, {})
 
     def _save(self, position: Position, state: Mapping[str, Tensor]) -> None:
-        self.progress.num_bytes = self._rows.sync()
+        self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
         with self._pace.timed():
             save_progress(self.folder / PROGRESS, replace(self.progress, position=position), state)

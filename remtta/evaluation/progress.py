@@ -46,12 +46,14 @@ class Progress:
         finished: Records of the runs that are done, in order.
         position: Where the current run is.
         num_bytes: Size of `predictions.jsonl` at this point.
+        rows_sha256: Hash of so much of it.
         event_bytes: Size of `events.jsonl`.
     """
 
     finished: list[dict[str, Any]] = field(default_factory=list)
     position: Position = field(default_factory=Position)
     num_bytes: int = 0
+    rows_sha256: str | None = None
     event_bytes: int = 0
 
 

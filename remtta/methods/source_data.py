@@ -203,7 +203,7 @@ def _compute(
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
-    return header, tensors, save_tensors(path, tensors, metadata)
+    return header, tensors, save_tensors(path, tensors, metadata, checksum=False)
 
 
 def _images(

@@ -131,5 +131,6 @@ def check_delta(delta: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -
             raise DeltaError(
                 f"the delta's {name} has shape {tuple(tensor.shape)}, the model's has {tuple(parameters[name].shape)}"
             )
-        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+        # As the model would hold them: what a double can say may be no float.
+        if not tensor.is_floating_point() or not torch.isfinite(tensor.to(parameters[name].dtype)).all():
             raise DeltaError(f"the delta's {name} holds values that are not finite numbers")

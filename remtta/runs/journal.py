@@ -14,10 +14,12 @@ from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.interrupts import Interrupts
+from remtta.runs.place import Place
 from remtta.runs.rows import Row, prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 
+_MOST_IN_PIPE = 2**20  # bytes that wait in one for a reader, unless root allowed more
 _QUIET_EVENTS = ("doubt", "trust", "pardon")  # which are no news to a user
 
 _log = logging.getLogger("remtta")
@@ -65,8 +67,8 @@ class Journal:
         if self._eventful:
             self._events = RowWriter(self._folder / EVENTS, durable=True)
 
-    def go_on(self, num_bytes: int, event_bytes: int) -> list[Row]:
-        """Open the files of an earlier run, which had saved its state when they were so large.
+    def go_on(self, place: Place) -> list[Row]:
+        """Open the files of an earlier run, whose state is of this place.
 
         Returns:
             Rows written after that, of a source whose frames cannot be seen again.
@@ -76,12 +78,20 @@ class Journal:
             OutputError: If the files cannot be written.
         """
         self._rows = RowWriter(
-            self._folder / PREDICTIONS, self._pipe, keep_bytes=num_bytes, keep_tail=True, durable=True
+            self._folder / PREDICTIONS,
+            self._pipe,
+            keep_bytes=place.num_bytes,
+            keep_tail=True,
+            durable=True,
+            kept_sha256=place.rows_sha256,
+            remade=not self._live,
         )
+        if self._rows.num_damaged:
+            _log.warning("%d damaged line(s) at the end of %s are made again", self._rows.num_damaged, PREDICTIONS)
         passed = self._rows.unsaved_rows() if self._live else []
         if self._eventful:
             path = self._folder / EVENTS
-            kept = event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
+            kept = place.event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
             self._events = RowWriter(path, keep_bytes=kept, keep_tail=True, durable=True)
             if self._live:
                 self._events.unsaved_rows()
@@ -125,6 +135,20 @@ class Journal:
         assert self._rows is not None
         self._rows.echo(interrupts)
 
+    def replay(self, place: Place, interrupts: Interrupts) -> None:
+        """Pass on again what the reader may not have had when the state of this place was saved, or since.
+
+        Raises:
+            ReaderGone, Stopped, OutputError: As for `echo`.
+        """
+        assert self._rows is not None
+        num_lines = self._rows.replay(max(0, place.passed_bytes - _MOST_IN_PIPE), interrupts)
+        _log.info("passed on the last %d rows again", num_lines)
+
+    def expected_rows(self) -> list[Row]:
+        """Rows of the earlier run that were not made again yet."""
+        return self._rows.expected_rows() if self._rows else []
+
     def write_event(self, index: int, event: dict[str, Any]) -> None:
         """Write what happened at a frame, with the time."""
         if self._events:
@@ -141,11 +165,11 @@ class Journal:
         level = logging.DEBUG if event["event"] in _QUIET_EVENTS else logging.WARNING
         _log.log(level, "frame %d: %s", index, describe(event))
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Bytes of predictions and of events, all on the disk, without lines that are still expected."""
+    def note(self, place: Place) -> None:
+        """Note in a place what the files hold, all of it on the disk, without lines that are still expected."""
         assert self._rows is not None
-        return self._rows.size, self._events.size if self._events else 0
+        place.num_bytes, place.rows_sha256 = self._rows.size, self._rows.sha256
+        place.event_bytes = self._events.size if self._events else 0
 
     def close(self) -> None:
         """Close the files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain, islice
@@ -27,7 +28,8 @@ _OWN_OPTIONS = (
     "latency",
     "guard",
 )  # the others may change from one part to the next
-_NO_COUNTS = ("seconds", "last", "fingerprint")
+_NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
+_NEWER = {"rows_sha256", "passed_bytes"}  # what states of older versions lack
 
 
 @dataclass
@@ -37,6 +39,8 @@ class Place(Counts):
     Attributes:
         seconds: Time it has run, in all its parts.
         num_bytes: Size of `predictions.jsonl`.
+        rows_sha256: Hash of so much of it; None in states of older versions.
+        passed_bytes: How much of it was passed on down the pipe.
         event_bytes: Size of `events.jsonl`.
         dropped: Frames that a live source gave and that were dropped for newer ones.
         gaps: Times when a live source was lost and came back.
@@ -48,6 +52,8 @@ class Place(Counts):
 
     seconds: float = 0.0
     num_bytes: int = 0
+    rows_sha256: str | None = None
+    passed_bytes: int = 0
     event_bytes: int = 0
     dropped: int = 0
     gaps: int = 0
@@ -86,7 +92,8 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
     if not path.exists():
         return Place(), {}
     content, state = load_state(path)
-    if set(content) != {field.name for field in fields(Place)}:
+    known = {field.name for field in fields(Place)}
+    if not set(content) <= known or not known - set(content) <= _NEWER:
         raise other_version(path)
     try:
         place = Place(**content)
@@ -94,8 +101,10 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
             source, number = place.last
             place.last = str(source), None if number is None else int(number)
         counts = [value for name, value in vars(place).items() if name not in _NO_COUNTS]
-        if not isinstance(place.fingerprint, str | None):
-            raise ValueError("its fingerprint is no text")
+        if not isinstance(place.fingerprint, str | None) or not isinstance(place.rows_sha256, str | None):
+            raise ValueError("its fingerprint or hash is no text")
+        if not isinstance(place.seconds, int | float) or not 0 <= place.seconds < math.inf:
+            raise ValueError("its seconds are no time")
         if not all(isinstance(value, int) and value >= 0 for value in counts):
             raise ValueError("its counts make no sense")
     except (TypeError, ValueError) as error:

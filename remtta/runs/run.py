@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -154,10 +155,11 @@ class Run:
     def pass_on(self, result: BatchResult) -> None:
         """Send a batch's predictions down the pipe, if there is one."""
         self._journal.echo(self._interrupts)
+        self.summary.place.passed_bytes = self.summary.place.num_bytes
 
     def _note_place(self) -> None:
         place = self.summary.place
-        place.num_bytes, place.event_bytes = self._journal.sizes
+        self._journal.note(place)
         place.seconds = time.monotonic() - self._started
 
     def _go_on(self) -> None:
@@ -170,7 +172,7 @@ class Run:
         check_same_run(earlier, self.record.content(self.summary))
         place, state = load_place(folder / STATE)
         self._session.go_on(folder / STATE, Moment(place, state))
-        place.count(self._journal.go_on(place.num_bytes, place.event_bytes))  # they cannot be seen again
+        place.count(self._journal.go_on(place))  # they cannot be seen again
         self.summary.place, self._policy.fingerprint = place, place.fingerprint
         self.summary.num_alarms = self._plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
@@ -178,6 +180,8 @@ class Run:
         self._started -= place.seconds
         self._note_place()
         self._folder.keep_room(self._plan.last_bytes)
+        if self._plan.options.replay:
+            self._journal.replay(place, self._interrupts)
         _log.info("going on with %s after %d frames and %d updates", folder, place.frames, place.updates)
 
     def _claim(self) -> None:
@@ -203,6 +207,12 @@ class Run:
                 raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
             self._on_batch(self.summary)
 
+    def _write_last_record(self) -> None:
+        """The record, with rows that an earlier part promised and this one did not come to."""
+        self.summary.place = replace(self.summary.place)  # the session's own says what was done
+        self.summary.place.count(self._journal.expected_rows())
+        self.record.write(self.summary)
+
     def _stop_if_retired(self) -> None:
         guard = self._plan.adapter.guard
         if guard and guard.retired and guard.options.action == "stop":
@@ -221,7 +231,7 @@ class Run:
                 return
             self._claim()
             self._folder.give_room()
-            last.callback(self.record.write, self.summary)
+            last.callback(self._write_last_record)
             try:
                 self._saver.finish()
             except OutputError as error:

@@ -69,8 +69,9 @@ class Saver:
         Raises:
             OutputError: If the disk refuses.
         """
-        every, updates = self._plan.options.save_every, self._session.counts.updates
-        if (updates - result.new_updates) // every != updates // every:
+        options, updates = self._plan.options, self._session.counts.updates
+        crossed = (updates - result.new_updates) // options.save_every != updates // options.save_every
+        if crossed or self._pace.allows(options.save_every_s):
             if not self._pace.slow or self._pace.allows():
                 self._save_state()
             self._save_delta()

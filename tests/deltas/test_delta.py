@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.vit import unwrap
-from remtta.deltas.delta import Delta, apply_delta, base_arguments, check_base, load_delta, save_delta, save_weights
+from remtta.deltas.base import base_arguments
+from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta, save_delta, save_weights
 from remtta.errors import DeltaError, OutputError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.hashing import state_sha256
@@ -108,6 +109,7 @@ def test_the_header_holds_every_promised_field_as_text(tmp_path: Path) -> None:
     assert json.loads(header.pop("hyperparameters")) == {"lr": 0.001}
     assert json.loads(header.pop("model_options")) == options
     assert json.loads(header.pop("preprocessing")) == {}
+    assert len(header.pop("content_sha256")) == 64
     assert header == {
         "format_version": "1",
         "remtta_version": __version__,

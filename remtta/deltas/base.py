@@ -1,0 +1,174 @@
+"""The model a delta was made on: what may be built from what a file says, and what only a user may ask for.
+
+A delta is a file that people pass on, so nothing in its header is trusted: it may name sizes of an architecture, within
+bounds, and nothing that is fetched, opened or run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from remtta.deltas.delta import Delta
+from remtta.errors import DeltaError, UsageError
+from remtta.models.config import UNKNOWN
+from remtta.models.embedded import EMBEDDED
+from remtta.models.loading import load_model
+
+_OPTIONS = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
+_PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
+_MOST = {
+    "img_size": 8_192,
+    "patch_size": 1_024,
+    "num_classes": 1_000_000,
+    "in_chans": 3,
+    "embed_dim": 16_384,
+    "depth": 256,
+    "num_heads": 512,
+    "mlp_ratio": 64,
+    "init_values": 1e3,
+    "reg_tokens": 1_024,
+    "class_token": 1,
+    "qkv_bias": 1,
+    "qk_norm": 1,
+    "pre_norm": 1,
+    "fc_norm": 1,
+    "final_norm": 1,
+    "no_embed_class": 1,
+    "dynamic_img_size": 1,
+    "dynamic_img_pad": 1,
+}
+"""Model arguments that a header may hold, and the largest number each may be; truth values count as 0 and 1."""
+_POOLS = ("", "avg", "avgmax", "max", "token", "map")
+_MOST_WEIGHTS = 20e9
+
+
+def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Arguments of `load_model` that build the base a delta was made on, each replaced by what is given.
+
+    Args:
+        delta: The delta. One that was read from a file has its say only where that is safe: the sizes of the model,
+            and, in a run's folder, the checkpoint that its `run.json` names.
+        given: Arguments of `load_model`; None, False or empty for the delta's own.
+
+    Raises:
+        DeltaError: If a model of another name is given, or the header asks for what no header may ask for.
+        UsageError: If the base has to be named: it is another file, a download, or a model that `load_model` did
+            not build.
+    """
+    chosen = arguments_given(given or {})
+    if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
+        raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
+    if delta.model == UNKNOWN and not chosen.get("name"):
+        raise UsageError("the delta was made on a model that load_model did not build; name an equal one with --model")
+    preprocessing = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
+    own = dict(delta.model_options)
+    if delta.path is not None:
+        own = _safe_options(delta, own, chosen)
+    arguments = arguments_given({**preprocessing, **own, "name": delta.model, **chosen})
+    checkpoint = arguments.get("checkpoint")
+    if checkpoint and not chosen.get("checkpoint") and not Path(checkpoint).is_file():
+        raise UsageError(f"the delta was made on {checkpoint}, which is not there; name that file with --checkpoint")
+    return arguments
+
+
+def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments of `load_model` that say something: not None, False or empty ones, but 0, which it refuses."""
+    return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
+
+
+def load_base(delta: Delta, **given: Any) -> nn.Module:
+    """Load the model a delta was made on, its preprocessing included, ready for `apply_delta`.
+
+    Args:
+        delta: The delta.
+        given: Arguments of `load_model` in place of the delta's, such as `checkpoint` for a delta that was passed on
+            alone, or `name` to allow a download.
+
+    Raises:
+        DeltaError: If a model of another name is given, or the header asks for what no header may ask for.
+        UsageError: If the base has to be named.
+    """
+    return load_model(**base_arguments(delta, given))
+
+
+def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be taken from a header, for a model that the user has chosen these arguments of."""
+    strange = sorted(set(options) - set(_OPTIONS))
+    if strange or not delta.model:
+        what = f"model options that nobody knows: {', '.join(strange)}" if strange else "no model"
+        raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
+    kwargs = options.get("model_kwargs") or {}
+    if not isinstance(kwargs, Mapping):
+        raise DeltaError("the delta's header holds model arguments that are none")
+    refused = sorted(name for name in kwargs if not _is_safe(name, kwargs[name]))
+    if refused and not chosen.get("model_kwargs"):
+        raise DeltaError(
+            f"the delta's header asks for model argument(s) that no file may ask for: {', '.join(refused)[:80]}; "
+            "if you trust them, name all with --model-kwargs"
+        )
+    sizes = {"num_classes": options.get("num_classes"), "img_size": options.get("input_size")}
+    large = [name for name, value in sizes.items() if value is not None and not _is_safe(name, value)]
+    if large or _weights(kwargs, options.get("num_classes")) > _MOST_WEIGHTS:
+        what = ", ".join(large) or "too many weights"
+        raise DeltaError(f"the delta's header asks for a model of absurd size ({what}), and is not followed")
+    checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
+    if options.get("checkpoint") and not checkpoint:
+        raise UsageError(
+            f"the delta was made on the weights in {str(options['checkpoint'])[:200]!r}; name them with --checkpoint, "
+            "since remtta opens no file that a delta's header names"
+        )
+    if not checkpoint and delta.model != EMBEDDED and not chosen.get("name"):
+        raise UsageError(
+            f"the delta was made on the published weights of {delta.model[:200]}; add --model to allow their download, "
+            "or name the file with --checkpoint"
+        )
+    if ":" in delta.model and not chosen.get("name"):
+        raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be opened")
+    return {**options, "checkpoint": checkpoint, "use_ema": options.get("use_ema") is True}
+
+
+def _is_safe(name: str, value: Any) -> bool:
+    """Whether a header may ask for this model argument."""
+    if name == "global_pool":
+        return value in _POOLS
+    if name not in _MOST:
+        return False
+    values = value if isinstance(value, (list, tuple)) else [value]
+    numbers = len(values) <= 2 and all(value is None or isinstance(value, (bool, int, float)) for value in values)
+    return numbers and all(value is None or 0 <= value <= _MOST[name] for value in values)
+
+
+def _weights(kwargs: Mapping[str, Any], num_classes: Any) -> float:
+    """About how many weights such a ViT has; 0 where the arguments leave it to the architecture."""
+
+    def size(name: str) -> float:
+        value = kwargs.get(name)
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+    classes = float(num_classes) if isinstance(num_classes, int) else size("num_classes")
+    return size("embed_dim") ** 2 * (4 + 2 * (size("mlp_ratio") or 4)) * size("depth") + classes * size("embed_dim")
+
+
+def _recorded_checkpoint(delta: Delta) -> str | None:
+    """The checkpoint in the `run.json` beside a delta, where that is the record of its run."""
+    assert delta.path is not None
+    try:
+        record = json.loads(Path(delta.path).with_name("run.json").read_text(encoding="utf-8"))
+        model = record["model"]
+        named, base = model["checkpoint"], model["base_sha256"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    weights = isinstance(named, str) and named.lower().endswith(_WEIGHT_SUFFIXES) and "://" not in named
+    return named if weights and base == delta.base_sha256 else None
+
+
+def _may_be_same(first: str, second: str) -> bool:
+    """Whether two names may stand for one architecture: folders, hubs and own models cannot be told by name."""
+    return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]

@@ -1,0 +1,162 @@
+"""What may be built from what a delta's header says."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
+from remtta.deltas.base import base_arguments
+from remtta.deltas.delta import Delta
+from remtta.errors import DeltaError, UsageError
+from remtta.models.hashing import state_sha256
+from tests.conftest import NUM_CLASSES, TINY
+
+NAME = "vit_tiny_patch16_224"
+
+
+def saved(folder: Path, model: str = NAME, **options: Any) -> Delta:
+    """A delta from a file whose header says this."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "delta.safetensors"
+    save_delta(path, Delta({"norm.weight": torch.ones(48)}, model, "ab" * 32, "rem", model_options=options))
+    return load_delta(path)
+
+
+def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
+    delta = saved(tmp_path, num_classes=7, model_kwargs={**TINY, "qkv_bias": True, "global_pool": "token"})
+    arguments = base_arguments(delta, {"checkpoint": "mine.safetensors", "name": NAME})
+    assert arguments["model_kwargs"] == {**TINY, "qkv_bias": True, "global_pool": "token"}
+    assert (arguments["num_classes"], arguments["checkpoint"]) == (7, "mine.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"model_kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/x"}}},
+            "for: pretrained_cfg",
+        ),
+        ({"model_kwargs": {"cache_dir": "/tmp/x"}}, "no file may ask for: cache_dir"),
+        ({"model_kwargs": {"depth": 1e8}}, "no file may ask for: depth"),
+        ({"model_kwargs": {"img_size": [1, 2, 3]}}, "no file may ask for: img_size"),
+        ({"model_kwargs": {"global_pool": "/etc"}}, "no file may ask for: global_pool"),
+        ({"model_kwargs": {"embed_dim": float("inf")}}, "no file may ask for: embed_dim"),
+        ({"model_kwargs": [1]}, "model arguments that are none"),
+        ({"num_classes": 10**9}, "absurd size .num_classes"),
+        ({"num_classes": "many"}, "absurd size .num_classes"),
+        ({"input_size": [99999, 32]}, "absurd size .img_size"),
+        ({"model_kwargs": {"depth": 256, "embed_dim": 16384}}, "absurd size .too many weights"),
+        ({"foo": 1}, "model options that nobody knows: foo"),
+    ],
+)
+def test_a_header_that_asks_for_too_much_is_refused_before_anything_is_built(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta = saved(tmp_path, **options)
+    monkeypatch.setattr("remtta.deltas.base.load_model", lambda **_: pytest.fail("something was built"))
+    with pytest.raises(DeltaError, match=message):
+        load_base(delta, checkpoint="mine.safetensors")
+
+
+def test_a_delta_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeltaError, match="header holds no model"):
+        base_arguments(saved(tmp_path, model=""))
+
+
+@pytest.mark.parametrize("model", [NAME, "hf-hub:somebody/something", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"])
+def test_a_download_needs_the_users_own_word(model: str, tmp_path: Path) -> None:
+    delta = saved(tmp_path, model=model)
+    with pytest.raises(UsageError, match="add --model to allow"):
+        base_arguments(delta)
+    assert base_arguments(delta, {"name": model})["name"] == model
+
+
+def test_a_folder_that_a_header_names_is_not_opened(tmp_path: Path) -> None:
+    delta = saved(tmp_path, model=f"local-dir:{tmp_path}")
+    with pytest.raises(UsageError, match="add --model to allow"):
+        base_arguments(delta, {"checkpoint": "mine.safetensors"})
+
+
+def test_the_embedded_model_needs_no_download(tmp_path: Path) -> None:
+    assert base_arguments(saved(tmp_path, model="remtta-demo"))["name"] == "remtta-demo"
+
+
+def test_a_file_that_a_header_names_is_not_opened(tmp_path: Path) -> None:
+    delta = saved(tmp_path, checkpoint="/etc/shadow.safetensors")
+    with pytest.raises(UsageError, match=r"the weights in '/etc/shadow.safetensors'; name them with --checkpoint"):
+        base_arguments(delta)
+
+
+def test_the_checkpoint_of_a_run_is_the_one_that_its_record_names(
+    checkpoint: Path, frames: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"num_classes": NUM_CLASSES, "model_kwargs": TINY}
+    model = load_model(NAME, checkpoint=checkpoint, **options)
+    adapt_stream(model, frames, tmp_path / "run")
+    adapted = state_sha256(model)
+    for place in (tmp_path / "run", tmp_path / "run" / "delta.safetensors"):
+        base = load_base(load_delta(place))
+        apply_delta(base, load_delta(place))
+        assert state_sha256(base) == adapted
+    record = tmp_path / "run" / "run.json"
+    content = json.loads(record.read_text())
+    for changes in ({"checkpoint": "/dev/zero"}, {"checkpoint": "http://a/b.pth"}, {"base_sha256": "0" * 64}):
+        record.write_text(json.dumps({**content, "model": {**content["model"], **changes}}))
+        with pytest.raises(UsageError, match="name them with --checkpoint"):
+            base_arguments(load_delta(tmp_path / "run"))
+    for damaged in ("[]", '{"model": "x"}', "{", "[" * 100_000):
+        record.write_text(damaged)
+        with pytest.raises(UsageError, match="name them with --checkpoint"):
+            base_arguments(load_delta(tmp_path / "run"))
+
+
+# --- Damage ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_flipped_bit_in_the_values_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "delta.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DeltaError, match="its content does not match its checksum"):
+        load_delta(path)
+
+
+def test_a_changed_header_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "delta.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"frames":"0"', b'"frames":"9"'))
+    with pytest.raises(DeltaError, match="its content does not match its checksum"):
+        load_delta(path)
+
+
+def test_a_delta_without_a_checksum_is_read_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path)
+    path = tmp_path / "delta.safetensors"
+    with safe_open(path, framework="pt") as file:
+        header = {name: text for name, text in file.metadata().items() if name != "content_sha256"}
+    save_file({"norm.weight": torch.ones(48)}, path, metadata=header)
+    with caplog.at_level(logging.INFO, logger="remtta"):
+        assert torch.equal(load_delta(path).tensors["norm.weight"], torch.ones(48))
+    assert "has no checksum" in caplog.text
+
+
+def test_numbers_that_the_model_cannot_hold_are_refused(vit: nn.Module) -> None:
+    huge = Delta({"norm.weight": torch.full((48,), 1e300, dtype=torch.float64)}, NAME, state_sha256(vit), "rem")
+    with pytest.raises(DeltaError, match="not finite numbers"):
+        apply_delta(vit, huge)
+
+
+def test_an_absurd_change_is_applied_with_a_warning(vit: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    apply_delta(vit, Delta({"norm.weight": torch.full((48,), 1e6)}, NAME, state_sha256(vit), "rem"))
+    assert "moves its weights by 1e+06 times their size" in caplog.text
