@@ -814,7 +814,9 @@ def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
     assert remtta_here("eval", root, *options, *first) == 0
     delta = tmp_path / "a" / "deltas" / "rem_seed0.safetensors"
     more: list[str | Path] = ["--delta", delta, "--reset-every", "4", "--output", tmp_path / "b"]
-    assert remtta_here("eval", root, *options, *more) == 0, capfd.readouterr().err
+    assert remtta_here("eval", root, *options, *more) == 2  # which opens no file that a header names
+    assert "name them with --checkpoint" in capfd.readouterr().err
+    assert remtta_here("eval", root, *options, *more, "--checkpoint", checkpoint) == 0, capfd.readouterr().err
     settings = json.loads((tmp_path / "b" / "results.json").read_text())["settings"]
     assert (settings["start_delta"]["updates"], settings["options"]["reset_every"]) == (2, 4)
     assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3

@@ -122,7 +122,7 @@ def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkey
 
     def run(**more: Any) -> None:
         with Interrupts() as interrupts:
-            options, methods = EvalOptions(batch_size=5, **more), {"rem": REMConfig()}
+            options = EvalOptions(batch_size=5, **more)
             evaluate(
                 tiny_vit(),
                 dataset,
