@@ -15,6 +15,7 @@ from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.eval import evaluate
+from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
@@ -35,7 +36,7 @@ for name, command in (
     ("methods", methods),
     ("bench", bench),
 ):
-    app.command(name)(command)
+    app.command(name)(flat(command))
 
 
 @app.callback()
