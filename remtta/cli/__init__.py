@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -20,22 +21,24 @@ from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "adapt": adapt,
+    "eval": evaluate,
+    "apply": apply,
+    "inspect": inspect,
+    "corrupt": corrupt,
+    "demo": demo,
+    "methods": methods,
+    "bench": bench,
+}
+
 app = typer.Typer(
     name="remtta",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for name, command in (
-    ("adapt", adapt),
-    ("eval", evaluate),
-    ("apply", apply),
-    ("inspect", inspect),
-    ("corrupt", corrupt),
-    ("demo", demo),
-    ("methods", methods),
-    ("bench", bench),
-):
+for name, command in COMMANDS.items():
     app.command(name)(flat(command))
 
 

@@ -63,7 +63,7 @@ def bench(
       remtta bench --model vit_base_patch16_224 --batch-size 8
     """
     with running.command():
-        options = _bench_options(subject, architecture, rounds, running)
+        options = bench_options(subject, architecture, rounds, running)
 
         from remtta.bench.measure import as_json, run_bench
         from remtta.models.devices import select_device
@@ -80,9 +80,14 @@ def bench(
             typer.echo(_table(measured))
 
 
-def _bench_options(
+def bench_options(
     subject: SubjectOptions, architecture: ModelOptions, rounds: RoundOptions, running: RunningOptions
 ) -> BenchOptions:
+    """What to measure.
+
+    Raises:
+        UsageError: If there is no such subject, or --model-kwargs are no pairs.
+    """
     given = architecture.given()
 
     from remtta.bench.measure import SUBJECTS, BenchOptions
