@@ -19,7 +19,7 @@ from torch import nn
 
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.vit import unwrap
-from remtta.cli.options import parse_mask_ratios, parse_pairs, parse_size, read_labels
+from remtta.cli.parsing import parse_mask_ratios, parse_pairs, parse_size, read_labels
 from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError

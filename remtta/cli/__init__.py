@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -15,9 +16,21 @@ from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.eval import evaluate
+from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "adapt": adapt,
+    "eval": evaluate,
+    "apply": apply,
+    "inspect": inspect,
+    "corrupt": corrupt,
+    "demo": demo,
+    "methods": methods,
+    "bench": bench,
+}
 
 app = typer.Typer(
     name="remtta",
@@ -25,17 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for name, command in (
-    ("adapt", adapt),
-    ("eval", evaluate),
-    ("apply", apply),
-    ("inspect", inspect),
-    ("corrupt", corrupt),
-    ("demo", demo),
-    ("methods", methods),
-    ("bench", bench),
-):
-    app.command(name)(command)
+for name, command in COMMANDS.items():
+    app.command(name)(flat(command))
 
 
 @app.callback()

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli import options as opt
+from remtta.cli.groups import Only
 from remtta.cli.loading import model_arguments
-from remtta.cli.reporting import command
+from remtta.cli.options.model import ModelOptions
+from remtta.cli.options.running import RunningOptions
 from remtta.errors import UsageError
+
+if TYPE_CHECKING:
+    from remtta.deltas.delta import Delta
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The file to write."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors checkpoint to write.")]
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
+
+    def check(self) -> None:
+        """Refuse a file of another kind, and one that is there."""
+        if self.output.suffix != ".safetensors":
+            raise UsageError(f"--output {self.output} must end in .safetensors")
+        if self.output.exists() and not self.overwrite:
+            raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")
 
 
 def apply(
     delta: Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors checkpoint to write.")],
-    model: opt.Model = None,
-    checkpoint: opt.Checkpoint = None,
-    use_ema: opt.UseEma = False,
-    num_classes: opt.NumClasses = None,
-    model_kwargs: opt.ModelKwargs = None,
-    input_size: opt.InputSize = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
-    device: opt.Device = "cpu",
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,
+    target: TargetOptions,
+    model: Annotated[ModelOptions, Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")],
+    running: Annotated[RunningOptions, Only("quiet", "debug", device="cpu")],
 ) -> None:
     """Write the adapted checkpoint: the base weights with DELTA added.
 
@@ -36,36 +49,30 @@ def apply(
 
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
-    kwargs = opt.parse_pairs(model_kwargs)
-    with command(quiet=quiet, debug=debug):
+    with running.command():
+        given = model.given()
+
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.checkpoints import checkpoint_dtypes
         from remtta.models.loading import load_model
 
-        if output.suffix != ".safetensors":
-            raise UsageError(f"--output {output} must end in .safetensors")
-        if output.exists() and not overwrite:
-            raise UsageError(f"{output} exists; choose another --output or add --overwrite")
+        target.check()
         change = load_delta(delta)
-        arguments = model_arguments(
-            {
-                "name": model,
-                "checkpoint": checkpoint,
-                "use_ema": use_ema,
-                "num_classes": num_classes,
-                "model_kwargs": kwargs,
-                "input_size": input_size,
-            },
-            change,
-        )
-        base = load_model(**arguments, device=device)
+        arguments = model_arguments(given, change)
+        base = load_model(**arguments, device=running.device)
         apply_delta(base, change)
         source = arguments.get("checkpoint")
         for needed in (change.path, source):
-            if needed and output.exists() and output.samefile(needed):
-                raise UsageError(f"--output {output} would replace {needed}, which it is made from; choose another")
+            if needed and target.output.exists() and target.output.samefile(needed):
+                raise UsageError(
+                    f"--output {target.output} would replace {needed}, which it is made from; choose another"
+                )
         dtypes = checkpoint_dtypes(base, Path(source), use_ema=bool(arguments.get("use_ema"))) if source else None
-        widened = save_weights(output, base, dtypes)
-        if not quiet:
-            note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
-            typer.echo(f"{output}: {change.model} with {len(change.tensors)} adapted tensors{note}", err=True)
+        widened = save_weights(target.output, base, dtypes)
+        if not running.quiet:
+            typer.echo(f"{target.output}: {_report(change, widened)}", err=True)
+
+
+def _report(change: Delta, widened: Collection[str]) -> str:
+    note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
+    return f"{change.model} with {len(change.tensors)} adapted tensors{note}"

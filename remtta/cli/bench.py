@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli import options as opt
-from remtta.cli.reporting import command
+from remtta.cli.groups import Only
+from remtta.cli.options.model import ModelOptions
+from remtta.cli.options.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError
 
 if TYPE_CHECKING:
-    from remtta.bench.measure import Measurement
+    from remtta.bench.measure import BenchOptions, Measurement
 
 _MIB = 2**20
 
 
-def bench(
-    model: Annotated[str, typer.Option("--model", "-m", help="timm model name.")] = "vit_small_patch16_224",
+@dataclass(frozen=True)
+class SubjectOptions:
+    """The model to measure, whose weights may be random."""
+
+    model: Annotated[str, typer.Option("--model", "-m", help="timm model name.")] = "vit_small_patch16_224"
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights: .safetensors, .pth/.pt/.tar, .npz. Default: random ones.")
-    ] = None,
-    use_ema: opt.UseEma = False,
-    num_classes: opt.NumClasses = None,
-    model_kwargs: opt.ModelKwargs = None,
-    input_size: opt.InputSize = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 16,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
+    ] = None
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """What is measured, and how often."""
+
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 16
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5
     methods: Annotated[
         str | None, typer.Option(help="Of source, tent, rem, rem-n1, rem-answer, rem-plain. Default: all.")
-    ] = None,
-    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    device: opt.Device = "auto",
-    precision: opt.Precision = opt.Precisions.AUTO,
-    compile_model: opt.Compile = False,
-    threads: opt.Threads = None,
-    seed: opt.Seed = 0,
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,
+    ] = None
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True
+
+
+def bench(
+    subject: SubjectOptions,
+    architecture: Annotated[ModelOptions, Only("use_ema", "num_classes", "model_kwargs", "input_size")],
+    rounds: RoundOptions,
+    printed: PrintOptions,
+    running: Annotated[
+        RunningOptions, Only("device", "precision", "compile_model", "threads", "seed", "quiet", "debug")
+    ],
 ) -> None:
     """Measure what a step costs here, as multiples of a plain fp32 forward pass.
 
@@ -53,38 +62,53 @@ def bench(
 
       remtta bench --model vit_base_patch16_224 --batch-size 8
     """
-    kwargs = opt.parse_pairs(model_kwargs)
-    with command(quiet=quiet, debug=debug):
-        from remtta.bench import measure as benchmark
+    with running.command():
+        options = bench_options(subject, architecture, rounds, running)
+
+        from remtta.bench.measure import as_json, run_bench
         from remtta.models.devices import select_device
         from remtta.runs.environment import environment
 
-        chosen = benchmark.SUBJECTS if methods is None else tuple(methods.split(","))
-        options = benchmark.BenchOptions(
-            model=model,
-            model_kwargs=tuple(kwargs.items()),
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            use_ema=use_ema,
-            num_classes=num_classes,
-            input_size=input_size,
-            compile=compile_model,
-            seed=seed,
-            batch_size=batch_size,
-            repeats=repeats,
-            precision="bf16" if precision == opt.Precisions.BF16 else "fp32",
-            device=device,
-            threads=threads,
-            memory=memory,
-            subjects=chosen,
-        )
         try:
-            measured = benchmark.run_bench(options)
+            measured = run_bench(options)
         except TypeError as error:
-            raise UsageError(f"{model} does not take these model arguments: {error}") from error
-        if as_json:
-            typer.echo(json.dumps(benchmark.as_json(options, measured, environment(select_device(device))), indent=2))
+            raise UsageError(f"{subject.model} does not take these model arguments: {error}") from error
+        if printed.as_json:
+            record = as_json(options, measured, environment(select_device(running.device)))
+            typer.echo(json.dumps(record, indent=2))
         else:
             typer.echo(_table(measured))
+
+
+def bench_options(
+    subject: SubjectOptions, architecture: ModelOptions, rounds: RoundOptions, running: RunningOptions
+) -> BenchOptions:
+    """What to measure.
+
+    Raises:
+        UsageError: If there is no such subject, or --model-kwargs are no pairs.
+    """
+    given = architecture.given()
+
+    from remtta.bench.measure import SUBJECTS, BenchOptions
+
+    return BenchOptions(
+        model=subject.model,
+        model_kwargs=tuple(given["model_kwargs"].items()),
+        checkpoint=None if subject.checkpoint is None else str(subject.checkpoint),
+        use_ema=architecture.use_ema,
+        num_classes=architecture.num_classes,
+        input_size=architecture.input_size,
+        compile=running.compile_model,
+        seed=running.seed,
+        batch_size=rounds.batch_size,
+        repeats=rounds.repeats,
+        precision="bf16" if running.precision == "bf16" else "fp32",
+        device=running.device,
+        threads=running.threads,
+        memory=rounds.memory,
+        subjects=SUBJECTS if rounds.methods is None else tuple(rounds.methods.split(",")),
+    )
 
 
 def _table(measured: list[Measurement]) -> str:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from remtta.cli import options as opt
-from remtta.cli.reporting import command
+from remtta.cli.groups import Only
+from remtta.cli.options.running import RunningOptions
 from remtta.runs.folder import default_folder
 
 
-def demo(
+@dataclass(frozen=True)
+class DriveOptions:
+    """The drive, and where it is written."""
+
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for everything. Default: runs/<UTC time>.")
-    ] = None,
-    frames: Annotated[
-        int | None, typer.Option(min=20, help="Frames per condition. Default: enough for a table.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Which drive to draw.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in the folder.")] = False,
-    threads: opt.Threads = None,
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,
-) -> None:
+    ] = None
+    frames: Annotated[int | None, typer.Option(min=20, help="Frames per condition. Default: enough for a table.")] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(min=0, help="Which drive to draw.")] = 0
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in the folder.")] = False
+
+
+def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads", "quiet", "debug")]) -> None:
     """Adapt an embedded classifier of road signs on a drive into bad weather; nothing is downloaded.
 
     Runs the source model, then REM, over the same labelled frames. Prints the
@@ -34,20 +37,17 @@ def demo(
 
       remtta demo --output demo
     """
-    with command(quiet=quiet, debug=debug) as interrupts:
-        import torch
-
+    with running.command() as interrupts:
         from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
 
-        if threads:
-            torch.set_num_threads(threads)
+        running.set_threads()
         result = run_demo(
-            output or default_folder(),
-            frames_per_condition=frames or FRAMES_PER_CONDITION,
-            seed=seed,
-            overwrite=overwrite,
+            drive.output or default_folder(),
+            frames_per_condition=drive.frames or FRAMES_PER_CONDITION,
+            seed=drive.seed,
+            overwrite=drive.overwrite,
             interrupts=interrupts,
         )
         typer.echo(result.table())
-        if not quiet:
+        if not running.quiet:
             typer.echo(f"picture: {result.picture}\ndelta:   {result.delta}", err=True)

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from remtta.cli import options as opt
-from remtta.cli.reporting import command, printable
+from remtta.cli.groups import Only
+from remtta.cli.options.running import PrintOptions, RunningOptions
+from remtta.cli.reporting import printable
 from remtta.errors import UsageError
 
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A delta file or a run folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    debug: opt.Debug = False,
+    printed: PrintOptions,
+    running: Annotated[RunningOptions, Only("debug")],
 ) -> None:
     """Show what a delta or a run folder holds: which layers moved and by how much, what was predicted.
 
@@ -26,13 +27,13 @@ def inspect(
 
       remtta inspect run1/delta.safetensors --json | jq .layers
     """
-    with command(debug=debug):
+    with running.command():
         from remtta.runs.inspection import describe_delta, describe_run
 
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
         content = describe_run(path) if path.is_dir() else {"delta": describe_delta(path)}
-        typer.echo(json.dumps(content, indent=2) if as_json else "\n".join(_lines(content)))
+        typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(_lines(content)))
 
 
 def _lines(content: dict[str, Any]) -> list[str]:

@@ -1,13 +1,15 @@
-"""Which model the options and a delta together name."""
+"""Which model the options and a delta together name, and that model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remtta.cli.options import DEFAULT_MODEL
+from remtta.cli.options.model import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from remtta.deltas.delta import Delta
 
 
@@ -27,3 +29,19 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
     if delta is not None:
         return base_arguments(delta, given)
     return {"name": DEFAULT_MODEL, **arguments_given(given)}
+
+
+def load_classifier(
+    arguments: Mapping[str, Any], labels: Sequence[str] | None, device: str, *, adapts: bool
+) -> nn.Module:
+    """The model, refused before its weights are loaded or downloaded if it `adapts` and cannot.
+
+    Raises:
+        RemttaError: If it cannot be adapted or loaded.
+    """
+    from remtta.backbones.registry import check_adaptable
+    from remtta.models.loading import load_model
+
+    if adapts:
+        check_adaptable(arguments["name"], arguments.get("model_kwargs"))
+    return load_model(**arguments, labels=labels, device=device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones import vit as engine
-from remtta.cli.options import parse_pairs
+from remtta.cli.parsing import parse_pairs
 from remtta.errors import UsageError
 from remtta.methods.hog import hog_size
 from remtta.methods.method import Method

@@ -280,7 +280,7 @@ def test_the_commands_ask_before_any_work(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("remtta.cli.adapt"), "_METHODS", ["anchored"])
+    monkeypatch.setattr(importlib.import_module("remtta.cli.options.method"), "_METHODS", ["anchored"])
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint]
     run: list[str | Path] = ["adapt", frames, *model, "--method", "anchored", "--output", tmp_path / "run"]
     assert remtta_here(*run) == 2

@@ -1,0 +1,191 @@
+"""What `remtta adapt` reads, what it leaves, and what it keeps to on the way."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import typer
+
+from remtta.cli.options.method import MethodOptions
+from remtta.cli.parsing import parse_size
+from remtta.cli.reporting import refused_values
+from remtta.errors import UsageError
+from remtta.options import GuardOptions, RunOptions
+from remtta.runs.folder import check_folder, check_writable, default_folder
+from remtta.runs.health import check_health_path
+
+if TYPE_CHECKING:
+    from remtta.streams.sources import Stream
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="Image, folder, quoted glob, video, camera index, rtsp:// or http(s):// URL, or - (paths on stdin)."
+    ),
+]
+
+_option = partial(typer.Option, rich_help_panel="Stream and output")
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Which frames of a source, and in what order."""
+
+    sort: Annotated[Literal["name", "mtime", "none"], _option(help="Order of a folder's or glob's files.")] = "name"
+    frame_stride: Annotated[int, _option(min=1, help="Take every K-th frame.")] = 1
+    limit: Annotated[int | None, _option(min=1, help="Stop after this many frames.")] = None
+    null: Annotated[bool, _option("-0", "--null", help="Paths on stdin end in NUL.")] = False
+    reconnect_for: Annotated[
+        float | None,
+        _option(
+            min=0,
+            metavar="SECONDS",
+            help="Try so long to get a lost camera or network stream back; 0: end there. Default: 60. Given, or with "
+            "--resume, also at the start.",
+        ),
+    ] = None
+    buffer: Annotated[
+        Literal["latest", "all"] | None,
+        _option(help="Frames of a live source that count when the model is slower. Default: latest."),
+    ] = None
+
+    def open(self, source: str, *, resume: bool) -> Stream:
+        """The stream of a source's frames."""
+        from remtta.streams.sources import open_stream
+
+        return open_stream(
+            source,
+            sort=self.sort,
+            frame_stride=self.frame_stride,
+            limit=self.limit,
+            null_separated=self.null,
+            reconnect_for=self.reconnect_for,
+            buffer=self.buffer,
+            wait_at_start=self.reconnect_for is not None or resume,
+        )
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """The run folder, what is in it, and what guards it against harm."""
+
+    output: Annotated[Path | None, _option("--output", "-o", help="Run folder. Default: runs/<UTC time>.")] = None
+    overwrite: Annotated[bool, _option("--overwrite", help="Replace an earlier run in the folder.")] = False
+    resume: Annotated[
+        bool, _option("--resume", help="Go on with the run in --output, if there is one, as if it had not stopped.")
+    ] = False
+    guard: Annotated[
+        Literal["off", "warn", "rollback", "stop"],
+        _option(
+            help="What to do when adaptation does harm: tell, go back to the source weights, or the same and end the "
+            "run when the retries are used up; off for the paper's REM.",
+        ),
+    ] = GuardOptions.action
+    guard_retries: Annotated[int, _option(min=0, help="Rollbacks; the alarm after them ends adaptation.")] = (
+        GuardOptions.retries
+    )
+    predictions: Annotated[
+        str | None, _option(metavar="-", help="- also writes the JSON Lines to standard output.")
+    ] = None
+    topk: Annotated[int, _option(help="Classes listed per frame.")] = RunOptions.topk
+    logits: Annotated[bool, _option("--logits", help="Write all logits.")] = RunOptions.logits
+    save_every: Annotated[int, _option(help="Updates between saves of the delta.")] = RunOptions.save_every
+    save_full: Annotated[bool, _option("--save-full", help="Save a delta also where every weight changes.")] = (
+        RunOptions.save_full
+    )
+
+    def check_predictions(self) -> None:
+        """Refuse predictions to anything but standard output."""
+        if self.predictions not in (None, "-"):
+            raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+
+    def check_resume(self) -> None:
+        """Refuse to go on with a run in no folder."""
+        if self.resume and self.output is None:
+            raise UsageError("--resume goes on with the run in a folder; name it with --output")
+
+    def echo(self) -> BinaryIO | None:
+        """Where predictions go beside the file.
+
+        Raises:
+            UsageError: If standard output is closed.
+        """
+        if self.predictions is None:
+            return None
+        if sys.stdout is None:
+            raise UsageError("--predictions - needs standard output, which is closed")
+        return sys.stdout.buffer
+
+    def folder(self, health: Path | None) -> Path:
+        """The run folder, if the run may write there.
+
+        Args:
+            health: The health file, which must not be one of the folder's own.
+
+        Raises:
+            UsageError: If it may not.
+        """
+        folder = self.output or default_folder()
+        if health is not None:
+            check_health_path(health, folder)
+        if self.resume:
+            check_writable(folder)
+        else:
+            check_folder(folder, overwrite=self.overwrite)
+        return folder
+
+    def guard_options(self) -> GuardOptions | None:
+        """What --guard and --guard-retries ask for."""
+        return None if self.guard == "off" else GuardOptions(action=self.guard, retries=self.guard_retries)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What a long run keeps to: time per frame, memory, a sign of life, and what it does at a bad frame."""
+
+    max_ms: Annotated[float | None, _option(help="Mean time per frame in ms: updates are left out to keep it.")] = None
+    realtime: Annotated[
+        bool, _option("--realtime", help="Leave out updates while a video or live source runs ahead.")
+    ] = RunOptions.realtime
+    latency: Annotated[
+        bool, _option("--latency", help="Hand out predictions before the update on their batch begins.")
+    ] = RunOptions.latency
+    max_memory: Annotated[
+        str | None,
+        _option(metavar="SIZE", help="Memory to keep within, such as 2G: so many images at a time as fit."),
+    ] = None
+    health: Annotated[
+        Path | None,
+        _option(metavar="FILE", help="JSON file, replaced every few seconds with time, state, frames and updates."),
+    ] = None
+    on_error: Annotated[Literal["skip", "stop"], _option(help="At a frame that cannot be read.")] = RunOptions.on_error
+
+
+@refused_values()
+def run_options(method: MethodOptions, output: OutputOptions, service: ServiceOptions, *, seed: int) -> RunOptions:
+    """How the stream is run.
+
+    Raises:
+        UsageError: If a value is out of range, or two exclude each other.
+    """
+    return RunOptions(
+        batch_size=method.shared.batch_size,
+        topk=output.topk,
+        logits=output.logits,
+        save_every=output.save_every,
+        save_full=output.save_full,
+        reset_every=method.reset_every,
+        on_error=service.on_error,
+        overwrite=output.overwrite,
+        resume=output.resume,
+        seed=seed,
+        max_ms=service.max_ms,
+        realtime=service.realtime,
+        latency=service.latency,
+        max_memory=None if service.max_memory is None else parse_size(service.max_memory),
+        guard=output.guard_options(),
+    )
