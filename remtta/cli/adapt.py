@@ -270,8 +270,7 @@ def adapt(
 
         import torch
 
-        from remtta.backbones.registry import check_adaptable
-        from remtta.backbones.vit import compile_blocks
+        from remtta.backbones.registry import check_adaptable, compile_blocks
         from remtta.deltas.delta import load_delta
         from remtta.methods.source_data import check_source_data
         from remtta.models.loading import load_model

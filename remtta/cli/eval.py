@@ -202,8 +202,7 @@ def evaluate(
 
         import torch
 
-        from remtta.backbones.registry import check_adaptable
-        from remtta.backbones.vit import compile_blocks
+        from remtta.backbones.registry import check_adaptable, compile_blocks
         from remtta.deltas.delta import load_delta
         from remtta.evaluation import TABLE, choose_preprocessing, evaluate, open_dataset
         from remtta.evaluation.classes import read_class_map
