@@ -20,7 +20,7 @@ _log = logging.getLogger("remtta")
 FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
 }
-"""What makes a backbone of a model of each class; the first class that fits counts."""
+"""What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
 
 
 def backbone_of(model: nn.Module) -> Backbone:
