@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.vit import unwrap
+from remtta.backbones.registry import backbone_of
 from remtta.cli.parsing import parse_mask_ratios, parse_pairs, parse_size, read_labels
 from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
@@ -72,7 +72,7 @@ def test_mask_ratios_come_back_as_written(ratios: list[float]) -> None:
 @given(TEXTS)
 def test_block_numbers(text: str) -> None:
     with read_or_refused():
-        assert adapted_norms(unwrap(tiny_vit()), text)
+        assert adapted_norms(backbone_of(tiny_vit()), text)
 
 
 @given(st.lists(TEXTS | st.builds("{}={}".format, st.sampled_from(["lr", "a", "if"]), TEXTS), max_size=3))
@@ -165,7 +165,7 @@ def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
 
 
 def a_delta(vit: nn.Module) -> Delta:
-    tensors = {name: torch.ones_like(parameter) for name, parameter in adapted_norms(unwrap(vit), "0").items()}
+    tensors = {name: torch.ones_like(parameter) for name, parameter in adapted_norms(backbone_of(vit), "0").items()}
     return Delta(tensors=tensors, model="vit", base_sha256="0" * 64, method="rem")
 
 

@@ -6,9 +6,9 @@ import math
 import re
 
 from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from remtta.backbones.base import Backbone
 from remtta.errors import ModelError, UsageError
 
 _NORMS = (
@@ -23,27 +23,28 @@ _NORMS = (
 )
 
 
-def adapted_norms(vit: VisionTransformer, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
+def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
     """Choose the norm parameters that adapt.
 
     Args:
-        vit: The classifier.
+        backbone: The classifier.
         adapt_layers: None for the first three quarters of the blocks, "all"
             for every norm of the model, or block numbers ("0-8", "0,2,4-6").
 
     Returns:
-        Parameter name (as in `vit.named_parameters()`) to parameter, in model order.
+        Parameter name (as in `backbone.module.named_parameters()`) to parameter, in model order.
 
     Raises:
         ModelError: If nothing is left to adapt.
         UsageError: If the choice cannot be read, or names a block that does not exist.
     """
-    depth = len(vit.blocks)
+    blocks = backbone.blocks
+    depth = len(blocks)
     if adapt_layers == "all":
-        roots: list[nn.Module] = [vit]
+        roots = [backbone.module]
     else:
         chosen = _block_numbers(adapt_layers, depth) if adapt_layers is not None else range(math.floor(0.75 * depth))
-        roots = [vit.blocks[number] for number in chosen]
+        roots = [blocks[number] for number in chosen]
         if not roots:
             raise ModelError(
                 f"nothing to adapt: the first three quarters of {depth} block(s) hold no whole block; "
@@ -56,7 +57,7 @@ def adapted_norms(vit: VisionTransformer, adapt_layers: str | None = None) -> di
         if isinstance(module, _NORMS)
         for parameter in module.parameters(recurse=False)
     }
-    selected = {name: parameter for name, parameter in vit.named_parameters() if id(parameter) in wanted}
+    selected = {name: parameter for name, parameter in backbone.module.named_parameters() if id(parameter) in wanted}
     if not selected:
         raise ModelError("nothing to adapt: the chosen blocks have no normalisation weights")
     return selected

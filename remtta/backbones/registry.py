@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
-from remtta.backbones.vit import unwrap
+from remtta.backbones.base import Backbone, TokenBackbone
+from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 
 _log = logging.getLogger("remtta")
+
+FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
+    VisionTransformer: ViT,
+}
+"""What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
+
+
+def backbone_of(model: nn.Module) -> Backbone:
+    """The backbone that a model is, itself or inside DataParallel-like and compiled wrappers.
+
+    Raises:
+        ModelError: If there is none, or if it cannot be adapted, with the reason.
+    """
+    inner = model
+    while True:
+        for kind, backbone in FAMILIES.items():
+            if isinstance(inner, kind):
+                return backbone(inner)
+        wrapped = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
+        if not isinstance(wrapped, nn.Module):
+            raise ModelError(
+                f"REM adapts timm VisionTransformer models, and {type(inner).__name__} is none; "
+                "choose a ViT, DeiT or CLIP-style classifier such as vit_base_patch16_224"
+            )
+        inner = wrapped
+
+
+def with_tokens(backbone: Backbone, method: str) -> TokenBackbone:
+    """The same backbone, for a method that reaches in between its blocks.
+
+    Raises:
+        ModelError: If there are no tokens between them.
+    """
+    if not isinstance(backbone, TokenBackbone):
+        raise ModelError(
+            f"{method} reaches in between a transformer's blocks, and {type(backbone.module).__name__} has no tokens "
+            "there; choose another method, or a ViT such as vit_base_patch16_224"
+        )
+    return backbone
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the blocks with torch.compile, in place; parameter names stay as they are."""
+    for block in backbone_of(model).blocks:
+        block.compile(dynamic=True)  # the views differ in their number of tokens
 
 
 def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -35,6 +83,6 @@ def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) ->
         _log.debug("%s cannot be checked beforehand: %s", name, error)
         return
     try:
-        unwrap(model)
+        backbone_of(model)
     except ModelError as error:
         raise ModelError(f"{name} cannot be adapted: {error}") from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import Counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from remtta.backbones.vit import unwrap
+from remtta.backbones.registry import backbone_of
 from remtta.bench.memory import resident_bytes
 from remtta.errors import UsageError
 from remtta.methods.gradient import GradientMethod
@@ -99,10 +98,8 @@ class _Held:
 
 
 def _passing_bytes(method: GradientMethod) -> int:
-    """About what a forward pass of one image holds beside its graph: a block's widest tensors."""
-    vit: Any = unwrap(method.model)
-    tokens = vit.num_prefix_tokens + vit.patch_embed.num_patches
-    return int(_FLOAT_BYTES * tokens * 14 * vit.embed_dim)
+    """About what a forward pass of one image holds beside its graph."""
+    return _FLOAT_BYTES * backbone_of(method.model).num_passing
 
 
 def _used_bytes(device: torch.device) -> int:

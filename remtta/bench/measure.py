@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import os
 import statistics
@@ -15,20 +14,18 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils import flop_counter
 
-from remtta.backbones.vit import compile_blocks, gather_patches, unwrap
+from remtta.backbones.registry import backbone_of, compile_blocks
 from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
+from remtta.bench.plain_rem import PlainREM
+from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import UsageError
-from remtta.methods.losses import rem_loss
-from remtta.methods.masking import keep_indices
 from remtta.methods.registry import build_method
-from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig, method_config
 from remtta.models.devices import select_device
 from remtta.models.loading import load_model
 from remtta.models.precision import ForwardContext
+from remtta.models.preprocessing import preprocessing_of
 
 FORWARD = "forward"
 SOURCE = "source"
@@ -112,8 +109,8 @@ class Measurement:
         peak_bytes: Most memory of two steps over that of the loaded model, if measured.
         violating_share: REM: recent share of images that violate the order of entropies.
         gflop: Billions of operations of the step's matrix products, additions and multiplications apart.
-        matmul_share: Time that these products would take at the speed of `F.linear`'s first large one in the
-            first block's MLP, at the step's precision, alone, over the time of the step.
+        matmul_share: Time that these products would take at the speed of `BareProduct`, at the step's precision,
+            over the time of the step.
     """
 
     subject: str
@@ -144,12 +141,7 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
     device = select_device(options.device)
     for subject in prepared.values():
         subject.step()  # warms up, and lets REM learn how many images violate the order
-    # A bare product as PyTorch runs it, for what is plain timm, and as the methods run theirs.
-    own = ForwardContext(prepared[FORWARD].model, options.precision)
-    products: dict[bool, contextlib.AbstractContextManager[Any]] = {False: contextlib.nullcontext(), True: own(device)}
-    bare = {
-        ours: _BareProduct(prepared[FORWARD].model, options.batch_size, context) for ours, context in products.items()
-    }
+    bare = _bare_products(prepared[FORWARD].model, options, device)
     times: dict[str, list[float]] = {name: [] for name in names}
     product_times: dict[bool, list[float]] = {ours: [] for ours in bare}
     for product in bare.values():
@@ -193,7 +185,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     model = _model(options).eval().to(device)
     if options.compile and subject not in (FORWARD, PLAIN_REM):
         compile_blocks(model)
-    height, width = model.patch_embed.img_size
+    height, width = preprocessing_of(model).input_size
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
         return Prepared(lambda: _forward(model, images), model)
@@ -229,41 +221,14 @@ def _model(options: BenchOptions) -> Any:
     return timm.create_model(options.model, pretrained=False, **kwargs)
 
 
-class _BareProduct:
-    """The first matrix product of the first block's MLP, over the tokens of a batch, and nothing else."""
-
-    def __init__(self, model: Any, batch_size: int, context: contextlib.AbstractContextManager[Any]) -> None:
-        vit = unwrap(model)
-        num_tokens = batch_size * (vit.num_prefix_tokens + vit.patch_embed.num_patches)
-        self._weight = vit.blocks[0].mlp.fc1.weight.detach()
-        self._tokens = torch.randn(num_tokens, self._weight.shape[1], device=self._weight.device)
-        self._context = context
-        self.flop = 2.0 * num_tokens * self._weight.numel()
-
-    @torch.no_grad()
-    def __call__(self) -> Tensor:
-        with self._context:
-            return F.linear(self._tokens, self._weight)
-
-
-def count_flop(step: Step) -> float:
-    """Additions and multiplications of all matrix products of a step, forward and backward."""
-    onednn, aten = torch.ops.mkldnn._linear_pointwise, torch.ops.aten
-    counter = flop_counter.FlopCounterMode(
-        display=False,
-        custom_mapping={  # what PyTorch's counter does not know
-            onednn: lambda x, weight, *_, **__: 2 * math.prod(x) * weight[0],
-            aten._scaled_dot_product_flash_attention_for_cpu: (
-                lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v)
-            ),
-            aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-                lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v)
-            ),
-        },
-    )
-    with counter:
-        step()
-    return float(counter.get_total_flops())
+def _bare_products(model: nn.Module, options: BenchOptions, device: torch.device) -> dict[bool, BareProduct]:
+    """One as PyTorch runs it, for what is plain timm (False), and one as the methods run theirs (True)."""
+    backbone, own = backbone_of(model), ForwardContext(model, options.precision)
+    plain: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    return {
+        ours: BareProduct(backbone, options.batch_size, context)
+        for ours, context in {False: plain, True: own(device)}.items()
+    }
 
 
 @torch.no_grad()
@@ -303,52 +268,6 @@ def measure_peak(subject: str, options: BenchOptions) -> int:
     for _ in range(MEMORY_STEPS):
         step()
     return max(0, peak_bytes(device) - before)
-
-
-class PlainREM:
-    """REM as the reference code runs it, for comparison only.
-
-    Every weight requires a gradient, every attention map is written out, and
-    each view is a full forward pass of its own.
-
-    Args:
-        model: A timm VisionTransformer.
-        config: REM's settings.
-    """
-
-    def __init__(self, model: nn.Module, config: REMConfig) -> None:
-        self._rem = REM(model, config)  # chooses the norms
-        self._vit = unwrap(model)
-        self._config = config
-        norms = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        model.requires_grad_(True)
-        self._optimizer = torch.optim.Adam(norms, lr=config.lr)
-        for block in self._vit.blocks:
-            block.attn.fused_attn = False
-        self._map: Tensor | None = None
-        self._vit.blocks[-1].attn.attn_drop.register_forward_hook(self._keep_map)
-
-    def step(self, images: Tensor) -> Tensor:
-        """Predict and adapt; returns the logits (B, C)."""
-        logits = [self._view(images, None)]
-        assert self._map is not None
-        cls_attn = self._map[:, :, 0, self._vit.num_prefix_tokens :].mean(1).detach()
-        logits += [self._view(images, keep_indices(cls_attn, ratio)) for ratio in self._config.mask_ratios[1:]]
-        self._optimizer.zero_grad()
-        rem_loss(torch.stack(logits), self._config.ranking_weight).backward()
-        self._optimizer.step()
-        return logits[0].detach()
-
-    def _view(self, images: Tensor, kept: Tensor | None) -> Tensor:
-        vit = self._vit
-        tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
-        if kept is not None:
-            tokens = gather_patches(tokens, kept, vit.num_prefix_tokens)
-        logits: Tensor = vit.forward_head(vit.norm(vit.blocks(tokens)))
-        return logits
-
-    def _keep_map(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._map = output
 
 
 def as_json(options: BenchOptions, measured: Sequence[Measurement], environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from remtta.deltas.delta import load_delta
 from remtta.demo.conditions import CONDITIONS
 from remtta.files import write_atomically
 from remtta.methods.losses import entropy
+from remtta.methods.masking import paint_over
 from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig
-from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS
+from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 
@@ -141,7 +142,9 @@ def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top:
         for column, frame in enumerate(frames):
             x = round(_LEFT + column * step + (step - _CELL) / 2)
             chosen = kept[row]
-            sheet.paste(_masked(pixels[column].numpy(), None if chosen is None else chosen[column]), x, y, _CELL)
+            positions = None if chosen is None else chosen[column]
+            shown = Image.fromarray(paint_over(pixels[column].numpy(), positions, rem.patch_size))
+            sheet.paste(shown, x, y, _CELL)
             logits = views[row, column]
             guess, nats = int(logits.argmax()), float(entropy(logits))
             colour = (20, 120, 60) if guess == frame.label else (190, 40, 40)
@@ -154,16 +157,3 @@ def _example(result: DemoResult, condition: str) -> DrivenFrame:
     outcomes = zip(result.frames, result.wrong["rem"], strict=True)
     frames = [(missed, frame) for frame, missed in outcomes if frame.condition == condition]
     return next((frame for missed, frame in reversed(frames) if not missed), frames[-1][1])
-
-
-def _masked(pixels: np.ndarray, kept: torch.Tensor | None) -> Image.Image:
-    """The image with the dropped patches painted over."""
-    if kept is None:
-        return Image.fromarray(pixels)
-    masked = pixels.copy()
-    patch = MODEL_KWARGS["patch_size"]
-    columns = pixels.shape[1] // patch
-    for position in set(range(columns * columns)) - set(kept.tolist()):
-        row, column = divmod(position, columns)
-        masked[row * patch : (row + 1) * patch, column * patch : (column + 1) * patch] = (225, 225, 225)
-    return Image.fromarray(masked)

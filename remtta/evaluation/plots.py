@@ -22,6 +22,7 @@ from remtta.evaluation.metrics import Tally, calibration_bins
 from remtta.evaluation.results import PLOTS, Tallies, delta_path, tally_rows
 from remtta.files import write_atomically
 from remtta.methods.losses import entropy
+from remtta.methods.masking import paint_over
 from remtta.methods.rem import REM
 from remtta.models.classes import restricted_classes
 from remtta.models.labels import labels_of
@@ -39,7 +40,6 @@ OVERLAYS = 4  # domains shown with their masks
 MASKED = 4  # methods shown with their masks
 _PANELS = 4  # reliability diagrams beside one another
 _RIGHT, _WRONG = "#14783c", "#be2828"
-_HIDDEN = 225  # grey of a masked patch
 _COLOURS = {
     "source": "#969696",
     "tent": "#d98c1f",
@@ -282,19 +282,12 @@ def _masks(
         for place, ratio in enumerate(ratios):
             for line in range(len(domains)):
                 axes = panels[line][column * len(ratios) + place]
-                positions = kept[place]
-                shown = _masked(
-                    pixels[line].permute(1, 2, 0).numpy(), None if positions is None else positions[line], rem
-                )
-                axes.imshow(shown)
+                chosen = kept[place]
+                positions = None if chosen is None else chosen[line]
+                axes.imshow(paint_over(pixels[line].permute(1, 2, 0).numpy(), positions, rem.patch_size))
                 logits = views[place, line]
-                guess, nats = int(logits.argmax()), float(entropy(logits))
-                number = guess if numbers is None else numbers[guess]
-                colour = _RIGHT if number == truth[line] else _WRONG
-                label = names[guess].split(",")[0] if names else f"class {number}"
-                axes.set_xlabel(f"{label[:16]}\n{abs(nats):.2f}", fontsize=7, color=colour)
-                axes.set_xticks([])
-                axes.set_yticks([])
+                number = int(logits.argmax()) if numbers is None else numbers[int(logits.argmax())]
+                _note_prediction(axes, logits, names, number, right=number == truth[line])
                 if line == 0:
                     axes.set_title(f"{name}, {ratio:.0%}", fontsize=8)
     for line, domain in enumerate(domains):
@@ -303,22 +296,18 @@ def _masks(
     return figure
 
 
+def _note_prediction(axes: Axes, logits: torch.Tensor, names: Sequence[str] | None, number: int, right: bool) -> None:
+    """Name and entropy of a prediction (C,), whose class has this number, below its image."""
+    label = names[int(logits.argmax())].split(",")[0] if names else f"class {number}"
+    nats = abs(float(entropy(logits)))
+    axes.set_xlabel(f"{label[:16]}\n{nats:.2f}", fontsize=7, color=_RIGHT if right else _WRONG)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
 def _first_readable(domain: Domain) -> tuple[Image.Image, int]:
     """An image and its class; an evaluation that has ended has read one of every domain."""
     for place, label in enumerate(domain.labels):
         with contextlib.suppress(FrameError):
             return domain.load(place), int(label)
     raise StreamError(f"{domain.title}: none of {len(domain.labels)} image(s) could be read")
-
-
-def _masked(pixels: np.ndarray, kept: torch.Tensor | None, rem: REM) -> Image.Image:
-    if kept is None:
-        return Image.fromarray(pixels)
-    masked = pixels.copy()
-    height, width = rem.patch_size
-    columns = pixels.shape[1] // width
-    rows = pixels.shape[0] // height
-    for position in set(range(rows * columns)) - set(kept.tolist()):
-        row, column = divmod(position, columns)
-        masked[row * height : (row + 1) * height, column * width : (column + 1) * width] = _HIDDEN
-    return Image.fromarray(masked)

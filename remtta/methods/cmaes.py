@@ -8,11 +8,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales", "counts")
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """The tutorial's default constants, under its names in words.
+
+    Attributes:
+        weights: Of the best candidates, falling, with sum 1.
+        mass: How many candidates these weights are worth.
+        sigma_rate: Share that a generation has in the path of the step size.
+        damping: Of the step size.
+        path_rate: Share that it has in the path of the covariance.
+        rank_one_rate: Share that this path has in the covariance.
+        rank_mu_rate: Share that the best candidates have in it.
+        expected_norm: Length to expect of a standard normal vector.
+        renew_every: Generations until the covariance has moved enough for new axes to matter.
+    """
+
+    weights: Tensor
+    mass: float
+    sigma_rate: float
+    damping: float
+    path_rate: float
+    rank_one_rate: float
+    rank_mu_rate: float
+    expected_norm: float
+    renew_every: int
+
+
+def _constants(dim: int, population: int) -> _Constants:
+    raw = math.log((population + 1) / 2) - torch.arange(1, population // 2 + 1, dtype=torch.float64).log()
+    weights = raw / raw.sum()
+    mass = float(1 / weights.square().sum())
+    sigma_rate = (mass + 2) / (dim + mass + 5)
+    rank_one_rate = 2 / ((dim + 1.3) ** 2 + mass)
+    rank_mu_rate = min(1 - rank_one_rate, 2 * (mass - 2 + 1 / mass) / ((dim + 2) ** 2 + mass))
+    return _Constants(
+        weights=weights,
+        mass=mass,
+        sigma_rate=sigma_rate,
+        damping=1 + 2 * max(0.0, math.sqrt((mass - 1) / (dim + 1)) - 1) + sigma_rate,
+        path_rate=(4 + mass / dim) / (dim + 4 + 2 * mass / dim),
+        rank_one_rate=rank_one_rate,
+        rank_mu_rate=rank_mu_rate,
+        expected_norm=math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2)),
+        renew_every=max(1, math.floor(1 / (10 * dim * (rank_one_rate + rank_mu_rate)))),
+    )
 
 
 class CMAES:
@@ -27,18 +75,7 @@ class CMAES:
 
     def __init__(self, dim: int, population: int | None = None) -> None:
         self.dim, self.population = dim, population or 4 + math.floor(3 * math.log(dim))
-        parents = self.population // 2
-        raw = math.log((self.population + 1) / 2) - torch.arange(1, parents + 1, dtype=torch.float64).log()
-        self._weights = raw / raw.sum()
-        mass = self._mass = float(1 / self._weights.square().sum())
-        self._c_sigma = (mass + 2) / (dim + mass + 5)
-        self._damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (dim + 1)) - 1) + self._c_sigma
-        self._c_c = (4 + mass / dim) / (dim + 4 + 2 * mass / dim)
-        self._c_1 = 2 / ((dim + 1.3) ** 2 + mass)
-        self._c_mu = min(1 - self._c_1, 2 * (mass - 2 + 1 / mass) / ((dim + 2) ** 2 + mass))
-        self._expected_norm = math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))
-        # The axes are computed anew only when the covariance has moved enough for it to matter.
-        self._renew_every = max(1, math.floor(1 / (10 * dim * (self._c_1 + self._c_mu))))
+        self._constants = _constants(dim, self.population)
         self.reset()
 
     def reset(self) -> None:
@@ -57,25 +94,27 @@ class CMAES:
 
     def tell(self, candidates: Tensor, fitness: Tensor) -> None:
         """Move towards the candidates (population, dim) of least fitness (population,)."""
-        best = fitness.double().argsort(stable=True)[: len(self._weights)]
+        by = self._constants
+        best = fitness.double().argsort(stable=True)[: len(by.weights)]
         steps = (candidates[best] - self.mean) / self.sigma
-        step = self._weights @ steps
+        step = by.weights @ steps
         self.mean = self.mean + self.sigma * step
         generation = int(self.counts[0]) + 1
         whitened = self.axes @ ((self.axes.T @ step) / self.scales)
-        c = self._c_sigma
-        self.path_sigma = (1 - c) * self.path_sigma + math.sqrt(c * (2 - c) * self._mass) * whitened
+        rate = by.sigma_rate
+        self.path_sigma = (1 - rate) * self.path_sigma + math.sqrt(rate * (2 - rate) * by.mass) * whitened
         length = float(self.path_sigma.norm())
-        settled = length / math.sqrt(1 - (1 - c) ** (2 * generation)) < (1.4 + 2 / (self.dim + 1)) * self._expected_norm
-        c = self._c_c
-        self.path_c = (1 - c) * self.path_c + settled * math.sqrt(c * (2 - c) * self._mass) * step
-        kept = 1 - self._c_1 - self._c_mu + (not settled) * self._c_1 * c * (2 - c)
+        settled_length = (1.4 + 2 / (self.dim + 1)) * by.expected_norm
+        settled = length / math.sqrt(1 - (1 - rate) ** (2 * generation)) < settled_length
+        rate = by.path_rate
+        self.path_c = (1 - rate) * self.path_c + settled * math.sqrt(rate * (2 - rate) * by.mass) * step
+        kept = 1 - by.rank_one_rate - by.rank_mu_rate + (not settled) * by.rank_one_rate * rate * (2 - rate)
         rank_one = torch.outer(self.path_c, self.path_c)
-        rank_mu = (self._weights[:, None] * steps).T @ steps
-        self.covariance = kept * self.covariance + self._c_1 * rank_one + self._c_mu * rank_mu
-        self.sigma = self.sigma * math.exp(self._c_sigma / self._damping * (length / self._expected_norm - 1))
+        rank_mu = (by.weights[:, None] * steps).T @ steps
+        self.covariance = kept * self.covariance + by.rank_one_rate * rank_one + by.rank_mu_rate * rank_mu
+        self.sigma = self.sigma * math.exp(by.sigma_rate / by.damping * (length / by.expected_norm - 1))
         self.counts = torch.tensor([generation, int(self.counts[1])])
-        if generation - int(self.counts[1]) >= self._renew_every:
+        if generation - int(self.counts[1]) >= by.renew_every:
             self._renew_axes(generation)
 
     def _renew_axes(self, generation: int) -> None:

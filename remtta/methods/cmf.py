@@ -23,7 +23,7 @@ class CMF(ROID):
     are there copies.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.vit import classify, embed
+from remtta.backbones.registry import with_tokens
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.gradient import GradientMethod
@@ -36,7 +36,7 @@ class ContinualMAE(GradientMethod):
     the source.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code.
 
     Raises:
@@ -49,8 +49,8 @@ class ContinualMAE(GradientMethod):
     def __init__(self, model: nn.Module, config: ContinualMAEConfig | None = None) -> None:
         self.config = config or ContinualMAEConfig()
         super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._vit)
-        patches, ratio = self._vit.patch_embed.num_patches, self.config.mask_ratio
+        self._pixels = PixelSpace(self._backbone.module)
+        patches, ratio = self._backbone.num_patches, self.config.mask_ratio
         if int(ratio * patches) < 1:
             raise UsageError(f"mask ratio {ratio:g} masks none of {patches} patches; choose a larger one")
 
@@ -65,20 +65,20 @@ class ContinualMAE(GradientMethod):
         return self.config.steps
 
     def _chosen(self) -> dict[str, nn.Parameter]:
-        return dict(self._vit.named_parameters())
+        return dict(self._backbone.module.named_parameters())
 
     def _trainable(self) -> Mapping[str, Tensor]:
-        self._patch_size: tuple[int, int] = tuple(self._vit.patch_embed.patch_size)
+        self._tokens = with_tokens(self._backbone, "Continual-MAE")
         self._decoder = self._new_decoder()
         return {**self._weights.parameters, **self._decoder}
 
     def _new_decoder(self) -> dict[str, Tensor]:
         """The mask token (D,) and the layer from tokens to HOG, always the same at first."""
         generator = torch.Generator().manual_seed(0)
-        width, like = self._vit.embed_dim, self._vit.cls_token
-        size = hog_size(self._patch_size)
+        width, size = self._tokens.width, hog_size(self._tokens.patch_size)
         weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
-        return {_TOKEN: like.new_zeros(width), _WEIGHT: weight.to(like), _BIAS: like.new_zeros(size)}
+        decoder = {_TOKEN: torch.zeros(width), _WEIGHT: weight, _BIAS: torch.zeros(size)}
+        return {name: tensor.to(self.device) for name, tensor in decoder.items()}
 
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         # A seed per image and pass, so that an image's dropout is the same in any micro-batch.
@@ -87,12 +87,12 @@ class ContinualMAE(GradientMethod):
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         assert labels is not None  # the seeds
         with torch.no_grad(), self._context(images.device):
-            tokens = embed(self._vit, images)
-            plain = classify(self._vit, tokens).float()
+            tokens = self._tokens.embed(images)
+            plain = self._tokens.classify(tokens).float()
             masked = self._most_uncertain(tokens, labels)
         with self._context(images.device):
             logits, described = self._masked_view(images, masked)
-        truth = hog_patches(self._pixels.to_pixels(images), self._patch_size)
+        truth = hog_patches(self._pixels.to_pixels(images), self._tokens.patch_size)
         agree = -(plain.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
         describe = F.mse_loss(described.float()[masked], truth[masked])
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
@@ -102,28 +102,28 @@ class ContinualMAE(GradientMethod):
         mean, spread = torch.zeros_like(tokens), torch.zeros_like(tokens)
         for number, column in enumerate(seeds.T, start=1):  # Welford's running variance
             x = _dropped(tokens, column, self.config.dropout)
-            for block in self._vit.blocks:
+            for block in self._tokens.blocks:
                 x = block(x)
-            x = self._vit.norm(x)
+            x = self._tokens.norm(x)
             off = x - mean
             mean = mean + off / number
             spread = spread + off * (x - mean)
-        uncertainty = spread.float().sum(-1)[:, self._vit.num_prefix_tokens :]
+        uncertainty = spread.float().sum(-1)[:, self._tokens.num_prefix_tokens :]
         count = int(self.config.mask_ratio * uncertainty.shape[1])
         chosen = uncertainty.topk(count, dim=1).indices
         return torch.zeros_like(uncertainty, dtype=torch.bool).scatter_(1, chosen, True)
 
     def _masked_view(self, images: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, C), and what the decoder makes of every patch (B, N, F), with these patches hidden."""
-        vit = self._vit
-        patches = vit.patch_embed(images)
+        backbone = self._tokens
+        patches = backbone.embed_patches(images)
         hidden = masked.view(patches.shape[:-1]).unsqueeze(-1)
-        x = vit.norm_pre(vit._pos_embed(torch.where(hidden, self._decoder[_TOKEN].to(patches), patches)))
-        for block in vit.blocks:
+        x = backbone.enter(torch.where(hidden, self._decoder[_TOKEN].to(patches), patches))
+        for block in backbone.blocks:
             x = block(x)
-        x = vit.norm(x)
-        described = F.linear(x[:, vit.num_prefix_tokens :], self._decoder[_WEIGHT], self._decoder[_BIAS])
-        return vit.forward_head(x), described
+        x = backbone.norm(x)
+        described = F.linear(x[:, backbone.num_prefix_tokens :], self._decoder[_WEIGHT], self._decoder[_BIAS])
+        return backbone.head(x), described
 
     def _after_step(self) -> None:
         restore_at_random(self._weights.parameters, self._weights.source, self.config.restore, self._generator)

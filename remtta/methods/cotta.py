@@ -24,7 +24,7 @@ class CoTTA(TeacherMethod):
     source model. `predict`, which does not adapt, is the plain teacher's.
 
     Args:
-        model: A timm VisionTransformer, whose weights become the teacher's.
+        model: The classifier, whose weights become the teacher's.
         config: Settings; by default those of the official code, with the
             learning rate that later papers use for ViTs.
     """
@@ -36,9 +36,9 @@ class CoTTA(TeacherMethod):
         self.teacher_decay = self.config.teacher_decay
         self._counts = torch.zeros(2, dtype=torch.int64)  # batches, and how many were augmented
         super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._vit)
+        self._pixels = PixelSpace(self._backbone.module)
         given = self.config.augment_below
-        self._augment_below = published_confidence(self._vit.num_classes) if given is None else given
+        self._augment_below = published_confidence(self._backbone.num_classes) if given is None else given
 
     @property
     def num_forwards(self) -> float:

@@ -21,14 +21,14 @@ class DeYO(GradientMethod):
     exp(weight margin - H) + exp(PLPD).
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 
     def __init__(self, model: nn.Module, config: DeYOConfig | None = None) -> None:
         self.config = config or DeYOConfig()
         super().__init__(model, self.config)
-        log_classes = math.log(self._vit.num_classes)
+        log_classes = math.log(self._backbone.num_classes)
         self._margin = self.config.entropy_margin * log_classes
         self._weight_margin = self.config.weight_margin * log_classes
 

@@ -26,7 +26,7 @@ class EATA(ETA):
     `remtta.methods.source_data`.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 

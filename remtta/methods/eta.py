@@ -26,7 +26,7 @@ class ETA(GradientMethod):
     exp(margin - H).
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 
@@ -35,8 +35,8 @@ class ETA(GradientMethod):
     def __init__(self, model: nn.Module, config: ETAConfig | None = None) -> None:
         self.config = config or ETAConfig()
         super().__init__(model, self.config)
-        self._margin = self.config.entropy_margin * math.log(self._vit.num_classes)
-        self._max_cosine = self.config.max_cosine * math.sqrt(_CLASSES / self._vit.num_classes)
+        self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
+        self._max_cosine = self.config.max_cosine * math.sqrt(_CLASSES / self._backbone.num_classes)
         self._mean_probs: Tensor | None = None
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.vit import num_tokens_read, unwrap
+from remtta.backbones.registry import backbone_of, with_tokens
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
@@ -33,11 +33,11 @@ class FOA(Source):
     Deviations are over B, not B - 1, so that a batch of one has one: 0.
 
     Args:
-        model: A timm VisionTransformer whose classifier reads the class token; put in eval mode and frozen.
+        model: A vision transformer whose classifier reads the class token; put in eval mode and frozen.
         config: Settings; the paper's by default.
 
     Raises:
-        ModelError: If its classifier reads other tokens.
+        ModelError: If it is none, or its classifier reads other tokens.
     """
 
     adapts = True
@@ -47,10 +47,10 @@ class FOA(Source):
     def __init__(self, model: nn.Module, config: FOAConfig | None = None) -> None:
         self.config = config or FOAConfig()
         super().__init__(model, self.config)
-        self._vit = unwrap(model)
-        if num_tokens_read(self._vit) != 1:
+        self._backbone = with_tokens(backbone_of(model), "FOA")
+        if self._backbone.num_tokens_read != 1:
             raise ModelError("FOA shifts the class token, and this model's classifier reads other tokens")
-        self.num_trained = self.config.num_prompts * self._vit.embed_dim
+        self.num_trained = self.config.num_prompts * self._backbone.width
         self._cma = CMAES(self.num_trained, self.config.population)
         self.num_forwards = self._cma.population + 1.0  # the candidates and the best one before
         self._generator = torch.Generator().manual_seed(torch.initial_seed())
@@ -65,7 +65,7 @@ class FOA(Source):
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Compare with what `source_statistics` returned, on this or an equal model."""
-        self._statistics = {name: tensor.to(self._vit.cls_token.device) for name, tensor in statistics.items()}
+        self._statistics = {name: tensor.to(self._backbone.device) for name, tensor in statistics.items()}
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) of the fittest prompts for preprocessed images (B, 3, H, W), after a generation."""
@@ -123,7 +123,7 @@ class FOA(Source):
         self._cma.load_state(cma)
         self._generator.set_state(state[_GENERATOR])
         self._best = state.get(_BEST)
-        self._running = state[_RUNNING].to(self._vit.cls_token.device) if _RUNNING in state else None
+        self._running = state[_RUNNING].to(self._backbone.device) if _RUNNING in state else None
 
     def _source(self) -> dict[str, Tensor]:
         if self._statistics is None:
@@ -145,5 +145,5 @@ class FOA(Source):
         """Logits (B, C), and the class tokens (depth, B, D) behind every block, before the shift."""
         size = self.config.micro_batch or len(images)
         with self._context(images.device):
-            parts = [classify_with_prompts(self._vit, part, prompts, shift) for part in images.split(size)]
+            parts = [classify_with_prompts(self._backbone, part, prompts, shift) for part in images.split(size)]
         return torch.cat([logits for logits, _ in parts]), torch.cat([tokens for _, tokens in parts], dim=1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.vit import unwrap
+from remtta.backbones.registry import backbone_of
 from remtta.methods.settings import LAMEConfig
 from remtta.methods.source import Source
 
@@ -26,11 +26,11 @@ class LAME(Source):
     Written from the paper's mathematics and not compared with official code.
 
     Args:
-        model: A timm VisionTransformer, put in eval mode and frozen.
+        model: The classifier, put in eval mode and frozen.
         config: Settings; the paper's by default.
 
     Raises:
-        ModelError: If the model is no VisionTransformer.
+        ModelError: If the model is of an unknown architecture.
     """
 
     delta_refusal = "LAME corrects predictions and changes no weights"
@@ -38,7 +38,7 @@ class LAME(Source):
     def __init__(self, model: nn.Module, config: LAMEConfig | None = None) -> None:
         self.config = config or LAMEConfig()
         super().__init__(model, self.config)
-        self._vit = unwrap(model)
+        self._backbone = backbone_of(model)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ class LAME(Source):
         features, logits = [], []
         for part in images.split(self.config.micro_batch or len(images)):
             with self._context(images.device):
-                tokens = self._vit.forward_features(part)
-                features.append(self._vit.forward_head(tokens, pre_logits=True).float())
-                logits.append(self._vit.forward_head(tokens).float())
+                predicted, feature = self._backbone.classify_with_features(part)
+            logits.append(predicted.float())
+            features.append(feature.float())
         affinity = neighbour_affinity(torch.cat(features), self.config.neighbours)
         return laplacian_correction(torch.cat(logits).log_softmax(-1), affinity)
 

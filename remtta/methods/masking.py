@@ -1,9 +1,12 @@
-"""From scores to the patch tokens that a masked view keeps."""
+"""From scores to the patch tokens that a masked view keeps, and how that looks."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_HIDDEN = 225  # grey of a patch that is left out, in pictures
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
@@ -57,3 +60,24 @@ def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> T
     Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
     """
     return torch.stack([torch.randperm(num_patches, generator=generator) for _ in range(batch)])
+
+
+def paint_over(pixels: np.ndarray, kept: Tensor | None, patch_size: tuple[int, int]) -> np.ndarray:
+    """An image as a masked view sees it.
+
+    Args:
+        pixels: Shape (H, W, 3), uint8.
+        kept: Positions (K,) of the patches that stay, row by row; None for all.
+        patch_size: Height and width of a patch, in pixels.
+
+    Returns:
+        Shape (H, W, 3), uint8: the other patches in grey.
+    """
+    if kept is None:
+        return pixels
+    painted, (height, width) = pixels.copy(), patch_size
+    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
+    for position in set(range(rows * columns)) - set(kept.tolist()):
+        row, column = divmod(position, columns)
+        painted[row * height : (row + 1) * height, column * width : (column + 1) * width] = _HIDDEN
+    return painted

@@ -25,7 +25,7 @@ class MEMO(GradientMethod):
     The views are AugMix at severity 1, of the preprocessed image.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default the paper's for transformers.
     """
 
@@ -37,7 +37,7 @@ class MEMO(GradientMethod):
     def __init__(self, model: nn.Module, config: MEMOConfig | None = None) -> None:
         self.config = config or MEMOConfig()
         super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._vit)
+        self._pixels = PixelSpace(self._backbone.module)
 
     @property
     def num_forwards(self) -> float:
@@ -54,7 +54,7 @@ class MEMO(GradientMethod):
         return self.config.micro_batch is not None and self.config.micro_batch < self.config.num_augmentations
 
     def _chosen(self) -> dict[str, nn.Parameter]:
-        return dict(self._vit.named_parameters())
+        return dict(self._backbone.module.named_parameters())
 
     def answer(self, images: Tensor) -> Tensor:
         """The same as a call: the prediction comes from after the update."""
@@ -75,8 +75,8 @@ class MEMO(GradientMethod):
 
     @torch.no_grad()
     def _put_back(self, start: dict[str, Tensor]) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        self._optimizer = self._new_optimizer()
+        self._optimizer.zero_grad()
+        self._optimizer.restart()
         for name, parameter in self._weights.parameters.items():
             parameter.copy_(start[name])
 
@@ -87,13 +87,12 @@ class MEMO(GradientMethod):
         adapted = False
         image = image.clone() if image.is_inference() else image  # which no graph may hold
         for _ in range(self.config.steps):
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad()
             views = torch.stack(
                 [self._pixels.augment(image, augmix, self._generator) for _ in range(self.config.num_augmentations)]
             )
             self._backward(views)
-            gradients = [tensor.grad for tensor in self._trained.values() if tensor.grad is not None]
-            if not torch.isfinite(nn.utils.get_total_norm(gradients)):
+            if not self._optimizer.finite():
                 _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
                 break
             self._optimizer.step()

@@ -31,7 +31,7 @@ class PETAL(CoTTA):
     again by `use_source` before going on.
 
     Args:
-        model: A timm VisionTransformer, whose weights become the teacher's.
+        model: The classifier, whose weights become the teacher's.
         config: Settings; by default those of the official code.
     """
 
@@ -68,8 +68,7 @@ class PETAL(CoTTA):
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Stay near what `source_statistics` returned, on this or an equal model."""
-        device = self._vit.cls_token.device
-        self._statistics = {name: tensor.to(device) for name, tensor in statistics.items()}
+        self._statistics = {name: tensor.to(self.device) for name, tensor in statistics.items()}
 
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         self._known_statistics()

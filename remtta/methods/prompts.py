@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from remtta.backbones.vit import embed
+from remtta.backbones.base import TokenBackbone
 
 
 def classify_with_prompts(
-    vit: VisionTransformer, images: Tensor, prompts: Tensor | None, shift: Tensor | None
+    backbone: TokenBackbone, images: Tensor, prompts: Tensor | None, shift: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Logits, and the class token behind every block.
 
     Args:
-        vit: The classifier, in eval mode.
+        backbone: The classifier, in eval mode.
         images: Shape (B, 3, H, W), preprocessed.
         prompts: Numbers of whole tokens, shape (K * D,); None for no token.
         shift: What the tokens move by between the final norm and the classifier, (D,).
@@ -26,18 +25,18 @@ def classify_with_prompts(
         Logits (B, C), and class tokens (depth, B, D), the last one behind the
         final norm and before the shift; both float32.
     """
-    prefix = vit.num_prefix_tokens
-    x = embed(vit, images)
+    prefix = backbone.num_prefix_tokens
+    x = backbone.embed(images)
     if prompts is not None:
         inserted = prompts.float().to(x).view(1, -1, x.shape[-1]).expand(len(x), -1, -1)
         x = torch.cat([x[:, :prefix], inserted, x[:, prefix:]], dim=1)
     tokens = []
-    for block in vit.blocks:
+    for block in backbone.blocks:
         x = block(x)
         tokens.append(x[:, 0])
-    x = vit.norm(x)
+    x = backbone.norm(x)
     tokens[-1] = x[:, 0]
-    logits = vit.forward_head(x if shift is None else x + shift)
+    logits = backbone.head(x if shift is None else x + shift)
     return logits.float(), torch.stack(tokens).float()
 
 

@@ -13,7 +13,7 @@ class PseudoLabel(GradientMethod):
     """Predict a batch, then train on its own confident predictions as if they were labels.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; the threshold says how confident.
     """
 

@@ -19,7 +19,7 @@ class RDumb(ETA):
     Steps that no image passed the filters for count, too.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default the paper's.
     """
 

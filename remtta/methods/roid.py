@@ -35,7 +35,7 @@ class ROID(GradientMethod):
     negative, and leaves no probabilities to speak of.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 
@@ -44,7 +44,7 @@ class ROID(GradientMethod):
     def __init__(self, model: nn.Module, config: ROIDConfig | None = None) -> None:
         self.config = config or ROIDConfig()
         super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._vit)
+        self._pixels = PixelSpace(self._backbone.module)
         self._forget()
 
     @property
@@ -95,7 +95,7 @@ class ROID(GradientMethod):
         self._mean_probs = state[_MEAN_PROBS].to(self.device)
 
     def _forget(self) -> None:
-        classes = self._vit.num_classes
+        classes = self._backbone.num_classes
         self._mean_probs = torch.full((classes,), 1 / classes, device=self.device)
 
 

@@ -28,7 +28,7 @@ class SAR(GradientMethod):
     weights, and the running mean starts anew.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 
@@ -37,7 +37,7 @@ class SAR(GradientMethod):
     def __init__(self, model: nn.Module, config: SARConfig | None = None) -> None:
         self.config = config or SARConfig()
         super().__init__(model, self.config)
-        self._margin = self.config.entropy_margin * math.log(self._vit.num_classes)
+        self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
         self._mean_loss: float | None = None
 
     @property

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from remtta.methods.base import MethodBase
 from remtta.methods.settings import MethodConfig
-from remtta.models.precision import ForwardContext
-from remtta.models.weights import AdaptedWeights, Committed
 
 
-class Source:
+class Source(MethodBase):
     """Predict with the weights as they are; works with any classifier.
 
     Args:
@@ -20,38 +19,12 @@ class Source:
         config: Only its precision is used.
     """
 
-    adapts = False
-    needs_labels = False
-    needs_source = False
-    most_source_images: int | None = None
-    norms_only = True
-    delta_refusal: str | None = None
     num_forwards = 1.0
     num_backwards = 0.0
-    num_models = 1
     num_trained = 0
-    adapted_names: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, config: MethodConfig | None = None) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self._context = ForwardContext(self.model, (config or MethodConfig()).precision)
-        self._weights = AdaptedWeights({}, dict(model.named_parameters()))
-        self._last_views: Tensor | None = None
-
-    @property
-    def num_updates(self) -> int:
-        """Updates behind the delta it was started from."""
-        return self.committed[1]
-
-    @property
-    def committed(self) -> Committed:
-        """Delta and number of updates of the last complete update; later updates do not change them."""
-        return self._weights.committed
-
-    @property
-    def last_views(self) -> Tensor | None:
-        """The last batch's logits, as the only view (1, B, C)."""
-        return self._last_views
+        super().__init__(model, model, {}, (config or MethodConfig()).precision)
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) of preprocessed images (B, 3, H, W)."""
@@ -76,10 +49,6 @@ class Source:
     def reset(self) -> None:
         """Back to the weights without any delta."""
         self._weights.reset()
-
-    def delta(self) -> dict[str, Tensor]:
-        """The delta it was started from, if any."""
-        return self._weights.delta()
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Predict with source plus delta.

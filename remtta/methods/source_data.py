@@ -106,27 +106,19 @@ def learn_from_source(
     made_for = _made_for(model, method, config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
+
+    def read(files: Sequence[Path]) -> Generator[Tensor]:
+        transform = _transform(preprocessing, fitting_as_they_are)
+        images = _images(files, transform, adapter.most_source_images, wait)
+        return _batches(images, preprocessing, next(model.parameters()).device)
+
     path = Path(source_data)
     if path.suffix == _SUFFIX:
         header, tensors, file_sha256 = _read(path)
         _check_fits(path, header, made_for)
         _log.info("%s learns from the source statistics in %s", method, path)
     else:
-        files = _source_files(path)
-        made_for["files_sha256"] = _files_sha256(path, files)
-        path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
-        cached = _cached(path)
-        if cached is None:
-            with writing(path):  # before the work, so that a cache that cannot be written costs none
-                path.parent.mkdir(parents=True, exist_ok=True)
-            device = next(model.parameters()).device
-            transform = _transform(preprocessing, fitting_as_they_are)
-            with contextlib.closing(_images(files, transform, adapter.most_source_images, wait)) as images:
-                batches = _batches(images, preprocessing, device)
-                cached = _compute(adapter, path, made_for, batches, len(files), method)
-        else:
-            _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
-        header, tensors, file_sha256 = cached
+        path, (header, tensors, file_sha256) = _of_folder(adapter, source_data, made_for, method, read)
     if header["images"] < FEW_IMAGES:
         _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
     adapter.use_source(tensors)
@@ -181,6 +173,27 @@ def _sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def _of_folder(
+    adapter: Method,
+    source_data: str | Path,
+    made_for: Mapping[str, Any],
+    method: str,
+    read: Callable[[Sequence[Path]], Generator[Tensor]],
+) -> tuple[Path, _Found]:
+    """The statistics of a folder's images, from the cache where they are there; and their file."""
+    files = _source_files(Path(source_data))
+    made_for = {**made_for, "files_sha256": _files_sha256(Path(source_data), files)}
+    path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
+    cached = _cached(path)
+    if cached is not None:
+        _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+        return path, cached
+    with writing(path):  # before the work, so that a cache that cannot be written costs none
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(read(files)) as batches:
+        return path, _compute(adapter, path, made_for, batches, len(files), method)
+
+
 def _compute(
     adapter: Method,
     path: Path,
@@ -224,10 +237,11 @@ def _images(
         raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
 
 
-def _batches(images: Iterator[Tensor], preprocessing: Preprocessing, device: torch.device) -> Iterator[Tensor]:
+def _batches(images: Generator[Tensor], preprocessing: Preprocessing, device: torch.device) -> Generator[Tensor]:
     """Preprocessed images (B, 3, H, W)."""
-    while batch := list(itertools.islice(images, SOURCE_BATCH)):
-        yield preprocessing.normalise(torch.stack(batch).to(device))
+    with contextlib.closing(images):
+        while batch := list(itertools.islice(images, SOURCE_BATCH)):
+            yield preprocessing.normalise(torch.stack(batch).to(device))
 
 
 def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:

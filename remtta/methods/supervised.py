@@ -13,7 +13,7 @@ class Supervised(GradientMethod):
     """Predict a batch, then train on its true labels. For evaluation only.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; REM's by default.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.vit import classify, embed
+from remtta.backbones.base import Backbone
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.randomness import spawn
 
@@ -27,10 +27,10 @@ class TeacherMethod(GradientMethod):
     teacher_decay: float
 
     def _chosen(self) -> dict[str, nn.Parameter]:
-        return dict(self._vit.named_parameters())
+        return dict(self._backbone.module.named_parameters())
 
     def _trainable(self) -> Mapping[str, Tensor]:
-        self._classifier = _Classifier(self._vit)
+        self._classifier = _Classifier(self._backbone)
         return {name: parameter.detach().clone() for name, parameter in self._weights.parameters.items()}
 
     def _own_state(self) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ class TeacherMethod(GradientMethod):
 
     def _run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
-        named = {f"vit.{name}": tensor for name, tensor in weights.items()}
+        named = {f"module.{name}": tensor for name, tensor in weights.items()}
         with self._context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
         return logits.float()
@@ -74,12 +74,13 @@ class TeacherMethod(GradientMethod):
 class _Classifier(nn.Module):
     """The forward pass as a module, whose weights `functional_call` can replace."""
 
-    def __init__(self, vit: nn.Module) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.vit = vit
+        self.module = backbone.module
+        self._backbone = backbone
 
     def forward(self, images: Tensor) -> Tensor:
-        return classify(self.vit, embed(self.vit, images))
+        return self._backbone.logits(images)
 
 
 @torch.no_grad()

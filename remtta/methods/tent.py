@@ -13,7 +13,7 @@ class Tent(GradientMethod):
     """Predict a batch, then lower the mean entropy of its predictions.
 
     Args:
-        model: A timm VisionTransformer.
+        model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
 

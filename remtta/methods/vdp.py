@@ -32,7 +32,7 @@ class VDP(GradientMethod):
     overlap; loss and teacher are CoTTA's, without augmentations.
 
     Args:
-        model: A timm VisionTransformer, frozen.
+        model: The classifier, frozen.
         config: Settings.
     """
 
@@ -56,14 +56,14 @@ class VDP(GradientMethod):
         return {}
 
     def _trainable(self) -> Mapping[str, Tensor]:
-        size = preprocessing_of(self._vit).input_size
+        size = preprocessing_of(self._backbone.module).input_size
         side = [max(1, round(self.config.prompt_share * length)) for length in size]
         generator = torch.Generator().manual_seed(0)
         self._places = {
             name: [integer(generator, 0, length - part) for length, part in zip(size, side, strict=True)]
             for name in (_SPECIFIC, _AGNOSTIC)
         }
-        self._teacher = {name: self._vit.cls_token.new_zeros(3, *side) for name in self._places}
+        self._teacher = {name: torch.zeros(3, *side, device=self.device) for name in self._places}
         self._sensitivity = torch.zeros_like(self._teacher[_AGNOSTIC])
         return {name: tensor.clone() for name, tensor in self._teacher.items()}
 

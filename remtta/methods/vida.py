@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import Attention
 from torch import Tensor, nn
 
+from remtta.backbones.registry import with_tokens
 from remtta.errors import ModelError
 from remtta.methods.augmentations import PixelSpace, jitter
 from remtta.methods.losses import symmetric_cross_entropy
@@ -36,7 +36,7 @@ class ViDA(TeacherMethod):
     known never to change; here it does.
 
     Args:
-        model: A timm VisionTransformer, whose weights become the teacher's.
+        model: The classifier, whose weights become the teacher's.
         config: Settings; by default those of the official code for ViT-B.
 
     Raises:
@@ -47,7 +47,7 @@ class ViDA(TeacherMethod):
         self.config = config or ViDAConfig()
         self.teacher_decay = self.config.teacher_decay
         super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._vit)
+        self._pixels = PixelSpace(self._backbone.module)
 
     @property
     def num_forwards(self) -> float:
@@ -61,9 +61,8 @@ class ViDA(TeacherMethod):
 
     def _trainable(self) -> Mapping[str, Tensor]:
         weights = super()._trainable()
-        attentions = [name for name, module in self._vit.named_modules() if isinstance(module, Attention)]
-        self._adapted = [f"{name}.{layer}.weight" for name in attentions for layer in ("qkv", "proj")]
-        if not set(self._adapted) <= weights.keys() or not self._adapted:
+        self._adapted = with_tokens(self._backbone, "ViDA").attention_weights
+        if not self._adapted:
             raise ModelError("ViDA adds adapters to the linear layers qkv and proj of timm's Attention; this has none")
         adapters = self._new_adapters()
         # The teacher's other weights are the model's own.

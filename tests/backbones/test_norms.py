@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.vit import unwrap
+from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError, UsageError
 from tests.conftest import tiny_vit
 
@@ -20,7 +20,7 @@ def _names(*blocks: int) -> list[str]:
 @pytest.mark.parametrize(("choice", "tensors", "parameters"), [(None, 36, 27_648), ("all", 50, 38_400)])
 def test_vit_base_adapts_as_many_parameters_as_in_the_paper(choice: str | None, tensors: int, parameters: int) -> None:
     with torch.device("meta"):
-        vit = unwrap(timm.create_model("vit_base_patch16_224"))
+        vit = backbone_of(timm.create_model("vit_base_patch16_224"))
     chosen = adapted_norms(vit, choice)
     assert len(chosen) == tensors
     assert sum(parameter.numel() for parameter in chosen.values()) == parameters
@@ -38,48 +38,48 @@ def test_vit_base_adapts_as_many_parameters_as_in_the_paper(choice: str | None, 
     ],
 )
 def test_blocks_are_chosen_by_number_and_listed_in_model_order(choice: str | None, blocks: tuple[int, ...]) -> None:
-    vit = unwrap(tiny_vit())
-    chosen = adapted_norms(vit, choice)
+    vit = tiny_vit()
+    chosen = adapted_norms(backbone_of(vit), choice)
     assert list(chosen) == _names(*blocks)
     parameters = dict(vit.named_parameters())
     assert all(parameter is parameters[name] for name, parameter in chosen.items())
 
 
 def test_all_adds_the_norms_outside_the_chosen_blocks() -> None:
-    assert list(adapted_norms(unwrap(tiny_vit()), "all")) == [*_names(0, 1, 2, 3), "norm.weight", "norm.bias"]
-    pooled = adapted_norms(unwrap(tiny_vit(global_pool="avg", pre_norm=True)), "all")
+    assert list(adapted_norms(backbone_of(tiny_vit()), "all")) == [*_names(0, 1, 2, 3), "norm.weight", "norm.bias"]
+    pooled = adapted_norms(backbone_of(tiny_vit(global_pool="avg", pre_norm=True)), "all")
     assert set(pooled) - set(_names(0, 1, 2, 3)) == {
         f"{norm}.{p}" for norm in ("norm_pre", "fc_norm") for p in ("weight", "bias")
     }
 
 
 def test_norms_inside_the_attention_count_and_layer_scale_does_not() -> None:
-    chosen = adapted_norms(unwrap(tiny_vit(qk_norm=True, init_values=0.1)), "0")
+    chosen = adapted_norms(backbone_of(tiny_vit(qk_norm=True, init_values=0.1)), "0")
     norms = ("norm1", "attn.q_norm", "attn.k_norm", "norm2")
     assert list(chosen) == [f"blocks.0.{norm}.{p}" for norm in norms for p in ("weight", "bias")]
 
 
 def test_norms_are_found_by_their_kind_not_their_name() -> None:
-    chosen = adapted_norms(unwrap(tiny_vit(norm_layer="rmsnorm")), "1")
+    chosen = adapted_norms(backbone_of(tiny_vit(norm_layer="rmsnorm")), "1")
     assert list(chosen) == ["blocks.1.norm1.weight", "blocks.1.norm2.weight"]
 
 
 @pytest.mark.parametrize("text", ["", " ", "a", "-1", "1-", "0,,1", "0;1", "0-1-2", "ALL", "0.5", "1 2"])
 def test_a_choice_that_is_no_list_of_blocks_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        adapted_norms(unwrap(tiny_vit()), text)
+        adapted_norms(backbone_of(tiny_vit()), text)
     assert str(caught.value) == f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"'
 
 
 @pytest.mark.parametrize(("text", "block"), [("4", "4"), ("0-11", "11"), ("3-1", "3-1"), ("0,9,1", "9")])
 def test_a_block_that_does_not_exist_is_named(text: str, block: str) -> None:
     with pytest.raises(UsageError) as caught:
-        adapted_norms(unwrap(tiny_vit()), text)
+        adapted_norms(backbone_of(tiny_vit()), text)
     assert str(caught.value) == f"no block {block}: the model has blocks 0-3"
 
 
 def test_a_model_too_shallow_for_three_quarters_needs_named_blocks() -> None:
-    vit = unwrap(tiny_vit(depth=1))
+    vit = backbone_of(tiny_vit(depth=1))
     with pytest.raises(ModelError, match=r"nothing to adapt: .* name the blocks with --adapt-layers"):
         adapted_norms(vit)
     assert list(adapted_norms(vit, "0")) == _names(0)
@@ -100,7 +100,7 @@ class _Compiled(nn.Module):
 @pytest.mark.parametrize("wrap", [_Wrapper, _Compiled, lambda m: _Compiled(_Wrapper(m)), lambda m: m])
 def test_the_vit_is_found_inside_its_wrappers(wrap: Any) -> None:
     vit = tiny_vit(depth=1)
-    assert unwrap(wrap(vit)) is vit
+    assert backbone_of(wrap(vit)).module is vit
 
 
 def test_another_architecture_is_refused_by_name() -> None:
@@ -108,4 +108,4 @@ def test_another_architecture_is_refused_by_name() -> None:
         resnet, swin = timm.create_model("resnet18"), timm.create_model("swin_tiny_patch4_window7_224")
     for model, kind in ((resnet, "ResNet"), (_Wrapper(swin), "SwinTransformer")):
         with pytest.raises(ModelError, match=f"and {kind} is none; choose a ViT"):
-            unwrap(model)
+            backbone_of(model)

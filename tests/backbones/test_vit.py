@@ -10,7 +10,8 @@ from timm.layers import LayerNorm
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from torch import Tensor, nn
 
-from remtta.backbones.vit import class_attention, classify, classify_with_attention, embed, num_tokens_read
+from remtta.backbones.attention import class_attention
+from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from tests.conftest import TINY, random_images, tiny_vit
 
@@ -129,13 +130,13 @@ def test_a_block_without_a_softmax_row_is_refused_by_name(make: Any, kind: str) 
 )
 def test_the_two_passes_give_the_models_own_logits(changes: dict[str, Any]) -> None:
     vit: Any = tiny_vit(depth=2, **changes)
-    images = random_images(3)
+    backbone, images = ViT(vit), random_images(3)
     with torch.no_grad():
         expected = vit(images)
-        tokens = embed(vit, images)
+        tokens = backbone.embed(images)
         assert tokens.shape == (3, vit.num_prefix_tokens + 64, 48)
-        torch.testing.assert_close(classify(vit, tokens), expected)
-        logits, cls_attn = classify_with_attention(vit, tokens)
+        torch.testing.assert_close(backbone.classify(tokens), expected)
+        logits, cls_attn = backbone.classify_with_scores(tokens, "attention")
         torch.testing.assert_close(logits, expected)
         last_input = vit.blocks[0](tokens)
     whole_row = class_attention(vit.blocks[1], last_input)
@@ -156,18 +157,19 @@ def test_only_tokens_the_classifier_reads_are_computed_in_the_last_block(
     name: str, changes: dict[str, Any], expected: int | None
 ) -> None:
     vit: Any = timm.create_model(name, **{**TINY, **changes}).eval()
-    assert num_tokens_read(vit) == expected
+    backbone = ViT(vit)
+    assert backbone.num_tokens_read == expected
     seen = []
     vit.blocks[-1].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
     with torch.no_grad():
-        torch.testing.assert_close(classify(vit, embed(vit, random_images(2))), vit(random_images(2)))
+        torch.testing.assert_close(backbone.logits(random_images(2)), vit(random_images(2)))
     everything = vit.num_prefix_tokens + 64
     assert seen == [expected or everything, everything]
 
 
 def test_logits_carry_gradients_and_the_attention_none() -> None:
-    vit: Any = tiny_vit(depth=2)
-    logits, cls_attn = classify_with_attention(vit, embed(vit, random_images(2)))
+    backbone = ViT(tiny_vit(depth=2))
+    logits, cls_attn = backbone.classify_with_scores(backbone.embed(random_images(2)), "attention")
     assert logits.requires_grad
     assert not cls_attn.requires_grad
 
@@ -176,5 +178,5 @@ def test_embedding_moves_with_the_image_size_where_the_model_allows_it() -> None
     vit: Any = tiny_vit(depth=1, dynamic_img_size=True)
     images = random_images(2, size=48)
     with torch.no_grad():
-        torch.testing.assert_close(classify(vit, embed(vit, images)), vit(images))
-        assert embed(vit, images).shape == (2, 1 + 144, 48)
+        torch.testing.assert_close(ViT(vit).logits(images), vit(images))
+        assert ViT(vit).embed(images).shape == (2, 1 + 144, 48)

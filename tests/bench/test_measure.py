@@ -15,12 +15,12 @@ from remtta.bench.measure import (
     PLAIN_REM,
     SUBJECTS,
     BenchOptions,
-    PlainREM,
-    count_flop,
     measure_peak,
     prepare,
     run_bench,
 )
+from remtta.bench.plain_rem import PlainREM
+from remtta.bench.products import count_flop
 from remtta.errors import UsageError
 from tests.cli.test_commands import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit

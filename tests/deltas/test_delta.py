@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.vit import unwrap
+from remtta.backbones.registry import backbone_of
 from remtta.deltas.base import base_arguments
 from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta, save_delta, save_weights
 from remtta.errors import DeltaError, OutputError, UsageError
@@ -34,7 +34,7 @@ def _adapted() -> tuple[nn.Module, Delta]:
     """A model whose norms have moved far from those of `tiny_vit()`, many across zero, and its delta."""
     vit = tiny_vit()
     base = state_sha256(vit)
-    weights = AdaptedWeights(adapted_norms(unwrap(vit)), {})
+    weights = AdaptedWeights(adapted_norms(backbone_of(vit)), {})
     with torch.no_grad():
         for parameter in weights.parameters.values():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))

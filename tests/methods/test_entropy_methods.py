@@ -267,7 +267,7 @@ def test_sar_goes_back_to_the_source_when_its_loss_has_collapsed() -> None:
     method = make("sar", reset_below=limit * 1.01)
     method(batch(0))
     assert method.num_updates == 0
-    assert method._own_state() == {} and not method._optimizer.state
+    assert method._own_state() == {} and not method._optimizer.state()
     source = vivid_vit().state_dict()
     assert all(torch.equal(tensor, source[name]) for name, tensor in method.model.state_dict().items())
     method.config = make("sar", reset_below=0.0).config

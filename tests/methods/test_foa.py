@@ -181,13 +181,13 @@ def test_one_generation_of_cma_es_moves_to_the_weighted_mean_of_the_better_half(
     expected = torch.tensor([second / total, first / total, 0.0], dtype=torch.float64)
     torch.testing.assert_close(cma.mean, expected)
     shorter = float(expected.norm()) * math.sqrt(1 / float((expected / expected.sum()).square().sum()))
-    assert (float(cma.sigma) < 1) == (shorter < cma._expected_norm)
+    assert (float(cma.sigma) < 1) == (shorter < cma._constants.expected_norm)
 
 
 def test_cma_es_goes_on_from_its_state_between_two_renewals_of_its_axes() -> None:
     through, generator = CMAES(100, 4), torch.Generator().manual_seed(0)
-    assert through._renew_every > 1
-    for _ in range(through._renew_every + 1):
+    assert through._constants.renew_every > 1
+    for _ in range(through._constants.renew_every + 1):
         asked = through.ask(generator)
         through.tell(asked, _ellipsoid(asked))
     resumed = CMAES(100, 4)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from remtta.backbones.vit import gather_patches
-from remtta.methods.masking import keep_indices, num_kept, random_scores
+from remtta.methods.masking import keep_indices, num_kept, paint_over, random_scores
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,11 @@ def test_gradients_reach_the_kept_tokens_only() -> None:
     gather_patches(tokens, torch.tensor([[1]]), num_prefix_tokens=1).sum().backward()
     assert tokens.grad is not None
     assert tokens.grad[0, :, 0].tolist() == [1, 0, 1, 0]
+
+
+def test_a_picture_is_grey_where_patches_are_left_out() -> None:
+    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    painted = paint_over(pixels, torch.tensor([0, 4]), (2, 2))  # of two rows of three patches
+    grey = np.array([[False, True, True], [True, False, True]]).repeat(2, 0).repeat(2, 1)
+    assert (painted[grey] == 225).all() and (painted[~grey] == pixels[~grey]).all()
+    assert paint_over(pixels, None, (2, 2)) is pixels

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones import vit as engine
+from remtta.backbones.vit import ViT
 from remtta.cli.parsing import parse_pairs
 from remtta.errors import UsageError
 from remtta.methods.hog import hog_size
@@ -198,13 +198,13 @@ def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings
 def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)
     passes: list[int] = []
-    classify_last = engine._classify_last
+    classify_last = ViT._classify_last
 
-    def counted(vit: Any, tokens: Tensor) -> Tensor:
+    def counted(self: ViT, tokens: Tensor) -> Tensor:
         passes.append(len(tokens))
-        return classify_last(vit, tokens)
+        return classify_last(self, tokens)
 
-    monkeypatch.setattr(engine, "_classify_last", counted)
+    monkeypatch.setattr(ViT, "_classify_last", counted)
     for seed in range(3):
         torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
         passes.clear()

@@ -247,11 +247,11 @@ def test_the_graph_is_deferred_when_few_images_violate_the_order(monkeypatch: py
     rem = REM(tiny_vit())
     calls = []
 
-    def deferred(images: torch.Tensor) -> torch.Tensor:
+    def deferred(images: torch.Tensor, violating: object) -> torch.Tensor:
         calls.append(len(images))
         return rem.views(images)
 
-    monkeypatch.setattr(rem, "_views_with_deferred_graph", deferred)
+    monkeypatch.setattr(rem._views, "with_deferred_graph", deferred)
     monkeypatch.setattr(rem, "_violating", lambda views: torch.zeros(views.shape[1], dtype=torch.bool))
     for seed in range(8):
         rem(random_images(4, seed))

@@ -1,0 +1,146 @@
+"""What a method may ask of a model, whatever its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+Scores = Literal["attention", "features"]
+"""What patches are ranked by: what the class token attends to, or how strong their features are."""
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """A classifier of images whose views may leave out patches.
+
+    All views of a batch start from what `embed` returns: tokens, or the images
+    themselves where masks lie on pixels. Only the backbone looks into it;
+    others may index its images (B first) and hand it back.
+
+    Attributes:
+        module: The timm model itself; parameters and deltas have its names.
+    """
+
+    module: nn.Module
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """What `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
+
+    @property
+    def num_patches(self) -> int:
+        """Patches N of an image of the model's own size: what a mask leaves out some of."""
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """Height and width of a patch, in pixels."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows per image in a block's matrix products, at the model's own size."""
+
+    @property
+    def num_passing(self) -> int:
+        """About how many numbers a forward pass of one image holds beside its graph, at its widest."""
+
+    @property
+    def input_size(self) -> tuple[int, int] | None:
+        """Height and width that images must have; None for any."""
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the head, 0 without one."""
+        return getattr(self.module, "num_classes", 0) or 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.module.parameters()).device
+
+    def embed(self, images: Tensor) -> Tensor:
+        """What all views of preprocessed images (B, 3, H, W) start from, B first."""
+
+    def count_patches(self, embedded: Tensor) -> int:
+        """Patches N of each of these images, whose size may be another than the model's own."""
+
+    def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Logits (B, C), of all patches or with only those at the positions (B, K) kept."""
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits (B, C) of preprocessed images (B, 3, H, W)."""
+        return self.classify(self.embed(images))
+
+    def check_scores(self, kind: Scores) -> None:
+        """Refuse scores that this model does not have.
+
+        Raises:
+            ModelError: Saying why.
+        """
+
+    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) of all patches, and scores (B, N) of each, which carry no gradient."""
+
+    def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that the head makes them from."""
+
+
+@runtime_checkable
+class TokenBackbone(Backbone, Protocol):
+    """A backbone whose blocks run one after the other over a list of tokens, for methods that reach in between.
+
+    Tokens are (B, P + N, D): prefix tokens (class token first), then patch
+    tokens; `embed` returns them.
+    """
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """P: class, register and distillation tokens."""
+
+    @property
+    def width(self) -> int:
+        """D: numbers of a token."""
+
+    @property
+    def num_tokens_read(self) -> int | None:
+        """How many leading tokens the head reads; None if it reads others too, or cannot be told."""
+
+    @property
+    def attention_weights(self) -> Sequence[str]:
+        """Names of the weights of the attentions' linear layers; empty where they are of another kind."""
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Patches (B, N, D) or (B, rows, columns, D), before they have positions and prefix tokens."""
+
+    def enter(self, patches: Tensor) -> Tensor:
+        """The tokens that enter the first block, from embedded patches."""
+
+    def norm(self, tokens: Tensor) -> Tensor:
+        """Tokens behind the final norm, from those behind the last block."""
+
+    def head(self, tokens: Tensor) -> Tensor:
+        """Logits (B, C) from tokens behind the final norm."""
+
+    def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        """All prefix tokens, and the patch tokens at these positions (B, K)."""
+
+    def write_out_attention(self, keep: Callable[[Tensor], None]) -> None:
+        """From now on, have every block write out its attention maps, and hand over the last one's (B, heads, T, T)."""
+
+
+def check_images(images: Tensor, input_size: tuple[int, int] | None) -> None:
+    """Refuse what is no batch of preprocessed images of this size.
+
+    Raises:
+        ValueError: Saying what was wanted, and what was given.
+    """
+    height, width = input_size or ("H", "W")
+    wanted = f"float32 of shape (B, 3, {height}, {width}) with B >= 1"
+    if not isinstance(images, Tensor):
+        raise ValueError(f"images must be a tensor, {wanted}, got {type(images).__name__}")
+    fits = images.ndim == 4 and len(images) > 0 and images.shape[1] == 3
+    fits = fits and input_size in (None, tuple(images.shape[2:]))
+    if not fits or images.dtype != torch.float32:
+        raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}")

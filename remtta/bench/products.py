@@ -1,0 +1,66 @@
+"""Matrix products: how much of a step they are, and how fast one is by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import flop_counter
+
+from remtta.backbones.base import Backbone
+from remtta.errors import ModelError
+
+
+class BareProduct:
+    """The product of the first block's largest linear layer (a transformer's MLP's), for a batch, and nothing else.
+
+    Args:
+        backbone: The classifier.
+        batch_size: Images in the batch.
+        context: What it runs in.
+
+    Raises:
+        ModelError: If the block has no linear layer.
+    """
+
+    def __init__(self, backbone: Backbone, batch_size: int, context: contextlib.AbstractContextManager[object]) -> None:
+        weights = [module.weight for module in backbone.blocks[0].modules() if isinstance(module, nn.Linear)]
+        if not weights:
+            raise ModelError(
+                f"{type(backbone.module).__name__} has no linear layer in its first block, and remtta bench compares "
+                "with the product of one; choose a transformer"
+            )
+        self._weight = max(weights, key=lambda weight: weight.numel()).detach()
+        num_tokens = batch_size * backbone.num_tokens
+        self._tokens = torch.randn(num_tokens, self._weight.shape[1], device=self._weight.device)
+        self._context = context
+        self.flop = 2.0 * num_tokens * self._weight.numel()
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        with self._context:
+            return F.linear(self._tokens, self._weight)
+
+
+def count_flop(step: Callable[[], object]) -> float:
+    """Additions and multiplications of all matrix products of a step, forward and backward."""
+    onednn, aten = torch.ops.mkldnn._linear_pointwise, torch.ops.aten
+    counter = flop_counter.FlopCounterMode(
+        display=False,
+        custom_mapping={  # what PyTorch's counter does not know
+            onednn: lambda x, weight, *_, **__: 2 * math.prod(x) * weight[0],
+            aten._scaled_dot_product_flash_attention_for_cpu: (
+                lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v)
+            ),
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+                lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v)
+            ),
+        },
+    )
+    with counter:
+        step()
+    return float(counter.get_total_flops())

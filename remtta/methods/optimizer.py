@@ -1,0 +1,89 @@
+"""SGD or Adam over named tensors, with a state by their names and a learning rate that can be scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remtta.methods.settings import MethodConfig
+
+_PREFIX = "optimizer."
+
+
+class NamedOptimizer:
+    """The optimizer that a config asks for, over tensors with names.
+
+    Args:
+        tensors: What it steps, by name; they come to require gradients.
+        config: Kind, learning rate and momentum.
+        groups: torch's parameter groups of these tensors; those without a learning rate get the config's.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], config: MethodConfig, groups: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._tensors = tensors
+        self._config = config
+        self._groups = groups
+        self._lr_factor = 1.0
+        for tensor in tensors.values():
+            tensor.requires_grad_(True)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps; the learning rate stays scaled."""
+        config = self._config
+        groups = [{**group, "lr": group.get("lr", config.lr) * self._lr_factor} for group in self._groups]
+        self._torch: torch.optim.Optimizer
+        if config.optimizer == "sgd":
+            self._torch = torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov)
+        else:
+            self._torch = torch.optim.Adam(groups, betas=(config.momentum, 0.999))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """torch's parameter groups, with the learning rates in use."""
+        return self._torch.param_groups
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the config's learning rates, for this and every later optimizer."""
+        for group in self.param_groups:
+            group["lr"] *= factor / self._lr_factor
+        self._lr_factor = factor
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients there are."""
+        return [tensor.grad for tensor in self._tensors.values() if tensor.grad is not None]
+
+    def finite(self) -> bool:
+        """Whether the gradients are finite numbers."""
+        return bool(torch.isfinite(nn.utils.get_total_norm(self.gradients())))
+
+    def zero_grad(self) -> None:
+        """Let go of the gradients."""
+        self._torch.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Move the tensors by their gradients."""
+        self._torch.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """What it remembers of its steps, on the CPU; nothing before the first."""
+        return {
+            f"{_PREFIX}{name}:{key}": torch.as_tensor(value).detach().cpu().clone()
+            for name, tensor in self._tensors.items()
+            for key, value in self._torch.state.get(tensor, {}).items()
+            if value is not None
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on, just restarted, from what `state` returned; other entries are left alone."""
+        for entry, value in state.items():
+            if entry.startswith(_PREFIX):
+                name, _, key = entry.removeprefix(_PREFIX).rpartition(":")
+                tensor = self._tensors[name]
+                place = "cpu" if key == "step" else tensor.device
+                self._torch.state[tensor][key] = value.to(place, copy=True)
