@@ -20,8 +20,8 @@ from remtta.runs.health import HealthFile, check_health_path
 from remtta.streams.live import LiveOptions, LiveSource
 from remtta.streams.sources import Stream
 from tests.cli.test_commands import remtta_here
-from tests.conftest import TINY_OPTIONS, tiny_vit
-from tests.streams.test_live import FakeCamera, happens, noise
+from tests.conftest import TINY_OPTIONS, happens, tiny_vit
+from tests.streams.fakes import FakeCamera, noise
 
 
 def health_of(path: Path) -> dict[str, Any]:
