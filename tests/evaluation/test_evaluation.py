@@ -19,7 +19,8 @@ from PIL import Image
 from remtta.errors import OutputError, RemttaError, StreamError, UsageError
 from remtta.evaluation import evaluate, plots
 from remtta.evaluation.classes import map_classes, read_class_map
-from remtta.evaluation.datasets import STANDARD, Dataset, default_order, open_dataset, read_image_list
+from remtta.evaluation.datasets import Dataset, open_dataset, read_image_list
+from remtta.evaluation.domains import STANDARD, default_order
 from remtta.evaluation.metrics import calibration_bins, diversity, expected_calibration_error, harmonic_mean
 from remtta.evaluation.plots import draw_plots
 from remtta.evaluation.protocols import choose_preprocessing
