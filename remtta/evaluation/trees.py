@@ -12,7 +12,7 @@ from PIL import Image
 
 from remtta.errors import StreamError, UsageError
 from remtta.evaluation.domains import SEVERITIES, title_of
-from remtta.streams.images import image_suffixes, natural_key
+from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
@@ -80,7 +80,7 @@ def list_images(folder: Path) -> list[str]:
     """The images right in a folder, in natural order."""
     suffixes = image_suffixes()
     paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
-    return sorted((path for path in paths if os.path.splitext(path)[1].lower() in suffixes), key=natural_key)
+    return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
 
 
 def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
@@ -101,7 +101,7 @@ def _first_with_images(root: Path) -> Path | None:
     suffixes = image_suffixes()
     for place, below, names in os.walk(root, followlinks=True):
         below[:] = sorted((name for name in below if not name.startswith(".")), key=natural_key)
-        if any(os.path.splitext(name)[1].lower() in suffixes for name in names):
+        if any(has_suffix(name, suffixes) for name in names):
             return Path(place)
     return None
 
