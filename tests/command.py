@@ -19,6 +19,16 @@ def remtta(
     )
 
 
+def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str]:
+    """The exit code of a command that refuses its input, and the one line in which it says so."""
+    code = remtta_here(*args)
+    captured = capfd.readouterr()
+    errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, captured.err
+    assert captured.out == ""
+    return code, errors[0]
+
+
 def remtta_here(*args: str | Path) -> int:
     """The exit code of a command run in this process: no new torch to import."""
     from remtta.cli import app, spread_model_kwargs

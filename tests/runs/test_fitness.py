@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 BLACK, DUPLICATE = "black frame", "duplicate of the frame before"
 
 
-def go(stream: Stream, folder: Path, method: str = "rem", **options: Any) -> RunSummary:
-    return adapt_tiny(stream, folder, method, options={"logits": True, **options})
+def go(stream: Stream, folder: Path, method: str = "rem", *, resume: bool = False, **options: Any) -> RunSummary:
+    return adapt_tiny(stream, folder, method, resume=resume, options={"logits": True, **options})
 
 
 def video(*images: Image.Image | None) -> Stream:

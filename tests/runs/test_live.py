@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,7 @@ from remtta.streams.sources import Stream
 from tests.conftest import happens
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny
-from tests.streams.fakes import (
-    UNDECODABLE,
-    Clock,
-    FakeCamera,
-    FakeCapture,
-    Script,
-    noise,
-    source_of,
-)
+from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -103,7 +96,7 @@ def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     assert load_place(tmp_path / STATE)[0].gaps == 2
     # As a kill before the first save would leave it.
     (tmp_path / STATE).unlink()
-    adapt_tiny(cam([noise(4)], [noise(5)], limit=2), tmp_path, options={"resume": True})
+    adapt_tiny(cam([noise(4)], [noise(5)], limit=2), tmp_path, resume=True)
     rows = rows_of(tmp_path)
     assert [row.get("index", "gap") for row in rows] == [0, "gap", 1, 2, "gap", 3, 4, "gap", 5]
     assert record_of(tmp_path)["counts"]["frames"] == 6 and record_of(tmp_path)["counts"]["gaps"] == 3
@@ -115,7 +108,7 @@ def test_rows_of_a_live_source_say_when_the_frame_was_read(tmp_path: Path) -> No
     began = datetime.now(UTC)
     for resume in (False, True):
         stream = cam([noise(0), UNDECODABLE], [noise(1)], limit=3)
-        adapt_tiny(stream, tmp_path, options={"resume": resume})
+        adapt_tiny(stream, tmp_path, resume=resume)
     rows = rows_of(tmp_path)
     assert [row.get("index", "gap") for row in rows] == [0, 1, "gap", 2, 3, 4, "gap", 5]
     times = [datetime.fromisoformat(row["time"]) for row in rows]
@@ -125,20 +118,21 @@ def test_rows_of_a_live_source_say_when_the_frame_was_read(tmp_path: Path) -> No
 
 def finite(count: int, limit: int | None = None) -> Stream:
     """A stream of a video of so many frames behind an address."""
-    source = source_of(FakeCamera([noise(number) for number in range(count)], promised=count), Clock())
+    script = [noise(number) for number in range(count)]
+    source = source_of(FakeCamera(script, capture=partial(FakeCapture, promised=count)), Clock())
     return Stream("http://host/clip.mp4", "url", islice(source.frames(), limit), live_source=source)
 
 
 def test_a_finite_video_behind_an_address_goes_on_where_it_was(tmp_path: Path) -> None:
     adapt_tiny(finite(9), tmp_path / "whole")
     for limit in (6, None, None):
-        summary = adapt_tiny(finite(9, limit), tmp_path / "run", options={"resume": True})
+        summary = adapt_tiny(finite(9, limit), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
     assert [row["frame"] for row in rows_of(tmp_path / "run")] == list(range(9))
     assert not any("time" in row for row in rows_of(tmp_path / "run"))
     assert summary.num_frames == 9 and summary.exit_reason == "completed"
     with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frame\(s\), and the run had seen 9"):
-        adapt_tiny(finite(5), tmp_path / "run", options={"resume": True})
+        adapt_tiny(finite(5), tmp_path / "run", resume=True)
 
 
 def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from remtta import adapt_stream
 from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
 from remtta.options import RunOptions
@@ -18,12 +20,19 @@ CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfi
 
 
 def adapt_tiny(
-    source: Any, folder: Path, method: str = "rem", *, options: Mapping[str, Any] | None = None, **more: Any
+    source: Any,
+    folder: Path,
+    method: str = "rem",
+    *,
+    model: nn.Module | None = None,
+    resume: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> RunSummary:
     """A run whose batches are small, and which saves after every other one."""
-    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, **(options or {})})
+    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, **(options or {}), "resume": resume})
     config = more.pop("config", CONFIGS[method])
-    return adapt_stream(tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
+    return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
 
 
 class StopAfter:

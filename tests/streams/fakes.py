@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,15 +74,27 @@ class FakeCapture:
         self.released = True
 
 
+class Slow(FakeCapture):
+    """Every read takes so many seconds of the clock."""
+
+    def __init__(self, script: Script, clock: Clock, seconds: float) -> None:
+        super().__init__(script)
+        self.clock, self.seconds = clock, seconds
+
+    def grab(self) -> bool:
+        self.clock.now += self.seconds
+        return super().grab()
+
+
 class FakeCamera:
     """One script per opening; once they are used up, it cannot be opened any more."""
 
-    def __init__(self, *scripts: Script, promised: int = 0) -> None:
+    def __init__(self, *scripts: Script, capture: Callable[[Script], FakeCapture] = FakeCapture) -> None:
         self.captures: list[FakeCapture] = []
-        self._scripts, self._promised = iter(scripts), promised
+        self._scripts, self._capture = iter(scripts), capture
 
     def __call__(self) -> FakeCapture:
-        self.captures.append(FakeCapture(next(self._scripts, REFUSED), self._promised))
+        self.captures.append(self._capture(next(self._scripts, REFUSED)))
         return self.captures[-1]
 
 

@@ -9,15 +9,7 @@ import pytest
 
 from remtta.streams import buffer as buffer_module
 from tests.conftest import happens
-from tests.streams.fakes import (
-    GATE,
-    HANGS,
-    FakeCamera,
-    levels,
-    numbers,
-    released,
-    source_of,
-)
+from tests.streams.fakes import GATE, HANGS, FakeCamera, levels, numbers, released, source_of
 
 
 @pytest.mark.parametrize(("keep", "newest"), [(1, [50]), (3, [30, 40, 50])])

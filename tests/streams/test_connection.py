@@ -22,6 +22,7 @@ from tests.streams.fakes import (
     FakeCapture,
     Script,
     Silent,
+    Slow,
     levels,
     numbers,
     released,
@@ -31,20 +32,9 @@ from tests.streams.fakes import (
 
 
 def test_a_source_of_nothing_but_undecodable_frames_is_lost() -> None:
-    class Noise(FakeCapture):
-        """Each frame takes a second of the clock."""
-
-        def grab(self) -> bool:
-            clock.now += 1
-            return super().grab()
-
-    class NoisyCamera(FakeCamera):
-        def __call__(self) -> FakeCapture:
-            self.captures.append(Noise(next(self._scripts, REFUSED)))
-            return self.captures[-1]
-
     clock = Clock()
-    camera = NoisyCamera([10, *[UNDECODABLE] * 99], [*[UNDECODABLE] * 3, 20])
+    scripts = [10, *[UNDECODABLE] * 99], [*[UNDECODABLE] * 3, 20]
+    camera = FakeCamera(*scripts, capture=lambda script: Slow(script, clock, 1))
     frames = list(islice(source_of(camera, clock, read_timeout_s=5).frames(), 7))
     assert [frame.gap is not None for frame in frames] == [False] * 6 + [True]
     assert frames[-1].gap is not None
@@ -162,13 +152,10 @@ def test_parts_that_the_decoder_refuses_are_undecodable_frames_of_a_stream_that_
 
 
 def test_nothing_but_refused_parts_is_a_loss() -> None:
-    class Slow(FakeCapture):
-        def grab(self) -> bool:
-            clock.now += 1
-            return super().grab()
-
     clock = Clock()
-    captures = iter([Slow([10, *[REFUSED_PART] * 20]), FakeCapture([20, *[REFUSED_PART] * 40, 30]), FakeCapture([40])])
+    captures = iter(
+        [Slow([10, *[REFUSED_PART] * 20], clock, 1), FakeCapture([20, *[REFUSED_PART] * 40, 30]), FakeCapture([40])]
+    )
     options = LiveOptions(buffer="all", read_timeout_s=5)
     source = LiveSource("http://host/", options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep)
     frames = list(islice(source.frames(), 3))
@@ -179,13 +166,9 @@ def test_nothing_but_refused_parts_is_a_loss() -> None:
 
 def test_a_frame_out_of_a_decoder_that_gave_up_was_read_when_it_was_asked_for() -> None:
     clock = Clock()
-
-    class Delayed(FakeCapture):
-        def grab(self) -> bool:
-            clock.now += 15.0
-            return super().grab()
-
-    source = LiveSource(0, LiveOptions(buffer="all"), connect=lambda: Delayed([10]), clock=clock, sleep=clock.sleep)
+    source = LiveSource(
+        0, LiveOptions(buffer="all"), connect=lambda: Slow([10], clock, 15), clock=clock, sleep=clock.sleep
+    )
     frames = source.frames()
     read_at = next(frames).read_at
     frames.close()

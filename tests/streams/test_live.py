@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,7 @@ from remtta.streams.live import LiveOptions, LiveSource
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS
-from tests.streams.fakes import (
-    REFUSED,
-    Clock,
-    FakeCamera,
-    Script,
-    Silent,
-    levels,
-    numbers,
-    source_of,
-    web,
-)
+from tests.streams.fakes import REFUSED, Clock, FakeCamera, FakeCapture, Script, Silent, levels, numbers, source_of, web
 
 
 def test_a_lost_source_comes_back_and_its_first_frame_tells_the_gap() -> None:
@@ -111,7 +102,7 @@ def test_a_source_that_does_not_come_in_time_was_not_there() -> None:
 def test_a_finite_video_that_cannot_be_read_is_not_waited_for() -> None:
     clock = Clock()
     with pytest.raises(StreamError, match="no frame could be decoded"):
-        next(source_of(FakeCamera([], promised=7), clock, wait_at_start=True).frames())
+        next(source_of(FakeCamera([], capture=partial(FakeCapture, promised=7)), clock, wait_at_start=True).frames())
     assert not clock.sleeps
 
 
@@ -139,7 +130,7 @@ def test_frames_of_another_size_after_a_reconnect_are_frames_like_any_other(capl
 
 @pytest.mark.parametrize("buffer", ["latest", "all"])
 def test_a_finite_video_behind_an_address_is_read_whole_and_once(buffer: str) -> None:
-    camera = FakeCamera([10, 20, 30], [40], promised=3)
+    camera = FakeCamera([10, 20, 30], [40], capture=partial(FakeCapture, promised=3))
     source = source_of(camera, Clock(), buffer=buffer)
     assert levels(list(source.frames())) == [10, 20, 30]
     assert len(camera.captures) == 1 and source.dropped == 0

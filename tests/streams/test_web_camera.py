@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +15,13 @@ import numpy as np
 import pytest
 
 from remtta import load_delta
-from tests.command import remtta_here
+from tests.command import REMTTA, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image, happens
 from tests.records import record_of, rows_of
+from tests.streams.servers import QuietHandler, serving
 
 
-class WebCamera(http.server.BaseHTTPRequestHandler):
+class WebCamera(QuietHandler):
     """Serves 6 frames per connection, of another size in each; `most` connections, then none."""
 
     def do_GET(self) -> None:
@@ -46,28 +44,18 @@ class WebCamera(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(jpeg + b"\r\n")
                 time.sleep(0.02)
 
-    def log_message(self, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def web_camera() -> Iterator[Any]:
-    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WebCamera)
-    server.connections, server.most, server.broken = 0, 3, ()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
-    try:
+    with serving(WebCamera) as server:
+        server.connections, server.most, server.broken = 0, 3, ()
+        server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
         probe = cv2.VideoCapture(server.url, cv2.CAP_FFMPEG)
         if not probe.grab():
             pytest.skip("this OpenCV reads no MJPEG over HTTP")
         probe.release()
         server.connections, server.most = 0, 2
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_a_web_camera_that_drops_out_and_comes_back_larger(
@@ -105,7 +93,7 @@ def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
 ) -> None:
     run = tmp_path / "run"
     options = ["--checkpoint", str(checkpoint), "--buffer", "all", "-b", "4", "-o", str(run)]
-    command = [sys.executable, "-m", "remtta", "adapt", web_camera.url, *TINY_OPTIONS, *options]
+    command = [*REMTTA, "adapt", web_camera.url, *TINY_OPTIONS, *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert happens(lambda: web_camera.connections > 2 and len(rows_of(run)) == 13, within_s=60)
     process.send_signal(signal.SIGTERM)
