@@ -44,6 +44,25 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 
+def check_can_hold(folder: Path, what: str, option: str) -> None:
+    """Refuse a folder that cannot be made or written to, touching nothing.
+
+    Args:
+        folder: The folder.
+        what: What it is to be: "a run folder".
+        option: What names another one: "--output".
+
+    Raises:
+        UsageError: If it, or what it would be in, is a file.
+        OutputError: If it is not writable.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file, so {folder} cannot be {what}; choose another {option}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{nearest} is not writable; choose another {option}")
+
+
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
     """Have `write` fill a temporary file beside `path`, then put it in place.
 

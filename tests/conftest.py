@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +51,38 @@ def draw_image(seed: int, width: int = 40, height: int = 36) -> Image.Image:
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
 
 
+def draw_folder(folder: Path, seeds: Iterable[int], name: str = "{}.png", *size: int) -> Path:
+    """A new folder of an image per seed, whose names count them."""
+    folder.mkdir(parents=True)
+    for number, seed in enumerate(seeds):
+        draw_image(seed, *size).save(folder / name.format(number))
+    return folder
+
+
+def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+    """Wait for it, and say whether it came."""
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Fails a test that leaves a thread behind, once the reads that hang in fake cameras have returned."""
+    from tests.streams.fakes import released
+
+    released.clear()
+    before = set(threading.enumerate())
+    yield
+    released.set()
+    assert happens(lambda: set(threading.enumerate()) <= before)
+
+
 @pytest.fixture
 def frames(tmp_path: Path) -> Path:
     """A folder of 12 images whose names sort differently by letter and by number."""
-    folder = tmp_path / "frames"
-    folder.mkdir()
-    for number in range(12):
-        draw_image(number).save(folder / f"frame_{number}.png")
-    return folder
+    return draw_folder(tmp_path / "frames", range(12), "frame_{}.png")
 
 
 @pytest.fixture

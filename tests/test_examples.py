@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,10 @@ from safetensors.torch import load_file
 import remtta
 from remtta.errors import UsageError
 from remtta.options import GuardOptions
-from tests.cli.test_commands import remtta_here
+from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
+from tests.evaluation.trees import write_tree
+from tests.records import rows_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -99,11 +100,7 @@ def test_adapt_video_and_restore_delta(
 
 
 def draw_classes(folder: Path, count: int) -> Path:
-    for number, name in enumerate(("cat", "dog", "ship")):
-        (folder / name).mkdir(parents=True)
-        for seed in range(count):
-            draw_image(10 * number + seed, 32, 32).save(folder / name / f"{seed}.png")
-    return folder
+    return write_tree(folder, ["."], severities=(), classes=("cat", "dog", "ship"), each=count)
 
 
 @pytest.mark.parametrize("mixup", ["0", "0.2"])
@@ -200,7 +197,7 @@ def test_the_pipeline_tells_about_doubtful_and_broken_files(checkpoint: Path, fr
     )
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     [run] = (tmp_path / "runs").iterdir()
-    rows = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    rows = rows_of(run)
     doubtful = [row for row in rows if "error" in row or row["prob"] < 0.5]
     assert len(rows) == 13 and len(done.stdout.splitlines()) == len(doubtful)
     assert f"{frames}/broken.png: not an image that Pillow can read" in done.stdout

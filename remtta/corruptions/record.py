@@ -13,8 +13,8 @@ from typing import Any
 from remtta._version import __version__
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
-from remtta.errors import OutputError, UsageError
-from remtta.files import remove_leftovers, write_json, writing
+from remtta.errors import UsageError
+from remtta.files import check_can_hold, remove_leftovers, write_json, writing
 
 RECORD = "corrupt.json"
 
@@ -52,7 +52,7 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
         UsageError: If the folder holds a tree with other settings, or corruptions made by something else.
         OutputError: If it cannot be written to.
     """
-    _check_place(destination)
+    check_can_hold(destination, "a folder", "DST")
     earlier = _read(destination)
     if earlier is not None and options.overwrite:
         _remove(destination, earlier)
@@ -111,14 +111,6 @@ def write_record(
 def _parameters(name: str) -> dict[str, Any]:
     entry = PARAMETERS[name]
     return {kind: [entry.values(severity, kind) for severity in SEVERITIES] for kind in ("imagenet", "cifar")}
-
-
-def _check_place(destination: Path) -> None:
-    nearest = next(path for path in (destination, *destination.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise UsageError(f"{nearest} is a file, so {destination} cannot be a folder; choose another DST")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{nearest} is not writable; choose another DST")
 
 
 def _read(destination: Path) -> dict[str, Any] | None:

@@ -17,7 +17,8 @@ from torch import nn
 
 from remtta.deltas.delta import load_delta
 from remtta.errors import FrameError, ModelError, StreamError
-from remtta.evaluation.datasets import Dataset, Domain
+from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Domain
 from remtta.evaluation.metrics import Tally, calibration_bins
 from remtta.evaluation.results import PLOTS, Tallies, delta_path, tally_rows
 from remtta.files import write_atomically
@@ -256,53 +257,63 @@ def _masks(
         rem = REM(model)
     except ModelError:  # evaluated with methods that need no masks
         return None
+    deltas = _known_deltas(folder, results["methods"])
+    if not deltas:
+        return None
     domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
     transform = preprocessing.transform()
     samples = [_first_readable(domain) for domain in domains]
     pixels = torch.stack([transform(image) for image, _ in samples])
     images = preprocessing.normalise(pixels.to(next(model.parameters()).device))
-    truth = [label for _, label in samples]
-    numbers = dataset.class_numbers if dataset.restricted_to else None
-    names = labels_of(model)
     ratios = rem.config.mask_ratios
-    deltas = {}
-    for name, content in results["methods"].items():
-        saved = delta_path(folder, name, next(iter(content["seeds"])))
-        if saved.is_file() or name == "source":
-            deltas[name] = load_delta(saved).tensors if saved.is_file() else {}
-    if not deltas:
-        return None
-    masking = {name for name, content in results["methods"].items() if "mask_ratios" in content["config"]}
-    methods = sorted(deltas, key=lambda name: (name != "source", name not in masking))[:MASKED]
-    panels = figure.subplots(len(domains), len(methods) * len(ratios), squeeze=False)
-    figure.set_size_inches(1.55 * len(methods) * len(ratios), 2.0 * len(domains))
-    for column, name in enumerate(methods):
-        rem.load_delta(deltas[name])
+    panels = figure.subplots(len(domains), len(deltas) * len(ratios), squeeze=False)
+    figure.set_size_inches(1.55 * len(deltas) * len(ratios), 2.0 * len(domains))
+    labels, numbers = labels_of(model), dataset.class_numbers if dataset.restricted_to else None
+    for column, (name, delta) in enumerate(deltas.items()):
+        rem.load_delta(delta)
         views, kept = rem.views(images), [None, *rem.kept_patches(images)]
         for place, ratio in enumerate(ratios):
-            for line in range(len(domains)):
-                axes = panels[line][column * len(ratios) + place]
-                chosen = kept[place]
-                positions = None if chosen is None else chosen[line]
-                axes.imshow(paint_over(pixels[line].permute(1, 2, 0).numpy(), positions, rem.patch_size))
-                logits = views[place, line]
-                number = int(logits.argmax()) if numbers is None else numbers[int(logits.argmax())]
-                _note_prediction(axes, logits, names, number, right=number == truth[line])
-                if line == 0:
-                    axes.set_title(f"{name}, {ratio:.0%}", fontsize=8)
+            positions = kept[place]
+            column_panels = panels[:, column * len(ratios) + place]
+            column_panels[0].set_title(f"{name}, {ratio:.0%}", fontsize=8)
+            for line, (_, truth) in enumerate(samples):
+                shown = pixels[line].permute(1, 2, 0).numpy()
+                axes = column_panels[line]
+                axes.imshow(paint_over(shown, None if positions is None else positions[line], rem.patch_size))
+                axes.set_xticks([])
+                axes.set_yticks([])
+                _tell_prediction(axes, views[place, line], truth, labels, numbers)
     for line, domain in enumerate(domains):
         panels[line][0].set_ylabel(domain.title, fontsize=8)
     rem.reset()
     return figure
 
 
-def _note_prediction(axes: Axes, logits: torch.Tensor, names: Sequence[str] | None, number: int, right: bool) -> None:
-    """Name and entropy of a prediction (C,), whose class has this number, below its image."""
-    label = names[int(logits.argmax())].split(",")[0] if names else f"class {number}"
-    nats = abs(float(entropy(logits)))
-    axes.set_xlabel(f"{label[:16]}\n{nats:.2f}", fontsize=7, color=_RIGHT if right else _WRONG)
-    axes.set_xticks([])
-    axes.set_yticks([])
+def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping[str, torch.Tensor]]:
+    """Changes to the source weights by method: the source's, then those of a few methods, those that mask first."""
+    paths = {name: delta_path(folder, name, next(iter(content["seeds"]))) for name, content in methods.items()}
+    known = [name for name, path in paths.items() if path.is_file() or name == "source"]
+    masking = {name for name, content in methods.items() if "mask_ratios" in content["config"]}
+    shown = sorted(known, key=lambda name: (name != "source", name not in masking))[:MASKED]
+    return {name: load_delta(paths[name]).tensors if paths[name].is_file() else {} for name in shown}
+
+
+def _tell_prediction(
+    axes: Axes, logits: torch.Tensor, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None
+) -> None:
+    """Below a picture: the predicted class and the entropy in nats.
+
+    Args:
+        axes: The picture's.
+        logits: Shape (C,).
+        truth: Number of the right class.
+        labels: Names of the C classes.
+        numbers: Their numbers, where they are not all of the model's.
+    """
+    guess, nats = int(logits.argmax()), float(entropy(logits))
+    number = guess if numbers is None else numbers[guess]
+    label = labels[guess].split(",")[0] if labels else f"class {number}"
+    axes.set_xlabel(f"{label[:16]}\n{abs(nats):.2f}", fontsize=7, color=_RIGHT if number == truth else _WRONG)
 
 
 def _first_readable(domain: Domain) -> tuple[Image.Image, int]:

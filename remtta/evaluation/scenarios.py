@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from remtta.errors import UsageError
-from remtta.evaluation.datasets import SEVERITIES, Dataset, Domain
+from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import SEVERITIES, Domain
 from remtta.options import EvalOptions
 
 Phase = Literal["adapt", "unseen", "revisit"]

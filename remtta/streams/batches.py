@@ -35,7 +35,7 @@ class Batches:
         self._preprocessing = preprocessing
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
-            self._live.keep = self._size
+            self._live.keep(self._size)
             self._demand = threading.Semaphore(self._size)
 
     def decoded(self, frames: Iterator[Frame], *, first: int, wait: Callable[[], None]) -> Generator[DecodedFrame]:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +41,7 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
     return parts, path
 
 
-def list_files(folder: Path, suffixes: frozenset[str], sort: Sort) -> list[Path]:
+def list_files(folder: Path, suffixes: Collection[str], sort: Sort) -> list[Path]:
     """Regular files under a folder with one of these endings, recursively.
 
     Linked folders are followed, each folder once. Named pipes, sockets and
@@ -54,7 +54,7 @@ def list_files(folder: Path, suffixes: frozenset[str], sort: Sort) -> list[Path]
     found: list[Path] = []
     walked = {os.path.realpath(folder)}
     for root, below, names in os.walk(folder, onerror=report, followlinks=True):
-        paths = (Path(root, name) for name in names if os.path.splitext(name)[1].lower() in suffixes)
+        paths = (Path(root, name) for name in names if has_suffix(name, suffixes))
         found += (path for path in paths if path.is_file())
         for name in sorted(below):
             place = os.path.realpath(os.path.join(root, name))
@@ -62,6 +62,11 @@ def list_files(folder: Path, suffixes: frozenset[str], sort: Sort) -> list[Path]
                 below.remove(name)
             walked.add(place)
     return sort_files(iter(found), sort)
+
+
+def has_suffix(path: str, suffixes: Collection[str]) -> bool:
+    """Whether a file's name ends in one of these, in upper or lower case."""
+    return os.path.splitext(path)[1].lower() in suffixes
 
 
 def sort_files(paths: Iterator[Path], sort: Sort) -> list[Path]:

@@ -18,7 +18,7 @@ from PIL import Image
 from remtta.errors import FrameError, StreamError, UsageError
 from remtta.streams.addresses import check_scheme
 from remtta.streams.frames import Frame
-from remtta.streams.images import Sort, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.images import Sort, has_suffix, image_suffixes, list_files, load_image, sort_files
 from remtta.streams.live import Buffer, LiveOptions, LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video, without_password
 
@@ -217,4 +217,4 @@ def _refuse(reason: str) -> Image.Image:
 
 
 def _is_video(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES
+    return has_suffix(path, VIDEO_SUFFIXES)

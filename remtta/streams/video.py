@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from remtta.errors import StreamError
-from remtta.streams.frames import Frame
+from remtta.errors import FrameError, StreamError
+from remtta.streams.frames import Frame, Gap
 from remtta.streams.opencv import load_opencv
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
@@ -33,7 +33,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
             or it yields no frame.
     """
     cv2 = load_opencv("video", StreamError)
-    capture = open_capture(cv2, source)
+    capture = open_capture(source)
     try:
         if not capture.isOpened():
             raise StreamError(cannot_open(source))
@@ -44,7 +44,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
                 if not decoded:
                     break
                 time_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-                yield _frame(cv2, source, pixels, number, time_s)
+                yield video_frame(cv2, source, pixels, number, time_s)
             number += 1
         if number == 0:
             raise StreamError(f"{source}: no frame could be decoded; {no_frame_advice(source)}")
@@ -69,21 +69,34 @@ def without_password(source: str) -> str:
     return re.sub(r"(?<=://)[^/]*@", "***@", source)
 
 
-def _frame(cv2: Any, name: str, pixels: Any, number: int, time_s: float) -> Frame:
+def video_frame(
+    cv2: Any,
+    name: str,
+    pixels: Any | None,
+    number: int,
+    time_s: float,
+    gap: Gap | None = None,
+    read_at: str | None = None,
+) -> Frame:
+    """A frame of a video from OpenCV's pixels, (H, W, 3) in BGR, which are None if it could not be decoded."""
+
     def load() -> Image.Image:
+        if pixels is None:
+            raise FrameError("cannot be decoded")
         return Image.fromarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
 
-    return Frame(name, load, number, round(max(time_s, 0.0), 6))
+    return Frame(name, load, number, round(max(time_s, 0.0), 6), gap, read_at)
 
 
 def open_capture(
-    cv2: Any, source: str | int, open_timeout_s: float = OPEN_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
+    source: str | int, open_timeout_s: float = OPEN_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
 ) -> Any:
     """A `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not have opened.
 
     Raises:
-        StreamError: If the name is one that OpenCV cannot take.
+        StreamError: If OpenCV cannot be loaded, or the name is one that it cannot take.
     """
+    cv2 = load_opencv("video", StreamError)
     if isinstance(source, int):
         return cv2.VideoCapture(source)
     _require_utf8(source)

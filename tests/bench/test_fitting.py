@@ -20,7 +20,7 @@ from remtta.methods.registry import build_method
 from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig, method_config
 from remtta.options import RunOptions
-from tests.cli.test_commands import remtta_here
+from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
 
 USED = 100 * 2**20

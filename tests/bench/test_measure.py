@@ -22,7 +22,7 @@ from remtta.bench.measure import (
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import count_flop
 from remtta.errors import UsageError
-from tests.cli.test_commands import remtta_here
+from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
 
 KWARGS = tuple(TINY.items())

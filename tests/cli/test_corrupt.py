@@ -22,10 +22,10 @@ from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
 from remtta.streams.images import load_image
-from tests.cli.test_commands import remtta_here
-from tests.conftest import draw_image
+from tests.command import REMTTA, refusal_of, remtta_here
+from tests.conftest import draw_folder, draw_image, happens
+from tests.records import json_of
 
-REMTTA = [sys.executable, "-m", "remtta"]
 HAS_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 FAST = ("--corruptions", "contrast,impulse_noise", "--jobs", "1")
 
@@ -50,8 +50,7 @@ def tree_of(folder: Path) -> dict[str, bytes]:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "corrupt.json").read_text())
-    return content
+    return json_of(folder / "corrupt.json")
 
 
 def test_a_labelled_folder_becomes_an_imagenet_c_tree(
@@ -296,12 +295,9 @@ def test_bad_input_gets_one_clear_line_and_its_exit_code(
     (tmp_path / "odd" / "corrupt.json").write_text('{"corruptions": {"../..": {}}, "settings": 1}')
     (tmp_path / "text.jpg").write_text("no image")
     monkeypatch.chdir(tmp_path)
-    assert remtta_here("corrupt", *args) == code
-    captured = capfd.readouterr()
-    errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert text in errors[0]
-    assert captured.out == ""
+    exit_code, told = refusal_of(capfd, "corrupt", *args)
+    assert exit_code == code
+    assert text in told
 
 
 def test_a_record_cannot_have_other_folders_removed(frames: Path, tmp_path: Path) -> None:
@@ -377,10 +373,7 @@ def test_without_opencv_nothing_is_touched(frames: Path, tmp_path: Path) -> None
 
 
 def many(folder: Path, count: int) -> Path:
-    folder.mkdir()
-    for number in range(count):
-        draw_image(number, 120, 100).save(folder / f"{number}.png")
-    return folder
+    return draw_folder(folder, range(count), "{}.png", 120, 100)
 
 
 def in_group(group: int) -> list[int]:
@@ -466,10 +459,7 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
 
 
 def wait_for_none_in(group: int) -> None:
-    deadline = time.monotonic() + 15
-    while in_group(group):
-        assert time.monotonic() < deadline, in_group(group)
-        time.sleep(0.05)
+    assert happens(lambda: not in_group(group), within_s=15), in_group(group)
 
 
 @HAS_PROC

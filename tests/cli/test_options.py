@@ -25,7 +25,7 @@ from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.frozen import SourceConfig
 from remtta.options import EvalOptions, RunOptions
-from tests.cli.test_commands import remtta_here
+from tests.command import remtta_here
 
 HOMONYMS = {
     "--batch-size": "frames of adapt, images of eval, images of bench's step",

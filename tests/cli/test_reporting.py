@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_commands import remtta_here
+from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS
+from tests.records import parsed
 
 
 def messages(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """Standard error as JSON Lines: every line must be one."""
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    lines = parsed(capfd.readouterr().err)
     assert lines and all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     return lines
 

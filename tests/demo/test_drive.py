@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from remtta.errors import UsageError
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
+from tests.records import record_of, rows_of
 
 
 def test_the_same_seed_draws_the_same_drive(tmp_path: Path) -> None:
@@ -55,12 +55,10 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     table = result.table()
     assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
     for method in ("source", "rem"):
-        rows = [
-            json.loads(line) for line in (tmp_path / "demo" / method / "predictions.jsonl").read_text().splitlines()
-        ]
+        rows = rows_of(tmp_path / "demo" / method)
         labels = [line.split(",")[1] for line in (tmp_path / "demo" / "labels.csv").read_text().splitlines()[1:]]
         wrong = [row["class"] != int(label) for row, label in zip(rows, labels, strict=True)]
-        record = json.loads((tmp_path / "demo" / method / "run.json").read_text())
+        record = record_of(tmp_path / "demo" / method)
         assert ("mask_ratios" in record["method"]) == (method == "rem")
         assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[20:40]) / 20)
     assert remtta.load_delta(result.delta).updates == len(CONDITIONS)

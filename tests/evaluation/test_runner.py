@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, Source
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
 from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
-from tests.evaluation.test_evaluation import open_tree, rows_of
+from tests.evaluation.trees import open_tree
+from tests.records import parsed, rows_of
 
 SOON_RETIRED = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
 
@@ -82,7 +82,7 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
 ) -> None:
     run_guarded(tree, tmp_path / "whole", seeds=(0, 1))
     whole = (tmp_path / "whole" / "events.jsonl").read_bytes()
-    events = [json.loads(line) for line in whole.splitlines()]
+    events = parsed(whole)
     assert [(event["event"], event["seed"]) for event in events] == [("retired", 0), ("retired", 1)]
     for event in events:  # from the batch of the last alarm on, the source answers
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)

@@ -26,9 +26,9 @@ from remtta.methods.tent import Tent
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.streams.images import load_image
-from tests.cli.test_commands import remtta_here
+from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, tiny_vit
-from tests.evaluation.test_evaluation import write_tree
+from tests.evaluation.trees import write_tree
 
 
 class Anchored(Tent):

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import os
 import signal
 import threading
@@ -40,15 +39,7 @@ from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-
-
-def record_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return content
+from tests.records import record_of, rows_of
 
 
 def test_every_frame_is_predicted_in_natural_order_and_the_last_batch_is_smaller(

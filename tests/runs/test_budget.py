@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from remtta.options import RunOptions
 from remtta.runs.budget import Budget, Latencies
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import tiny_vit
+from tests.records import record_of, rows_of
 
 
 def batch(times: list[float | None]) -> list[DecodedFrame]:
@@ -139,13 +138,11 @@ def test_a_run_out_of_time_predicts_everything_and_adapts_once(
     monkeypatch.setattr(REM, "__call__", counted)
     options = RunOptions(batch_size=4, max_ms=1e-3)
     summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", config=REMConfig(lr=0.01), options=options)
-    rows: list[dict[str, Any]] = [
-        json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
-    ]
+    rows = rows_of(tmp_path / "run")
     assert calls == [4] and summary.num_updates == 1  # the first batch says what an update takes
     assert len(rows) == 12 and [row["adapted"] for row in rows] == [True] * 4 + [False] * 8
     assert all(row["not_adapted"] == "out of time" for row in rows[4:])
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record = record_of(tmp_path / "run")
     assert record["counts"]["not_adapted"] == 8
     latency = record["timing"]["latency_ms"]
     assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]

@@ -20,13 +20,15 @@ from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.place import load_place, save_place
 from remtta.runs.states import load_state
 from tests.conftest import tiny_vit
-from tests.runs.test_resume import StopAfter, camera, go, record_of, rows_of
+from tests.records import record_of, rows_of
+from tests.runs.test_resume import camera
 from tests.runs.test_session import stopped_in, write_domain
+from tests.runs.tiny import StopAfter, adapt_tiny
 
 
 def stopped(frames: Path, folder: Path, batches: int = 2, **more: Any) -> None:
     with Interrupts() as interrupts:
-        go(frames, folder, on_batch=StopAfter(batches), interrupts=interrupts, **more)
+        adapt_tiny(frames, folder, on_batch=StopAfter(batches), interrupts=interrupts, **more)
 
 
 def killed(frames: Path, folder: Path) -> list[Path]:
@@ -37,7 +39,7 @@ def killed(frames: Path, folder: Path) -> list[Path]:
         left.append(folder.with_name(f"{folder.name}{len(left)}"))
         shutil.copytree(folder, left[-1])
 
-    go(frames, folder, on_batch=snapshot)
+    adapt_tiny(frames, folder, on_batch=snapshot)
     return left
 
 
@@ -48,7 +50,7 @@ def test_a_flipped_bit_in_the_state_is_told(frames: Path, tmp_path: Path) -> Non
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"its content does not match its checksum.; start again with --overwrite"):
-        go(frames, tmp_path / "run", resume=True)
+        adapt_tiny(frames, tmp_path / "run", resume=True)
     assert path.read_bytes() == content
 
 
@@ -58,7 +60,7 @@ def test_rows_that_were_changed_since_they_were_saved_are_told(frames: Path, tmp
     changed = path.read_bytes().replace(b'"class": ', b'"class":9', 1)
     path.write_bytes(changed)
     with pytest.raises(UsageError, match=r"predictions.jsonl was changed since it was saved; put it back, or start"):
-        go(frames, tmp_path / "run", resume=True)
+        adapt_tiny(frames, tmp_path / "run", resume=True)
     assert path.read_bytes() == changed
 
 
@@ -71,25 +73,25 @@ def test_damaged_lines_after_the_last_save_are_made_again(
     path = folder / PREDICTIONS
     lines = path.read_bytes()[place.num_bytes :].splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: place.num_bytes] + lines[0] + damage + lines[2])
-    go(frames, folder, resume=True)
+    adapt_tiny(frames, folder, resume=True)
     assert path.read_bytes() == (tmp_path / "run" / PREDICTIONS).read_bytes()
     assert "2 damaged line(s) at the end of predictions.jsonl are made again" in caplog.text
     assert "another machine" not in caplog.text
 
 
 def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> None:
-    go(camera(6), tmp_path / "run")
+    adapt_tiny(camera(6), tmp_path / "run")
     path = tmp_path / "run" / PREDICTIONS
     with open(path, "ab") as file:
         file.write(b'{"torn": \n{"index": 6}\n')
     content = path.read_bytes()
     with pytest.raises(UsageError, match=r"the last 2 line\(s\) of .*predictions.jsonl are damaged; mend or remove"):
-        go(camera(3), tmp_path / "run", resume=True)
+        adapt_tiny(camera(3), tmp_path / "run", resume=True)
     assert path.read_bytes() == content
 
 
 def test_a_state_of_before_the_hashes_is_read(frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "whole")
+    adapt_tiny(frames, tmp_path / "whole")
     stopped(frames, tmp_path / "run")
     path = tmp_path / "run" / STATE
     place, state = load_place(path)
@@ -97,7 +99,7 @@ def test_a_state_of_before_the_hashes_is_read(frames: Path, tmp_path: Path) -> N
     save_place(path, place, state)
     content, _ = load_state(path)
     assert {"rows_sha256", "passed_bytes"} <= set(content)
-    go(frames, tmp_path / "run", resume=True)
+    adapt_tiny(frames, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
 
 
@@ -112,7 +114,7 @@ def test_a_time_in_the_state_that_is_none_is_told_and_nothing_written(
     save_place(path, place, state)
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
     with pytest.raises(UsageError, match=r"state.safetensors is damaged \(its seconds are no time\)"):
-        go(frames, tmp_path / "run", resume=True)
+        adapt_tiny(frames, tmp_path / "run", resume=True)
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
@@ -150,10 +152,10 @@ def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_
     source = [frames / f"frame_{number}.png" for number in range(12)]
     with Interrupts() as interrupts:
         interrupts.check = lambda: (_ for _ in ()).throw(Stopped(15))  # type: ignore[method-assign]
-        go(source, folder, resume=True, interrupts=interrupts)
+        adapt_tiny(source, folder, resume=True, interrupts=interrupts)
     record = record_of(folder)
     assert record["exit_reason"] == "SIGTERM" and record["counts"]["frames"] == len(rows_of(folder)) == 9
-    go(source, folder, resume=True)
+    adapt_tiny(source, folder, resume=True)
     assert (folder / PREDICTIONS).read_bytes() == (tmp_path / "run" / PREDICTIONS).read_bytes()
     assert record_of(folder)["counts"] == record_of(tmp_path / "run")["counts"]
 
@@ -163,10 +165,10 @@ def test_what_a_reader_may_not_have_had_is_passed_on_again(frames: Path, tmp_pat
         (tmp_path / "whole").write_bytes((tmp_path / "run" / PREDICTIONS).read_bytes())
         usual, replayed = io.BytesIO(), io.BytesIO()
         shutil.copytree(folder, tmp_path / f"again_{folder.name}")
-        go(frames, tmp_path / f"again_{folder.name}", resume=True, echo=usual)
+        adapt_tiny(frames, tmp_path / f"again_{folder.name}", resume=True, echo=usual)
         promised = (folder / PREDICTIONS).read_bytes()
         assert usual.getvalue() == (tmp_path / "whole").read_bytes()[len(promised) :]  # nothing twice
-        go(frames, folder, resume=True, echo=replayed, options={"replay": True})
+        adapt_tiny(frames, folder, resume=True, echo=replayed, options={"replay": True})
         assert replayed.getvalue() == (tmp_path / "whole").read_bytes()  # so small a file waits in a pipe as a whole
         assert json.loads((folder / RECORD).read_text())["options"]["replay"] is True
 
@@ -177,12 +179,12 @@ def test_rows_that_no_pipe_can_still_hold_are_not_passed_on_again(
     monkeypatch.setattr("remtta.runs.journal._MOST_IN_PIPE", 100)
     folder = killed(frames, tmp_path / "run")[2]
     echo = io.BytesIO()
-    go(frames, folder, resume=True, echo=echo, options={"replay": True})
+    adapt_tiny(frames, folder, resume=True, echo=echo, options={"replay": True})
     # The state was saved in the second batch, whose rows were not passed on then.
     assert [json.loads(line)["index"] for line in echo.getvalue().splitlines()] == list(range(3, 12))
 
 
 def test_a_delta_beside_a_replayed_run_is_the_same(frames: Path, tmp_path: Path) -> None:
     folder = killed(frames, tmp_path / "run")[1]
-    go(frames, folder, resume=True, echo=io.BytesIO(), options={"replay": True})
+    adapt_tiny(frames, folder, resume=True, echo=io.BytesIO(), options={"replay": True})
     assert (folder / DELTA).stat().st_size == (tmp_path / "run" / DELTA).stat().st_size

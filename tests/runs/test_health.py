@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -19,14 +18,10 @@ from remtta.runs.adapt import RunSummary
 from remtta.runs.health import HealthFile, check_health_path
 from remtta.streams.live import LiveOptions, LiveSource
 from remtta.streams.sources import Stream
-from tests.cli.test_commands import remtta_here
-from tests.conftest import TINY_OPTIONS, tiny_vit
-from tests.streams.test_live import FakeCamera, happens, noise
-
-
-def health_of(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS, happens, tiny_vit
+from tests.records import json_of
+from tests.streams.fakes import FakeCamera, noise
 
 
 def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
@@ -37,9 +32,9 @@ def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
         return {"frames": calls[0]}
 
     health = HealthFile(path, report, every_s=0.01)
-    assert happens(lambda: bool(health_of(path)["frames"] > 5))  # every reading in between was whole, too
+    assert happens(lambda: bool(json_of(path)["frames"] > 5))  # every reading in between was whole, too
     health.close()
-    last = health_of(path)
+    last = json_of(path)
     assert last["frames"] == calls[0] and last["time"].endswith("+00:00")
     assert [entry.name for entry in tmp_path.iterdir()] == ["health.json"]
     assert not any(thread.name == "remtta-health" for thread in threading.enumerate())
@@ -69,8 +64,8 @@ def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch:
     seen: list[dict[str, Any]] = []
 
     def look(wanted: Callable[[dict[str, Any]], bool]) -> None:
-        assert happens(lambda: wanted(health_of(path)))
-        seen.append(health_of(path))
+        assert happens(lambda: wanted(json_of(path)))
+        seen.append(json_of(path))
 
     def on_batch(summary: RunSummary) -> None:
         if summary.num_frames == 2:
@@ -83,7 +78,7 @@ def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch:
     stream = Stream("0", "camera", islice(source.frames(), 3), live_source=source)
     adapt_stream(vit, stream, tmp_path / "run", options=RunOptions(batch_size=1), health=path, on_batch=on_batch)
     assert {"reconnecting"} <= {health["state"] for health in seen} <= {"running", "reconnecting"}
-    last = health_of(path)
+    last = json_of(path)
     assert last["last_frame"] <= last["time"]
     assert 0 <= last["lag_s"] < 60
     del last["time"], last["last_frame"], last["lag_s"]
@@ -97,7 +92,7 @@ def test_the_end_of_a_run_is_told_with_its_reason(vit: nn.Module, tmp_path: Path
         adapt_stream(
             vit, Stream("0", "camera", source.frames(), live_source=source), tmp_path / "run", health=tmp_path / "h"
         )
-    health = health_of(tmp_path / "h")
+    health = json_of(tmp_path / "h")
     assert health["state"] == "error" and health["reason"].startswith("error: camera 0 cannot be opened")
     assert health["last_frame"] is None
 
@@ -122,7 +117,7 @@ def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_o
     assert not run.parent.exists()
     for resume in (False, True):
         adapt_stream(tiny_vit(), frames, run, health=run / "health.json", options=RunOptions(resume=resume))
-        assert health_of(run / "health.json")["state"] == "completed"
+        assert json_of(run / "health.json")["state"] == "completed"
     assert (run / "predictions.jsonl").read_bytes().count(b"\n") == 12
 
 
@@ -148,11 +143,11 @@ def test_it_is_written_through_a_link_to_a_file_like_it_or_none(content: str | N
         target.write_text(content)
     check_health_path(link, tmp_path / "run")
     HealthFile(link, lambda: {"state": "running"}).close()
-    assert link.is_symlink() and health_of(target)["state"] == "running"
+    assert link.is_symlink() and json_of(target)["state"] == "running"
 
 
 def test_the_command_writes_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
     args: list[str | Path] = ["-b", "6", "-o", tmp_path / "run", "--health", tmp_path / "health.json"]
     assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
-    health = health_of(tmp_path / "health.json")
+    health = json_of(tmp_path / "health.json")
     assert (health["state"], health["frames"], health["updates"]) == ("completed", 12, 2)

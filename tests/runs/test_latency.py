@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from remtta import REM, adapt_stream
+from remtta import REM
 from remtta.deltas import DELTA
 from remtta.methods.settings import REMConfig
-from remtta.options import GuardOptions, RunOptions
-from remtta.runs.folder import PREDICTIONS, RECORD
+from remtta.options import GuardOptions
+from remtta.runs.adapt import RunSummary
+from remtta.runs.folder import PREDICTIONS
 from remtta.runs.interrupts import Interrupts
-from tests.cli.test_commands import remtta_here
-from tests.conftest import TINY_OPTIONS, draw_image, tiny_vit
-from tests.runs.test_resume import StopAfter
-
-QUICK = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1)
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS, draw_folder
+from tests.records import lines_of, record_of, rows_of
+from tests.runs.tiny import StopAfter, adapt_tiny
 
 
 def go(
@@ -31,28 +30,23 @@ def go(
     echo: io.BytesIO | None = None,
     on_batch: StopAfter | None = None,
     lr: float = 0.01,
+    resume: bool = False,
     **options: Any,
-) -> Any:
+) -> RunSummary:
     with Interrupts() as interrupts:
-        return adapt_stream(
-            tiny_vit(),
+        return adapt_tiny(
             source,
             folder,
             config=REMConfig(lr=lr),
-            options=RunOptions(**{"batch_size": 3, "save_every": 2, **options}),
+            resume=resume,
+            options=options,
             echo=echo,
             on_batch=on_batch,
             interrupts=interrupts,
         )
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / PREDICTIONS).read_text().splitlines()]
-
-
-def record_of(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    return record
+QUICK = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1)
 
 
 def test_predictions_are_out_before_the_update_and_stay_the_same(
@@ -109,14 +103,11 @@ def test_a_stop_during_the_update_loses_nothing(frames: Path, tmp_path: Path, mo
 
 
 def test_the_guard_answers_by_what_it_knew_before_the_batch(tmp_path: Path) -> None:
-    stream = tmp_path / "long"
-    stream.mkdir()
-    for number in range(96):
-        draw_image(number % 40).save(stream / f"{number}.png")
+    stream = draw_folder(tmp_path / "long", (number % 40 for number in range(96)))
     folder = tmp_path / "run"
     go(stream, folder, lr=0.05, batch_size=8, latency=True, guard=QUICK)
     rows = rows_of(folder)
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    events = lines_of(folder / "events.jsonl")
     retired = next(event["frame"] for event in events if event["event"] == "retired")
     assert all(row["adapted"] and row.get("answered_by") != "source" for row in rows if row["index"] < 8)
     assert all(row["answered_by"] == "source" for row in rows if row["index"] >= retired + 8)

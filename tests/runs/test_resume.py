@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from remtta import adapt_stream
 from remtta.deltas import DELTA
 from remtta.errors import RemttaError, UsageError
-from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
+from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 from remtta.runs.adapt import RunSummary
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
@@ -30,24 +27,8 @@ from remtta.runs.states import load_state, save_state
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
-
-OPTIONS: dict[str, Any] = {"batch_size": 3, "save_every": 2}
-CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
-
-
-def go(source: Any, folder: Path, method: str = "rem", *, resume: bool = False, **more: Any) -> RunSummary:
-    options = RunOptions(**{**OPTIONS, **more.pop("options", {})}, resume=resume)
-    config = more.pop("config", CONFIGS[method])
-    return adapt_stream(tiny_vit(), source, folder, method=method, config=config, options=options, **more)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / PREDICTIONS).read_text().splitlines()]
-
-
-def record_of(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    return record
+from tests.records import record_of, rows_of
+from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
 
 
 def assert_same_results(folder: Path, whole: Path) -> None:
@@ -66,25 +47,13 @@ def _without_time(path: Path) -> list[bytes]:
     return [json.dumps(header, sort_keys=True).encode(), content[end:]]
 
 
-class StopAfter:
-    """Sends SIGTERM after so many batches."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def __call__(self, summary: RunSummary) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 @pytest.mark.parametrize("method", CONFIGS)
 def test_a_stopped_run_goes_on_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "whole", method)
+    adapt_tiny(frames, tmp_path / "whole", method)
     with Interrupts() as interrupts:
-        stopped = go(frames, tmp_path / "parts", method, on_batch=StopAfter(1), interrupts=interrupts)
+        stopped = adapt_tiny(frames, tmp_path / "parts", method, on_batch=StopAfter(1), interrupts=interrupts)
     assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
-    resumed = go(frames, tmp_path / "parts", method, resume=True)
+    resumed = adapt_tiny(frames, tmp_path / "parts", method, resume=True)
     assert resumed.exit_reason == "completed" and record_of(tmp_path / "parts")["resumed"] == 1
     assert_same_results(tmp_path / "parts", tmp_path / "whole")
 
@@ -98,14 +67,14 @@ def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> Non
         snapshots.append(tmp_path / f"killed{len(snapshots)}")
         shutil.copytree(whole, snapshots[-1])
 
-    go(frames, whole, on_batch=snapshot, options={"save_every": 2})
+    adapt_tiny(frames, whole, on_batch=snapshot, options={"save_every": 2})
     assert len(snapshots) == 4
     unsaved = 0
     for killed in snapshots:
         promised = (killed / PREDICTIONS).read_bytes()
         place, _ = load_place(killed / STATE)
         unsaved += place.num_bytes < len(promised)
-        go(frames, killed, resume=True, options={"save_every": 2})
+        adapt_tiny(frames, killed, resume=True, options={"save_every": 2})
         assert (killed / PREDICTIONS).read_bytes().startswith(promised)
         assert_same_results(killed, whole)
     assert unsaved == 2  # before the first save, and between two
@@ -115,36 +84,36 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
     readable = [str(path) for path in sorted(frames.glob("*.png"))[:5]]
     source = [readable[0], *["absent.png"] * 30, *readable[1:]]
     ends: list[int] = []
-    go(source, tmp_path / "whole", on_batch=lambda summary: ends.append(summary.num_frames))
+    adapt_tiny(source, tmp_path / "whole", on_batch=lambda summary: ends.append(summary.num_frames))
     assert ends == [12, *range(13, 32), 34, 35]  # four times the batch of 3, then each by itself
     for batches in (1, 5):
         with Interrupts() as interrupts:
-            go(source, tmp_path / f"{batches}", on_batch=StopAfter(batches), interrupts=interrupts)
+            adapt_tiny(source, tmp_path / f"{batches}", on_batch=StopAfter(batches), interrupts=interrupts)
         assert len(rows_of(tmp_path / f"{batches}")) == 11 + batches
-        go(source, tmp_path / f"{batches}", resume=True)
+        adapt_tiny(source, tmp_path / f"{batches}", resume=True)
         assert_same_results(tmp_path / f"{batches}", tmp_path / "whole")
 
 
 def test_a_torn_last_line_is_repaired(frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "whole")
+    adapt_tiny(frames, tmp_path / "whole")
     full = (tmp_path / "whole" / PREDICTIONS).read_bytes()
     with Interrupts() as interrupts:
-        go(frames, tmp_path / "cut", on_batch=StopAfter(2), interrupts=interrupts)
+        adapt_tiny(frames, tmp_path / "cut", on_batch=StopAfter(2), interrupts=interrupts)
     for extra in (1, 700, 1500):
         cut = tmp_path / f"cut{extra}"
         shutil.copytree(tmp_path / "cut", cut)
         settled = (cut / PREDICTIONS).stat().st_size
         (cut / PREDICTIONS).write_bytes(full[: settled + extra])
-        go(frames, cut, resume=True)
+        adapt_tiny(frames, cut, resume=True)
         assert_same_results(cut, tmp_path / "whole")
 
 
 def test_rows_that_were_passed_on_are_not_passed_on_again(frames: Path, tmp_path: Path) -> None:
     first, second = io.BytesIO(), io.BytesIO()
     with Interrupts() as interrupts:
-        go(frames, tmp_path / "run", echo=first, on_batch=StopAfter(2), interrupts=interrupts)
+        adapt_tiny(frames, tmp_path / "run", echo=first, on_batch=StopAfter(2), interrupts=interrupts)
     (tmp_path / "run" / STATE).unlink()  # as if it had been killed before the first save
-    go(frames, tmp_path / "run", echo=second, resume=True)
+    adapt_tiny(frames, tmp_path / "run", echo=second, resume=True)
     assert first.getvalue() + second.getvalue() == (tmp_path / "run" / PREDICTIONS).read_bytes()
     assert len(second.getvalue().splitlines()) == 12 - len(first.getvalue().splitlines())
 
@@ -153,25 +122,25 @@ def test_predictions_that_come_out_differently_stay_and_are_told(
     frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     (run / STATE).unlink()
     changed = (run / PREDICTIONS).read_text().replace('"index": 3', '"index": 333')
     (run / PREDICTIONS).write_text(changed)
-    go(frames, run, resume=True)
+    adapt_tiny(frames, run, resume=True)
     assert (run / PREDICTIONS).read_text() == changed
     assert "from frame 3 on, some predictions differ" in caplog.text
 
 
 def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     before, latency_ms = (run / PREDICTIONS).read_bytes(), record_of(run)["timing"]["latency_ms"]
-    nothing_new = go(frames, run, resume=True)
+    nothing_new = adapt_tiny(frames, run, resume=True)
     assert latency_ms["p50"] > 0 and record_of(run)["timing"]["latency_ms"] == latency_ms
     assert nothing_new.exit_reason == "completed" and (run / PREDICTIONS).read_bytes() == before
     for number in (12, 13):
         draw_image(number).save(frames / f"frame_{number}.png")
-    go(frames, run, resume=True)
+    adapt_tiny(frames, run, resume=True)
     rows = rows_of(run)
     assert [row["index"] for row in rows] == list(range(14))
     assert rows[-1]["update"] == 4 and record_of(run)["counts"]["updates"] == 5
@@ -179,8 +148,8 @@ def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_pa
 
 
 def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "run", resume=True)
-    go(frames, tmp_path / "whole")
+    adapt_tiny(frames, tmp_path / "run", resume=True)
+    adapt_tiny(frames, tmp_path / "whole")
     assert_same_results(tmp_path / "run", tmp_path / "whole")
     assert record_of(tmp_path / "run")["resumed"] == 0
 
@@ -196,33 +165,33 @@ def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> N
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     before = (run / PREDICTIONS).read_bytes()
     with pytest.raises(UsageError, match=told):
-        go(frames, run, resume=True, **changes)
+        adapt_tiny(frames, run, resume=True, **changes)
     assert (run / PREDICTIONS).read_bytes() == before
     assert record_of(run)["exit_reason"] == "completed"
 
 
 def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     left = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(UsageError, match=r"holds 11 frame\(s\), and the run had seen 12"):
-        go([frames / f"frame_{number}.png" for number in range(11)], run, resume=True)
+        adapt_tiny([frames / f"frame_{number}.png" for number in range(11)], run, resume=True)
     (frames / "frame_11.png").rename(frames / "frame_12.png")
     with pytest.raises(UsageError, match=r"frame 11 of .* is .*frame_12\.png, and was .*frame_11\.png"):
-        go(frames, run, resume=True)
+        adapt_tiny(frames, run, resume=True)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == left
 
 
 def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
     with Interrupts() as interrupts:
-        go(frames, tmp_path, on_batch=StopAfter(1), interrupts=interrupts)
+        adapt_tiny(frames, tmp_path, on_batch=StopAfter(1), interrupts=interrupts)
     record = record_of(tmp_path)
     record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
     (tmp_path / RECORD).write_text(json.dumps(record))
-    go(frames, tmp_path, resume=True)
+    adapt_tiny(frames, tmp_path, resume=True)
     assert record_of(tmp_path)["timing"]["started"] == "2026-01-01T00:00:00+00:00"
 
 
@@ -237,10 +206,10 @@ def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
 
 def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     (run / PREDICTIONS).write_text("")
     with pytest.raises(RemttaError, match="has lost lines"):
-        go(frames, run, resume=True)
+        adapt_tiny(frames, run, resume=True)
 
 
 def test_overwrite_and_resume_exclude_each_other() -> None:
@@ -258,14 +227,13 @@ def camera(count: int) -> Stream:
 
 def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    go(camera(9), run, options={"save_every": 2})
+    adapt_tiny(camera(9), run, options={"save_every": 2})
     place, state = load_place(run / STATE)
     # As a kill after the third batch would leave it: the save is from after the second.
     size = sum(len(line) + 1 for line in (run / PREDICTIONS).read_text().splitlines()[:6])
-    save_place(
-        run / STATE, Place(**{**vars(place), "frames": 6, "updates": 2, "num_bytes": size, "rows_sha256": None}), state
-    )
-    go(camera(3), run, resume=True, options={"save_every": 2})
+    earlier = {"frames": 6, "updates": 2, "num_bytes": size, "rows_sha256": None}
+    save_place(run / STATE, Place(**{**vars(place), **earlier}), state)
+    adapt_tiny(camera(3), run, resume=True, options={"save_every": 2})
     rows = rows_of(run)
     assert [row["index"] for row in rows] == list(range(12))
     assert [row["frame"] for row in rows[9:]] == [0, 1, 2]
@@ -277,7 +245,7 @@ def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
 def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     if not run.exists():
-        go(frames, run)
+        adapt_tiny(frames, run)
         shutil.copytree(run, tmp_path / "intact")
     name = data.draw(st.sampled_from([STATE, RECORD]))
     intact = (tmp_path / "intact" / name).read_bytes()
@@ -286,7 +254,7 @@ def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, f
     (run / name).write_bytes(damaged)
     predictions = (run / PREDICTIONS).read_bytes()
     try:
-        go(frames, run, resume=True)
+        adapt_tiny(frames, run, resume=True)
     except RemttaError as error:
         assert str(error)
     assert (run / PREDICTIONS).read_bytes() == predictions
@@ -313,7 +281,7 @@ def test_the_state_of_another_version_is_refused_in_one_line(
     change: dict[str, Any], frames: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     position, state = load_state(run / STATE)
     for name, value in change.items():
         content: dict[str, Any] = position if name.startswith("place.") else state
@@ -325,7 +293,7 @@ def test_the_state_of_another_version_is_refused_in_one_line(
     save_state(run / STATE, position, state)
     left = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(UsageError) as refused:
-        go(frames, run, resume=True)
+        adapt_tiny(frames, run, resume=True)
     told = f"the state in {run} was written by another version of remtta; start again with --overwrite"
     assert str(refused.value) == told
     assert {path.name: path.read_bytes() for path in run.iterdir()} == left
@@ -336,45 +304,39 @@ def test_a_damaged_file_is_wrong_use_so_that_a_service_manager_does_not_try_agai
     name: str, frames: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    go(frames, run)
+    adapt_tiny(frames, run)
     (run / name).write_bytes((run / name).read_bytes()[:-100])
     with pytest.raises(UsageError, match="start again with --overwrite"):
-        go(frames, run, resume=True)
+        adapt_tiny(frames, run, resume=True)
 
 
 def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "run")
+    adapt_tiny(frames, tmp_path / "run")
     with pytest.raises(UsageError, match="base_sha256 was"):
-        adapt_stream(
-            tiny_vit(seed=5),
-            frames,
-            tmp_path / "run",
-            config=CONFIGS["rem"],
-            options=RunOptions(**OPTIONS, resume=True),
-        )
+        adapt_tiny(frames, tmp_path / "run", model=tiny_vit(seed=5), resume=True)
 
 
 def test_a_run_that_was_never_saved_begins_anew_without_its_predictions(frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "whole")
+    adapt_tiny(frames, tmp_path / "whole")
     with Interrupts() as interrupts:
-        go(frames, tmp_path / "run", on_batch=StopAfter(1), interrupts=interrupts)
+        adapt_tiny(frames, tmp_path / "run", on_batch=StopAfter(1), interrupts=interrupts)
     for name in (STATE, PREDICTIONS, EVENTS):
         (tmp_path / "run" / name).unlink()
-    go(frames, tmp_path / "run", resume=True)
+    adapt_tiny(frames, tmp_path / "run", resume=True)
     assert_same_results(tmp_path / "run", tmp_path / "whole")
 
 
 def test_lost_events_are_no_reason_to_stop(frames: Path, tmp_path: Path) -> None:
     with Interrupts() as interrupts:
-        go(frames, tmp_path / "run", on_batch=StopAfter(2), interrupts=interrupts)
+        adapt_tiny(frames, tmp_path / "run", on_batch=StopAfter(2), interrupts=interrupts)
     (tmp_path / "run" / EVENTS).unlink()
-    assert go(frames, tmp_path / "run", resume=True).exit_reason == "completed"
+    assert adapt_tiny(frames, tmp_path / "run", resume=True).exit_reason == "completed"
 
 
 def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: Path, tmp_path: Path) -> None:
-    go(frames, tmp_path / "run")
+    adapt_tiny(frames, tmp_path / "run")
     (tmp_path / "run" / RECORD).unlink()
     before = (tmp_path / "run" / PREDICTIONS).read_bytes()
     with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot go on; --overwrite"):
-        go(frames, tmp_path / "run", resume=True)
+        adapt_tiny(frames, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before

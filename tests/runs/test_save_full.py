@@ -12,13 +12,13 @@ from torch import nn
 
 from remtta import RunOptions, adapt_stream, apply_delta, load_delta, load_model
 from remtta.errors import UsageError
-from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.runner import evaluate
 from remtta.methods.settings import METHOD_CONFIGS, method_config
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions
-from tests.cli.test_commands import remtta_here
-from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.command import remtta_here
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 
 CHANGED: dict[str, dict[str, Any]] = {
     "cotta": {"lr": 0.05, "teacher_decay": 0.5, "augment_below": 0.0},
@@ -93,17 +93,14 @@ def test_a_run_that_starts_from_a_full_delta_goes_on_from_what_predicted(frames:
 
 
 def test_an_evaluation_leaves_the_model_and_only_small_deltas(tmp_path: Path) -> None:
-    for domain in ("fog", "snow"):
-        for number in range(NUM_CLASSES):
-            (tmp_path / "c" / domain / str(number)).mkdir(parents=True)
-            draw_image(number).save(tmp_path / "c" / domain / str(number) / "a.png")
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], severities=(), each=1))
     small = {"memo": {"num_augmentations": 2}}
     names = ["tent", "cotta", "lame", "memo", "vida", "continual-mae", "vdp"]
     methods = {
         name: method_config(name, {**CHANGED.get(name, {}), **small.get(name, {})}, batch_size=4) for name in names
     }
     assert set(names) < set(METHOD_CONFIGS)
-    model, dataset = tiny_vit(), open_dataset(tmp_path / "c", num_classes=NUM_CLASSES)
+    model = tiny_vit()
     before = state_sha256(model)
     results = evaluate(model, dataset, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4))
     assert state_sha256(model) == before

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import socket
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from remtta.errors import StreamError, UsageError
 from remtta.streams.addresses import check_scheme, why_not_open
 from remtta.streams.sources import open_stream
+from tests.streams.servers import QuietHandler, serving
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
+class _Server(QuietHandler):
     """Answers with the status in the path; /page is a page, /video claims to be one, /private wants a password."""
 
     def do_GET(self) -> None:
@@ -30,19 +28,11 @@ class _Server(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Type", "text/html; charset=utf-8" if name == "page" else "video/mp4")
         self.end_headers()
 
-    def log_message(self, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-    thread = threading.Thread(target=web.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"127.0.0.1:{web.server_port}"
-    web.shutdown()
-    thread.join()
-    web.server_close()
+    with serving(_Server) as web:
+        yield f"127.0.0.1:{web.server_port}"
 
 
 @pytest.mark.parametrize(

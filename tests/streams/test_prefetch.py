@@ -15,6 +15,7 @@ from torch import Tensor
 from remtta.errors import FrameError, StreamError
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import prefetch
+from tests.conftest import happens
 
 
 class Stop(BaseException):
@@ -71,20 +72,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.opened.set()
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert happens(lambda: set(threading.enumerate()) <= before)
-
-
-def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 class Waits:

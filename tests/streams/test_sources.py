@@ -328,22 +328,21 @@ def test_paths_longer_than_one_read_stay_whole(pipe: tuple[int, int]) -> None:
     assert in_time(lambda: [next(paths) for _ in expected]) == expected
 
 
-def test_a_path_arrives_as_soon_as_it_is_complete(pipe: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((b"a.png\nb.p", b"ng\n"), ["a.png", "b.png"]),
+        ((b"first\nb\xc3", b"\xa4r.png\n"), ["first", "bär.png"]),  # split inside a letter
+    ],
+)
+def test_a_path_arrives_as_soon_as_it_is_complete(
+    parts: tuple[bytes, bytes], expected: list[str], pipe: tuple[int, int]
+) -> None:
     read_end, write_end = pipe
     paths = read_paths(read_end)
-    os.write(write_end, b"a.png\nb.p")
-    assert in_time(lambda: next(paths)) == "a.png"
-    os.write(write_end, b"ng\n")
-    assert in_time(lambda: next(paths)) == "b.png"
-
-
-def test_a_path_split_inside_a_letter_is_put_together(pipe: tuple[int, int]) -> None:
-    read_end, write_end = pipe
-    paths = read_paths(read_end)
-    os.write(write_end, b"first\nb\xc3")
-    assert in_time(lambda: next(paths)) == "first"
-    os.write(write_end, b"\xa4r.png\n")
-    assert in_time(lambda: next(paths)) == "bär.png"
+    for part, path in zip(parts, expected, strict=True):
+        os.write(write_end, part)
+        assert in_time(lambda: next(paths)) == path
 
 
 def test_frames_follow_the_paths_on_standard_input(tmp_path: Path, standard_input: int) -> None:

@@ -1,0 +1,182 @@
+"""One opening of a live source, and the thread that reads it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from remtta.errors import RemttaError, StreamError
+from remtta.streams.addresses import why_not_open
+from remtta.streams.buffer import Shot, ShotBuffer
+from remtta.streams.opencv import load_opencv
+from remtta.streams.video import cannot_open, no_frame_advice, video_name
+from remtta.streams.watchdog import Watchdog
+
+_TRIES = 30
+"""Reads in a row that may fail: OpenCV fails one for each part of a stream that its decoder refuses."""
+
+
+class Capture(Protocol):
+    """What is used of `cv2.VideoCapture`."""
+
+    def isOpened(self) -> bool: ...
+    def grab(self) -> bool: ...
+    def retrieve(self) -> tuple[bool, Any]: ...
+    def get(self, prop: int, /) -> float: ...
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What is read, and how.
+
+    Attributes:
+        source: Camera index, device or URL.
+        connect: Opens it.
+        stride: Take every stride-th frame; the others are not converted.
+    """
+
+    source: str | int
+    connect: Callable[[], Capture]
+    stride: int = 1
+
+    @property
+    def name(self) -> str:
+        """The source without a password."""
+        return video_name(self.source)
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is a network stream, not a camera."""
+        return isinstance(self.source, str) and "://" in self.source
+
+
+class Connection:
+    """One opening of a source, which a thread reads from then on, so that a read that hangs can be given up.
+
+    Attributes:
+        number: That of the next frame.
+        promised: How many frames there are in all, of a finite video; else 0.
+
+    Args:
+        feed: What to open.
+        watchdog: For this opening.
+        shots: Where the frames go.
+        number: That of the first frame.
+    """
+
+    def __init__(self, feed: Feed, watchdog: Watchdog, shots: ShotBuffer, number: int) -> None:
+        self.number = number
+        self.promised = 0
+        self._feed, self._watchdog, self._shots = feed, watchdog, shots
+        self._error: Exception | None = None
+        self._why_not_open: str | None = None
+        self._end = "the connection ended"
+        self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
+        self._thread.start()
+
+    def take(self, deadline: float = math.inf) -> Shot | None:
+        """The next frame; None if there will be none, or none came by the deadline (`reason` says why)."""
+        return self._shots.take(deadline)
+
+    def leave(self, wait_s: float = 0.0) -> None:
+        """Have the thread end as soon as its call returns, and wait for that a little."""
+        self._shots.leave()
+        self._thread.join(wait_s)
+
+    @property
+    def reason(self) -> str:
+        """Why it gives no more frames."""
+        if self._error:
+            return " ".join(str(self._error).split()) or type(self._error).__name__
+        return self._watchdog.reason or self._end
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in a way that no source ends by itself."""
+        return self._error is not None or self._watchdog.reason is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it failed for a reason that waiting does not change."""
+        return isinstance(self._error, RemttaError) or self.promised > 0
+
+    def failure(self) -> StreamError:
+        """What to raise if the very first connection gave no frame."""
+        name = self._feed.name
+        if isinstance(self._error, RemttaError):
+            return StreamError(str(self._error))
+        if self._error or self._watchdog.stalled:
+            return StreamError(f"{name}: {self.reason}; check the camera or the network")
+        if not self._watchdog.opened:
+            return StreamError(cannot_open(self._feed.source, self._why_not_open))
+        return StreamError(f"{name}: no frame could be decoded; {no_frame_advice(name)}")
+
+    def _run(self) -> None:
+        try:
+            self._connect()
+        except Exception as error:  # OpenCV's own, mostly
+            self._error = error
+        self._shots.end()
+
+    def _connect(self) -> None:
+        cv2 = load_opencv("video", StreamError)
+        capture = self._feed.connect()
+        try:
+            if capture.isOpened():
+                self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+                self._read(cv2, capture)
+            elif not self._watchdog.timed_out():
+                self._why_not_open = why_not_open(str(self._feed.source)) if self._feed.is_network else None
+                self._end = self._why_not_open or "it cannot be opened"
+        finally:
+            capture.release()  # before the end is told: a camera can be opened only once
+
+    def _read(self, cv2: Any, capture: Capture) -> None:
+        watchdog, finite = self._watchdog, self.promised > 0
+        arrived = watchdog.open()
+        refused, tries = 0, _TRIES if self._feed.is_network and not finite else 1
+        while self._shots.is_wanted:
+            asked = watchdog.wake()
+            grabbed, now = capture.grab(), watchdog.clock()
+            stalled = not finite and watchdog.timed_out(asked)
+            if not grabbed:
+                refused += 1
+                if stalled or refused >= tries or watchdog.starves(arrived):
+                    return
+                continue
+            arrived = asked if stalled else now
+            for _ in range(refused):  # parts that the decoder refused, as it turns out: the stream goes on
+                if self._is_taken():
+                    self._shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
+                self.number += 1
+            refused = 0
+            if self._is_taken():
+                shot = self._decoded(cv2, capture, arrived)
+                self._shots.put(shot)
+                if watchdog.is_starved_after(finite or shot.pixels is not None):
+                    return
+            self.number += 1
+            if stalled:
+                return
+
+    def _is_taken(self) -> bool:
+        return self.number % self._feed.stride == 0
+
+    def _decoded(self, cv2: Any, capture: Capture, arrived: float) -> Shot:
+        decoded, pixels = capture.retrieve()
+        whole = decoded and pixels is not None and pixels.size > 0
+        position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
+        return Shot(self.number, arrived, pixels if whole else None, self._utc(arrived), position_s)
+
+    def _utc(self, moment: float) -> str | None:
+        """A moment of the clock as a date, for live sources."""
+        if self.promised:
+            return None
+        return (datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - moment)).isoformat(
+            timespec="milliseconds"
+        )

@@ -1,0 +1,66 @@
+"""The adapt command."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS, draw_folder, draw_image
+from tests.records import record_of
+
+
+def test_the_embedded_model_is_a_model_like_any_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw_image(0).save(tmp_path / "a.png")
+    run = tmp_path / "run"
+    assert remtta_here("adapt", tmp_path / "a.png", "--model", "remtta-demo", "-o", run, "--verbose") == 0
+    assert "rem adapts 24 tensors, blocks.0.norm1.weight, " in capfd.readouterr().err
+    assert remtta_here("apply", run, "-o", tmp_path / "whole.safetensors") == 0
+
+
+def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from remtta.cli import progress
+    from remtta.runs.adapt import RunSummary
+    from remtta.runs.place import Place
+
+    caplog.set_level("INFO", logger="remtta")
+    clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress.progress(500, hidden=False) as advance:
+        for frames in (50, 100, 150, 200):
+            advance(RunSummary(Path("run"), Place(frames=frames, updates=frames // 50, seconds=10)))
+    assert caplog.messages == [
+        "100 of 500 frames, 2 updates, 10.0 images/s",
+        "200 of 500 frames, 4 updates, 20.0 images/s",
+    ]
+
+
+def test_resume_goes_on_in_the_folder_it_is_given(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
+    run = tmp_path / "run"
+    assert remtta_here("adapt", frames, *options, "--resume") == 2
+    assert "name it with --output" in capfd.readouterr().err
+    assert remtta_here("adapt", frames, *options, "--output", run, "--limit", "8", "--resume") == 0
+    assert remtta_here("adapt", frames, *options, "--output", run) == 2
+    assert "--resume to go on with it" in capfd.readouterr().err
+    assert remtta_here("adapt", frames, *options, "--output", run, "--resume") == 0
+    assert "going on with" in capfd.readouterr().err
+    assert remtta_here("adapt", frames, *options, "--output", tmp_path / "whole") == 0
+    assert (run / "predictions.jsonl").read_bytes() == (tmp_path / "whole" / "predictions.jsonl").read_bytes()
+
+
+def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path) -> None:
+    folder = draw_folder(tmp_path / "long", range(60))
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "6", "--lr", "0.9", "-q"]
+    stopping = ("--guard", "stop", "--guard-retries", "0")
+    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping) == 5
+    record = record_of(tmp_path / "stop")
+    assert record["exit_reason"] == "guard" and record["guard"]["retired"]
+    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "off", "--guard", "off") == 0
+    assert record_of(tmp_path / "off")["guard"] is None

@@ -1,0 +1,127 @@
+"""Deltas from one command to the next: adapt, apply and inspect."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from remtta import RunOptions, adapt_stream, load_delta, load_model
+from remtta.files import FolderLock
+from tests.command import remtta_here
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
+from tests.records import record_of, rows_of
+
+
+def test_adapt_apply_and_inspect(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, labels = tmp_path / "run", tmp_path / "labels.txt"
+    labels.write_text("".join(f"name {number}\r\n" for number in range(NUM_CLASSES)), newline="")
+    options: list[str | Path] = [
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        "--labels",
+        labels,
+        "--batch-size",
+        "5",
+        "--lr",
+        "0.01",
+    ]
+    assert remtta_here("adapt", frames, *options, "--output", run, "--logits") == 0
+    assert capfd.readouterr().out == ""
+    rows = rows_of(run)
+    assert len(rows) == 12
+    assert rows[0]["label"] == f"name {rows[0]['class']}"
+    assert sum(entry["prob"] for entry in rows[0]["topk"]) <= 1.00001
+
+    whole = tmp_path / "adapted.safetensors"
+    assert remtta_here("apply", run / "delta.safetensors", "--checkpoint", checkpoint, "--output", whole) == 0
+    base, state = load_file(checkpoint), load_file(whole)
+    assert {name: t.dtype for name, t in state.items()} == {name: t.dtype for name, t in base.items()}
+    changed = {name for name in base if not torch.equal(base[name], state[name])}
+    assert changed == set(load_delta(run / "delta.safetensors").tensors)
+    model = load_model(
+        "vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY, labels=None
+    )
+    expected = tiny_vit()
+    with torch.no_grad():
+        for name, change in load_delta(run / "delta.safetensors").tensors.items():
+            parameter = expected.get_parameter(name)
+            parameter.add_(change)
+        assert torch.equal(model(random_images(4)), expected(random_images(4)))
+
+    assert remtta_here("inspect", run) == 0
+    text = capfd.readouterr().out
+    assert "blocks.2.norm2" in text
+    assert "12" in text
+    assert remtta_here("inspect", run, "--json") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert content["predictions"]["predicted"] == 12
+    assert content["delta"]["parameters"] == 3 * 2 * 2 * 48
+    assert remtta_here("inspect", run / "delta.safetensors") == 0
+    assert "3 updates on 12 frames since the source weights" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
+def test_inspect_tells_a_killed_run_from_a_live_one(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    adapt_stream(tiny_vit(), frames, run, options=RunOptions(batch_size=4, max_ms=1e-3))
+    record = (run / "run.json").read_text()
+    (run / "run.json").write_text(record.replace('"exit_reason": "completed"', '"exit_reason": "running"'))
+    lock = FolderLock(run)
+    assert remtta_here("inspect", run) == 0
+    told = capfd.readouterr().out
+    assert told.startswith("run          running; started")
+    assert "1 updates; 8 not adapted on\n" in told
+    lock.release()
+    assert remtta_here("inspect", run) == 0
+    assert capfd.readouterr().out.startswith("run          was killed, and --resume goes on with it; started")
+    (run / "run.json").write_text(record)
+    assert remtta_here("inspect", run, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["alive"] is False
+
+
+def test_a_delta_brings_its_model_along(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", first, "-b", "4") == 0
+    assert remtta_here("adapt", frames, "--delta", first, "-o", second, "-b", "4") == 0
+    assert rows_of(second)[0]["update"] == 3
+    model = record_of(second)["model"]
+    assert model["checkpoint"] == str(checkpoint)
+    assert model["model_kwargs"] == TINY
+    assert remtta_here("apply", second, "-o", tmp_path / "whole.safetensors", "--device", "cpu") == 0
+    for needed in (checkpoint, second / "delta.safetensors"):
+        before = needed.read_bytes()
+        assert remtta_here("apply", second, "-o", needed, "--overwrite") == 2
+        assert needed.read_bytes() == before
+    assert remtta_here("apply", second, "--model", "vit_small_patch16_224", "-o", tmp_path / "x.safetensors") == 4
+    assert "the delta was made on vit_tiny_patch16_224, not on vit_small" in capfd.readouterr().err
+    assert remtta_here("apply", second, "-o", tmp_path / "x.safetensors", "--device", "tpu") == 2
+    assert "tpu" in capfd.readouterr().err
+
+    checkpoint.rename(tmp_path / "moved.safetensors")
+    assert remtta_here("apply", second, "-o", tmp_path / "again.safetensors") == 2
+    assert "which is not there; name that file with --checkpoint" in capfd.readouterr().err
+
+
+def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "--mean", "0.1", "0.2", "0.3"]
+    assert remtta_here("adapt", "frames", *options, "-o", "first") == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert remtta_here("adapt", "../frames", "--delta", "../first", "-o", "second") == 0
+    preprocessing = record_of(tmp_path / "elsewhere" / "second")["preprocessing"]
+    assert preprocessing["mean"] == [0.1, 0.2, 0.3]

@@ -1,0 +1,153 @@
+"""The eval command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remtta.errors import OutputError
+from remtta.evaluation import plots
+from tests.command import refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS
+from tests.evaluation.trees import write_tree
+from tests.records import json_of, rows_of
+
+
+def test_the_command_prints_the_fields_lines_and_a_table(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"])
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--no-plots"]
+    options += ["--set", "tent.lr=0.002", "--output", tmp_path / "run", "-b", "4"]
+    methods = ("--methods", "source,tent,rem", "--seeds", "0,1", "--lr", "0.01")
+    code = remtta_here("eval", root, "--continual", *methods, *options)
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    assert captured.err.count("error % [fog5]: ") == 6
+    assert captured.out.splitlines()[0].split() == ["error", "in", "%", "source", "tent", "rem"]
+    results = json_of(tmp_path / "run" / "results.json")
+    assert results["settings"]["methods"]["tent"]["lr"] == 0.002
+    assert results["settings"]["methods"]["rem"]["lr"] == 0.01
+    assert results["settings"]["model"]["checkpoint"] == str(checkpoint)
+    assert len(results["settings"]["model"]["base_sha256"]) == 64
+
+
+def test_the_table_is_printed_before_any_picture_can_fail(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: object) -> None:
+        raise OutputError("plots/masks.png cannot be written: No space left on device")
+
+    monkeypatch.setattr(plots, "draw_plots", failing)
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
+    assert remtta_here("eval", root, "--methods", "source", *options) == 1
+    captured = capfd.readouterr()
+    assert captured.out.splitlines()[0].split() == ["error", "in", "%", "source"]
+    assert captured.err.splitlines()[-1] == "Error: plots/masks.png cannot be written: No space left on device"
+
+
+def test_no_batch_size_is_no_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("eval", tmp_path, "--batch-size", "0") == 2
+    assert "--batch-size" in capfd.readouterr().err
+
+
+def _errors() -> Iterator[tuple[list[str], int, str]]:
+    yield ["nowhere"], 2, "nowhere: no such folder"
+    yield ["c", "--methods", "tenth"], 2, 'unknown method "tenth"'
+    yield ["c", "--methods", "source,tent", "--margin", "0.1"], 2, "none of source, tent has a setting for --margin"
+    yield ["c", "--set", "rem.speed=1"], 2, "a setting of rem must be one of"
+    yield ["c", "--set", "tent.lr=1"], 2, "with a method of --methods (source, rem)"
+    yield ["c", "--scenario", "sudden"], 2, "scenario must be one of continual"
+    yield ["c", "--continual", "--episodic"], 2, "choose one scenario"
+    yield ["c", "--seeds", "a"], 2, "--seeds takes whole numbers"
+    yield ["c", "--severity", "6"], 2, "--severity takes numbers from 1 to 5"
+    yield ["c", "--severity", "4"], 2, "has no severity 4; it has 5"
+    yield ["c", "--domains", "snow"], 2, "no domain snow; it has fog"
+    yield ["c", "--protocol", "mine"], 2, 'unknown protocol "mine"'
+    yield ["c", "--protocol", "rem-paper"], 2, "jpeg_compression; it has fog; name the ones to evaluate with --domains"
+    yield ["c", "--resize", "some"], 2, "--resize takes auto"
+    yield ["c", "--resume"], 2, "--resume needs the --output"
+    yield ["c", "--scenario", "gradual", "--severity", "5"], 2, "visits all severities; leave --severity out"
+    yield ["c", "--crop-pct", "0"], 2, "crop-pct must be in (0, 1], got 0"
+    yield ["c", "--imbalance", "10"], 2, "imbalance must be left out but in label-shift"
+    yield ["c", "--cost-ratio", "2"], 2, "cost ratio must be left out but in time-constrained"
+    yield ["c", "--scenario", "gradual"], 2, "has no severity 1; it has 5"
+    yield (
+        ["plain", "--scenario", "gradual"],
+        2,
+        "these are not there: fog 1, fog 2, fog 3, fog 4, fog 5; choose another",
+    )
+    yield ["c", "--image-list", "nowhere.txt"], 2, "--image-list: nowhere.txt cannot be read"
+    yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is no class map"
+    yield ["empty"], 1, "no images in this folder or below it"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"), list(_errors()), ids=lambda value: " ".join(value) if isinstance(value, list) else None
+)
+def test_bad_input_gets_one_clear_line(
+    args: list[str],
+    code: int,
+    text: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "c", ["fog"], each=1)
+    write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
+    (tmp_path / "empty").mkdir()
+    exit_code, told = refusal_of(capfd, "eval", *TINY_OPTIONS, "--checkpoint", checkpoint, *args)
+    assert exit_code == code
+    assert text in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    options: list[str | Path] = ["--methods", "rem", "--no-plots", "-b", "4"]
+    first: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "a"]
+    assert remtta_here("eval", root, *options, *first) == 0
+    delta = tmp_path / "a" / "deltas" / "rem_seed0.safetensors"
+    more: list[str | Path] = ["--delta", delta, "--reset-every", "4", "--output", tmp_path / "b"]
+    assert remtta_here("eval", root, *options, *more) == 2  # which opens no file that a header names
+    assert "name them with --checkpoint" in capfd.readouterr().err
+    assert remtta_here("eval", root, *options, *more, "--checkpoint", checkpoint) == 0, capfd.readouterr().err
+    settings = json_of(tmp_path / "b" / "results.json")["settings"]
+    assert (settings["start_delta"]["updates"], settings["options"]["reset_every"]) == (2, 4)
+    assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3
+
+
+def test_eval_sets_a_guarded_method_like_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "tree", ["fog"], severities=(), each=2)
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--set", "rem.lr=0.02", "--no-plots", "-q"]
+    run = tmp_path / "run"
+    assert remtta_here("eval", root, *options, "--methods", "rem,rem+guard", "-o", run) == 0
+    methods = json_of(run / "results.json")["methods"]
+    assert [methods[name]["config"]["lr"] for name in ("rem", "rem+guard")] == [0.02, 0.02]
+
+
+def test_one_table_takes_a_method_with_several_settings(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    root = write_tree(tmp_path / "tree", ["fog"], severities=(), each=1)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "--no-plots"]
+    options += [f"--set={value}" for value in ("random.masking=random", "high.lr=0.05", "rem.lr=0.02")]
+    options += ["--methods", "rem,random=rem,high=rem+guard"]
+    assert remtta_here("eval", root, *options, "-o", run) == 0
+    methods = json_of(run / "results.json")["methods"]
+    assert list(methods) == ["rem", "random=rem", "high=rem+guard"]
+    configs = [method["config"] for method in methods.values()]
+    assert [config["masking"] for config in configs] == ["attention", "random", "attention"]
+    assert [config["lr"] for config in configs] == [0.02, 0.02, 0.05]
+    assert (run / "deltas" / "random=rem_seed0.safetensors").is_file()
+    for names, told in [("rem,rem", "rem is named twice"), ("a.b=rem", "cannot label"), ("tent=rem", "cannot label")]:
+        assert remtta_here("eval", root, *options[:-1], names, "-o", tmp_path / "no") == 2
+        assert told in capfd.readouterr().err

@@ -1,0 +1,69 @@
+"""What the commands say of themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES
+from tests.command import remtta, remtta_here
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from remtta.cli import app; app(['--help'], standalone_mode=False); "
+        "print(sys.modules.keys() & {'torch', 'numpy', 'cv2', 'PIL'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize("command", ["adapt", "eval", "apply", "inspect", "corrupt", "demo", "methods", "bench"])
+def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here(command, "--help") == 0
+    text = capfd.readouterr().out
+    assert re.search(rf"remtta {command}( \S|\n)", text)
+    assert "Example" in text
+
+
+def test_version_names_everything_on_one_line() -> None:
+    done = remtta("--version")
+    assert re.fullmatch(rb"remtta \S+, torch \S+, timm \S+, \w+\n", done.stdout)
+
+
+def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("methods") == 0
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_CONFIGS)
+    assert remtta_here("methods", "rem") == 0
+    told = capfd.readouterr().out
+    assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to leave out" in told
+    assert "None for the first three quarters" in " ".join(told.split())
+    assert remtta_here("methods", "tent") == 0
+    assert "0.001 at a batch of 64" in capfd.readouterr().out
+    assert remtta_here("methods", "tenth") == 2
+    assert set(METHOD_SUMMARIES) == set(METHOD_CONFIGS)
+
+
+@pytest.mark.parametrize("method", METHOD_CONFIGS)
+def test_every_setting_of_a_method_is_explained_and_used(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("methods", method) == 0
+    lines = capfd.readouterr().out.splitlines()[2:]
+    names = [line.split()[0] for line in lines if re.match(r"  \w+ = ", line)]
+    kind = METHOD_CONFIGS[method]
+    assert names == [field.name for field in dataclasses.fields(kind) if field.name not in kind.unused]
+    for number, line in enumerate(lines):
+        if re.match(r"  \w+ = ", line):
+            assert len(lines[number + 1].strip()) > 10, line
+    assert ("lr" in names) == (method not in ("source", "lame", "foa"))
+
+
+def test_one_model_kwargs_option_takes_several_pairs() -> None:
+    from remtta.cli import spread_model_kwargs
+
+    args = ["adapt", "--model-kwargs", "img_size=32", "depth=6", "frames", "--lr", "1"]
+    expected = ["adapt", "--model-kwargs", "img_size=32", "--model-kwargs", "depth=6", "frames", "--lr", "1"]
+    assert spread_model_kwargs(args) == expected

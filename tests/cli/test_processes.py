@@ -1,0 +1,111 @@
+"""Runs as processes: pipes, signals, and descriptors that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remtta import load_delta
+from tests.command import REMTTA, remtta
+from tests.conftest import TINY_OPTIONS, draw_image, happens
+from tests.records import parsed, record_of, rows_of
+
+
+def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    options = " ".join([*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", "run"])
+    for more, code in (("", 0), ("--predictions - --overwrite", 2)):
+        script = f"{sys.executable} -m remtta adapt {frames} {options} {more} <&- >&- 2>&-"
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+        assert done.returncode == code
+        assert len(rows_of(tmp_path / "run")) == 12
+
+
+def test_paths_from_a_pipe_and_predictions_to_a_pipe(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    options: list[str | Path] = [
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        "--batch-size",
+        "4",
+        "--output",
+        tmp_path / "run",
+    ]
+    paths = b"\0".join(os.fsencode(frames / f"frame_{number}.png") for number in (7, 3, 11))
+    done = remtta("adapt", "-", "-0", *options, "--predictions", "-", stdin=paths)
+    assert done.returncode == 0
+    assert [row["source"][-12:] for row in parsed(done.stdout)] == ["/frame_7.png", "/frame_3.png", "frame_11.png"]
+    assert done.stdout == (tmp_path / "run" / "predictions.jsonl").read_bytes()
+
+
+def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
+    frames: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    options = " ".join([*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "1", "--output", "run"])
+    script = f"{sys.executable} -m remtta adapt {frames} {options} --predictions - | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    assert json.loads(lines[0])["index"] == 0
+    assert lines[1] == b"0"
+    assert b"Traceback" not in done.stderr
+    assert record_of(tmp_path / "run")["exit_reason"] == "closed pipe"
+    assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
+
+
+def start_on_stdin(frames: Path, checkpoint: Path, run: Path, hangup: signal.Handlers) -> subprocess.Popen[bytes]:
+    """A run that has predicted four frames and waits for the path of its sixth."""
+    command = [*REMTTA, "adapt", "-", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "2", "-o", str(run)]
+
+    def as_shells_do() -> None:
+        # The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, hangup)
+
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_shells_do)
+    assert process.stdin is not None
+    process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
+    process.stdin.flush()
+    predictions = run / "predictions.jsonl"
+    assert happens(lambda: predictions.exists() and predictions.read_bytes().count(b"\n") >= 4, within_s=60)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
+)
+def test_a_signal_saves_everything_and_exits_with_its_code(
+    signum: signal.Signals, code: int, frames: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start_on_stdin(frames, checkpoint, run, hangup=signal.SIG_DFL)
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert len(rows_of(run)) == 4
+    assert load_delta(run / "delta.safetensors").updates == 2
+    assert record_of(run)["exit_reason"] == signum.name
+
+
+def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    process = start_on_stdin(frames, checkpoint, tmp_path / "run", hangup=signal.SIG_IGN)
+    process.send_signal(signal.SIGHUP)
+    _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n", timeout=60)
+    assert process.returncode == 0, stderr
+    assert len(rows_of(tmp_path / "run")) == 6
+
+
+def test_a_folder_name_with_strange_characters_stays_printable(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new\nline \x1b[31m"
+    folder.mkdir()
+    draw_image(0).save(folder / "a.png")
+    (folder / "b.png").write_text("no image")
+    done = remtta("adapt", folder, *TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run")
+    assert done.returncode == 0
+    assert b"\x1b[31m" not in done.stderr
+    rows = rows_of(tmp_path / "run")
+    assert [row["source"] for row in rows] == [str(folder / "a.png"), str(folder / "b.png")]

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remtta.evaluation.datasets import Dataset
+from tests.evaluation.trees import open_tree, write_tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Dataset:
+    """Two domains of 21 images, three of each class."""
+    return open_tree(write_tree(tmp_path / "c", ["gaussian_noise", "fog"]))

@@ -1,0 +1,178 @@
+"""Labelled domains on disk, in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remtta.errors import RemttaError, StreamError, UsageError
+from remtta.evaluation.datasets import read_image_list
+from remtta.evaluation.domains import STANDARD, default_order
+from tests.conftest import NUM_CLASSES, draw_image
+from tests.evaluation.trees import CLASSES, open_tree, write_tree
+
+
+def test_an_imagenet_c_tree_comes_in_the_standard_order_with_its_classes(tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c"))
+    assert [domain.title for domain in dataset.domains] == ["gaussian_noise5", "fog5", "my_own5"]
+    assert dataset.domains[1].labels.tolist() == [number for number in range(7) for _ in range(3)]
+    assert dataset.sizes == {(32, 32): 63}
+    assert dataset.report() == (
+        f"{tmp_path / 'c'}: ImageNet-C tree, 3 domain(s), 63 images, 32x32 pixels, 7 classes by alphabetical order"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "all_", "expected"),
+    [
+        (["fog", "shot_noise", "saturate"], False, ["shot_noise", "fog"]),
+        (["fog", "shot_noise", "saturate"], True, ["shot_noise", "fog", "saturate"]),
+        (["saturate", "spatter"], False, ["spatter", "saturate"]),
+        (["b10", "b2", "fog_3d", "near_focus"], False, ["near_focus", "fog_3d", "b2", "b10"]),
+        (list(reversed(STANDARD)), False, list(STANDARD)),
+    ],
+)
+def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: list[str]) -> None:
+    assert default_order(iter(names), all_) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "layout", "titles"),
+    [
+        (lambda root: write_tree(root, severities=()), "tree of domains", ["gaussian_noise", "fog", "my_own"]),
+        (lambda root: write_tree(root, ["."], severities=()), "one domain of class folders", ["data"]),
+        (lambda root: write_tree(root, ["."], severities=(3, 5)), "one corruption by severity", ["data5"]),
+        (
+            lambda root: write_tree(root, ["noise/gaussian_noise", "weather/fog"]),
+            "ImageNet-C tree in groups",
+            ["gaussian_noise5", "fog5"],
+        ),
+    ],
+)
+def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path) -> None:
+    dataset = open_tree(make(tmp_path / "data"))
+    assert (dataset.layout, [domain.title for domain in dataset.domains]) == (layout, titles)
+
+
+def write_arrays(root: Path, rows: int = 4, short_labels: bool = False) -> Path:
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("fog", "gaussian_noise"):
+        np.save(root / f"{name}.npy", rng.integers(256, size=(5 * rows, 32, 32, 3), dtype=np.uint8))
+    labels = np.arange(rows if short_labels else 5 * rows) % NUM_CLASSES
+    np.save(root / "labels.npy", labels.astype(np.uint8))
+    return root
+
+
+@pytest.mark.parametrize("short_labels", [False, True])
+def test_rows_of_an_array_belong_to_their_severity(short_labels: bool, tmp_path: Path) -> None:
+    root = write_arrays(tmp_path / "c10", short_labels=short_labels)
+    dataset = open_tree(root, severities=(2, 5), domains=["fog"])
+    second, fifth = dataset.domains
+    assert (second.title, fifth.title) == ("fog2", "fog5")
+    assert second.labels.tolist() == ([0, 1, 2, 3] if short_labels else [4, 5, 6, 0])
+    pixels = np.load(root / "fog.npy")
+    assert np.array_equal(np.asarray(fifth.load(1)), pixels[17])
+    assert fifth.sources[1] == f"{root / 'fog.npy'}[17]"
+    assert not dataset.shuffled
+    with pytest.raises(UsageError, match="leave --image-list, --class-map out"):
+        open_tree(root, image_list=["class_a/0.png"])
+
+
+def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
+    return lambda root: np.save(root / name, content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_spoil(np.zeros((20, 32, 32), np.uint8), "fog.npy"), "fog.npy must hold 5 severities"),
+        (_spoil(np.zeros((20, 32, 32, 3), np.float32), "fog.npy"), "fog.npy must hold 5 severities"),
+        (_spoil(np.zeros((15, 32, 32, 3), np.uint8), "fog.npy"), "has 15 images, but labels.npy has 20 labels"),
+        (_spoil(np.full(20, 7), "labels.npy"), "names class 7, but the model has 7"),
+        (_spoil(np.zeros((20, 2), np.int64), "labels.npy"), "must hold one whole number per image"),
+        (lambda root: (root / "fog.npy").write_bytes(b"no array"), "fog.npy cannot be read as an array"),
+        (lambda root: [path.unlink() for path in root.glob("[fg]*.npy")], "has labels.npy but no"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    root = write_arrays(tmp_path / "c10")
+    spoil(root)
+    with pytest.raises(RemttaError, match=message):
+        open_tree(root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"domains": ["fog", "snow"]}, UsageError, r"no domain snow; it has gaussian_noise, fog, my_own; name"),
+        ({"severities": (3,)}, UsageError, "has no severity 3; it has 5"),
+        ({"class_map": dict.fromkeys(CLASSES[1:], 0)}, UsageError, "1 class folder.s. are not in .*: class_a"),
+        ({"class_map": dict.fromkeys(CLASSES, 7)}, UsageError, "beyond the model's 7 classes"),
+        ({"image_list": ["class_a/0.png", "class_a/9.png"]}, UsageError, "lacks 1 of .* 2 images, such as class_a/9"),
+    ],
+)
+def test_what_is_missing_is_told_before_any_work(
+    changes: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    root = write_tree(tmp_path / "c")
+    with pytest.raises(kind, match=message):
+        open_tree(root, **changes)
+
+
+def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "c")
+    for path in (root / "fog" / "5").rglob("*.png"):
+        path.unlink()
+    with pytest.raises(StreamError, match="fog5 is empty"):
+        open_tree(root)
+    for number in range(2):
+        (tmp_path / "bare" / "fog" / str(number + 1)).mkdir(parents=True)
+        draw_image(0).save(tmp_path / "bare" / "fog" / str(number + 1) / "a.png")
+    with pytest.raises(UsageError, match=r"without class folders.* remtta adapt needs none"):
+        open_tree(tmp_path / "bare")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(StreamError, match="no images"):
+        open_tree(tmp_path / "nothing")
+
+
+def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = write_tree(tmp_path / "c", ["fog", "snow"])
+    (root / "fog" / "5" / "class_a" / "0.png").unlink()
+    open_tree(root)
+    assert caplog.messages[0].startswith(f"13 of the 15 standard corruptions are not in {root}: gaussian_noise, ")
+    assert caplog.messages[1:] == ["the domains differ in their number of images: snow5 21, fog5 20"]
+
+
+def test_a_tree_of_ones_own_may_have_a_fog_and_no_snow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tree(tmp_path, ["fog", "night"], severities=(), each=1)
+    assert [domain.name for domain in open_tree(tmp_path).domains] == ["fog", "night"]
+    assert not caplog.messages
+
+
+def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c"), limit=8)
+    names = [["/".join(source.split("/")[-2:]) for source in domain.sources] for domain in dataset.domains]
+    assert [len(each) for each in names] == [8, 8, 8]
+    assert names[0] == names[1] == names[2]
+
+
+def test_an_image_list_gives_the_images_and_their_order(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("val/class_c/1.png 2\nclass_a/0.png\n\nclass_b/2.png\n")
+    names = read_image_list(tmp_path / "list.txt")
+    dataset = open_tree(write_tree(tmp_path / "c"), image_list=names)
+    for domain in dataset.domains:
+        assert [Path(source).parent.name + Path(source).name for source in domain.sources] == [
+            "class_c1.png",
+            "class_a0.png",
+            "class_b2.png",
+        ]
+        # Only three of the seven folders are in use, and still each has its own number.
+        assert domain.labels.tolist() == [2, 0, 1]
+    (tmp_path / "bare.txt").write_text("0.png\n")
+    with pytest.raises(UsageError, match="needs lines such as"):
+        read_image_list(tmp_path / "bare.txt")

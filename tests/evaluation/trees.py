@@ -1,0 +1,41 @@
+"""Small labelled trees of drawn images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from remtta.evaluation.datasets import Dataset, open_dataset
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from tests.conftest import NUM_CLASSES, draw_image
+
+CLASSES = [f"class_{letter}" for letter in "abcdefg"]
+
+
+def write_tree(
+    root: Path,
+    domains: Sequence[str] = ("gaussian_noise", "fog", "my_own"),
+    severities: Sequence[int] = (5,),
+    classes: Sequence[str] = CLASSES,
+    each: int = 3,
+    size: int = 32,
+) -> Path:
+    """An ImageNet-C-like tree; without severities a tree of domains."""
+    for place, domain in enumerate(domains):
+        for severity in severities or (0,):
+            for number, name in enumerate(classes):
+                folder = root / domain / (str(severity) if severities else "") / name
+                folder.mkdir(parents=True)
+                for copy in range(each):
+                    seed = place * 10_000 + severity * 1000 + number * 10 + copy
+                    draw_image(seed, size, size).save(folder / f"{copy}.png")
+    return root
+
+
+def methods_of(*names: str, **changes: Any) -> dict[str, MethodConfig]:
+    return {name: METHOD_CONFIGS[name](**changes) for name in names}
+
+
+def open_tree(root: Path, **changes: Any) -> Dataset:
+    return open_dataset(root, num_classes=NUM_CLASSES, **changes)

@@ -1,0 +1,29 @@
+"""What a run or an evaluation has written, read back without the code that wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def parsed(text: str | bytes) -> list[dict[str, Any]]:
+    """The objects of JSON lines."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return parsed(path.read_bytes())
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return lines_of(folder / "predictions.jsonl")
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    return json_of(folder / "run.json")

@@ -1,0 +1,161 @@
+"""Frames of a video that are answered, but not learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from remtta import REM, REMConfig, load_delta
+from remtta.guard.guard import Guard
+from remtta.models.preprocessing import preprocessing_of
+from remtta.options import GuardOptions
+from remtta.runs.adapt import RunSummary
+from remtta.runs.folder import PREDICTIONS
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream
+from tests.conftest import draw_image, random_images, tiny_vit
+from tests.records import record_of, rows_of
+from tests.runs.tiny import adapt_tiny
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+
+BLACK, DUPLICATE = "black frame", "duplicate of the frame before"
+
+
+def go(stream: Stream, folder: Path, method: str = "rem", *, resume: bool = False, **options: Any) -> RunSummary:
+    return adapt_tiny(stream, folder, method, resume=resume, options={"logits": True, **options})
+
+
+def video(*images: Image.Image | None) -> Stream:
+    """A video of these frames; None is a black one."""
+
+    def frames() -> Iterator[Frame]:
+        for number, image in enumerate(images):
+            shown = image or Image.fromarray(np.random.default_rng(number).integers(0, 3, (36, 40, 3), dtype=np.uint8))
+            yield Frame("clip.mp4", lambda shown=shown: shown, number, 0.1 * number)  # type: ignore[misc]
+
+    return Stream("clip.mp4", "video", frames())
+
+
+a, b, c, d, e = (draw_image(seed) for seed in range(5))
+
+
+@pytest.mark.parametrize("guard", [None, GuardOptions()])
+def test_black_and_repeated_frames_are_predicted_but_change_no_weights(
+    guard: GuardOptions | None, tmp_path: Path
+) -> None:
+    go(video(a, None, None, b, b, c, c, c, d), tmp_path / "run", batch_size=4, guard=guard)
+    rows = rows_of(tmp_path / "run")
+    reasons = [None, BLACK, BLACK, None, DUPLICATE, None, DUPLICATE, DUPLICATE, None]
+    assert [row.get("not_adapted") for row in rows] == reasons
+    assert [row["adapted"] for row in rows] == [reason is None for reason in reasons]
+    assert [row["update"] for row in rows] == [0] * 4 + [1] * 4 + [2]
+
+    model = tiny_vit()
+    rem, preprocessing = REM(model, REMConfig(lr=0.01)), preprocessing_of(model)
+    transform = preprocessing.transform()
+
+    def pixels(*images: Image.Image) -> torch.Tensor:
+        return preprocessing.normalise(torch.stack([transform(image) for image in images]))
+
+    first = rem(pixels(a, b))
+    second = rem.predict(pixels(b, c))
+    rem(pixels(c))
+    third = rem(pixels(d))
+    found = torch.tensor([row["logits"] for row in rows])
+    torch.testing.assert_close(found[[0, 3]], first, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[[4, 5]], second, rtol=1e-4, atol=1e-4)  # from before the update on c
+    torch.testing.assert_close(found[[8]], third, rtol=1e-4, atol=1e-4)
+    delta = load_delta(tmp_path / "run")
+    assert (delta.frames, delta.updates) == (4, 3)
+    for name, tensor in rem.delta().items():
+        torch.testing.assert_close(delta.tensors[name], tensor, rtol=1e-3, atol=1e-6)
+    assert record_of(tmp_path / "run")["counts"]["not_adapted"] == 5
+
+
+def test_a_batch_without_a_fit_frame_is_no_update(tmp_path: Path) -> None:
+    summary = go(video(None, None, None, a, a, a), tmp_path)
+    assert summary.num_predicted == 6 and summary.num_updates == 1
+    assert load_delta(tmp_path).frames == 1
+
+
+def test_a_dark_frame_with_something_on_it_is_not_black(tmp_path: Path) -> None:
+    night = np.zeros((32, 32, 3), np.uint8)
+    night[10:14, 10:14] = 120  # mean below 2, but a lamp is to be seen
+    dim = np.full((32, 32, 3), 4, np.uint8)
+    go(video(Image.fromarray(night), Image.fromarray(dim)), tmp_path)
+    assert [row["adapted"] for row in rows_of(tmp_path)] == [True, True]
+
+
+def test_stills_are_learned_from_as_they_are(tmp_path: Path) -> None:
+    black = Image.new("RGB", (32, 32))
+    stills = [Frame(f"{number}.png", lambda image=image: image) for number, image in enumerate([a, a, black])]  # type: ignore[misc]
+    go(Stream("stills", "folder", iter(stills)), tmp_path)
+    assert [row["adapted"] for row in rows_of(tmp_path)] == [True] * 3
+
+
+def test_a_method_that_never_adapts_gives_no_reasons(tmp_path: Path) -> None:
+    go(video(a, a, None), tmp_path, "source")
+    rows = rows_of(tmp_path)
+    assert [(row["adapted"], "not_adapted" in row) for row in rows] == [(False, False)] * 3
+
+
+def test_a_resumed_run_still_knows_the_frame_before(tmp_path: Path) -> None:
+    images = [a, b, c, c, d, d, e]
+    go(video(*images), tmp_path / "whole")
+    go(video(*images[:3]), tmp_path / "parts")
+    go(video(*images), tmp_path / "parts", resume=True)
+    whole, parts = ((tmp_path / name / PREDICTIONS).read_bytes() for name in ("whole", "parts"))
+    assert parts == whole and whole.count(DUPLICATE.encode()) == 2
+
+
+def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
+    rem = REM(tiny_vit(), REMConfig(lr=0.05))
+    guard = Guard(rem)
+    images = random_images(4)
+    source = rem.predict(images)
+    guard(images)
+    assert not torch.equal(guard.predict(images), source) and not guard.from_source
+    state = guard.state()
+    guard.load_state({**state, "guard.doubting": torch.tensor(1.0)})
+    assert torch.equal(guard.predict(images), source) and guard.from_source
+
+
+@pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])
+def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
+    judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(guard: Guard) -> bool:
+        guard._now.doubting = not judged  # as the next batch finds it
+        return judged
+
+    monkeypatch.setattr(Guard, "_judge", judge)
+    images = [a, b, c, c, d, None]
+    go(video(*images), tmp_path / "guarded")
+    monkeypatch.undo()
+    other = ("source",) if judged else ("rem",)
+    go(video(*images), tmp_path / "plain", *other, guard=None)
+    rows, plain = (rows_of(tmp_path / name) for name in ("guarded", "plain"))
+    got, wanted = (torch.tensor([row["logits"] for row in some]) for some in (rows, plain))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert {row.get("answered_by") for row in rows} == {"source" if judged else None}
+
+
+def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Guard, "_judge", lambda self: True)
+    images = [a, b, c, None, d, d]
+    go(video(*images), tmp_path)
+    rows = rows_of(tmp_path)
+    assert [row.get("answered_by") for row in rows] == ["source"] * 6
+    go(video(*images), tmp_path / "source", "source")
+    wanted = torch.tensor([row["logits"] for row in rows_of(tmp_path / "source")])
+    torch.testing.assert_close(torch.tensor([row["logits"] for row in rows]), wanted, rtol=1e-4, atol=1e-4)

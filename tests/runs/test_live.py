@@ -1,0 +1,179 @@
+"""Runs over cameras and network streams that get lost, hang, come back changed, or are faster than the model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remtta.errors import StreamError, UsageError
+from remtta.runs.adapt import RunSummary
+from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
+from remtta.runs.inspection import describe_run
+from remtta.runs.interrupts import Interrupts
+from remtta.runs.place import load_place
+from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.sources import Stream
+from tests.conftest import happens
+from tests.records import lines_of, record_of, rows_of
+from tests.runs.tiny import adapt_tiny
+from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+
+def cam(*scripts: Script, limit: int | None = None, **options: Any) -> Stream:
+    """A stream of a fake camera that ends with its last script."""
+    source = source_of(FakeCamera(*scripts), Clock(), reconnect_for=60, **options)
+    return Stream("0", "camera", islice(source.frames(), limit), live_source=source)
+
+
+GAP = {"source": "camera 0", "seconds": 0.5, "reason": "the connection ended", "attempts": 1}
+
+
+def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_path: Path) -> None:
+    stream = cam([noise(0), noise(1)], [noise(2), UNDECODABLE, noise(3)], limit=5)
+    summary = adapt_tiny(stream, tmp_path, options={"guard": None})
+    rows = rows_of(tmp_path)
+    assert rows[2] == {"gap": True, **GAP, "time": rows[3]["time"]}
+    assert [row["index"] for row in rows if "gap" not in row] == [0, 1, 2, 3, 4]
+    assert [row.get("error") for row in rows] == [None, None, None, None, "cannot be decoded", None]
+    assert [row["adapted"] for row in rows if "class" in row] == [True] * 4
+    [event] = lines_of(tmp_path / EVENTS)
+    assert {"frame": 2, "event": "gap", **GAP}.items() <= event.items() and "time" in event
+    assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (5, 1, 2)
+    assert record_of(tmp_path)["counts"]["gaps"] == 1 and record_of(tmp_path)["counts"]["dropped"] == 0
+    told = describe_run(tmp_path)["predictions"]
+    assert (told["predicted"], told["errors"], told["gaps"]) == (4, 1, 1)
+
+
+def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remtta.streams.batches.LOST_S", 0.05)
+    back, waited = threading.Event(), []
+    captures = iter([FakeCapture([noise(0), noise(1)]), FakeCapture([noise(2), noise(3)])])
+
+    def connect() -> FakeCapture:
+        if source.state == "reconnecting":
+            back.wait(20)
+        return next(captures)
+
+    def watch() -> None:
+        predictions = tmp_path / PREDICTIONS
+        waited.append(happens(lambda: predictions.exists() and len(predictions.read_text().splitlines()) == 2))
+        back.set()
+
+    source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: time.sleep(0.01))
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    adapt_tiny(Stream("0", "camera", islice(source.frames(), 4), live_source=source), tmp_path, options={"guard": None})
+    watcher.join()
+    assert waited == [True]
+    rows = [row for row in rows_of(tmp_path) if "gap" not in row]
+    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
+def test_a_source_that_stays_lost_ends_the_run_with_all_its_frames_predicted(tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match="did not come back within 60 s"):
+        adapt_tiny(cam([noise(number) for number in range(5)]), tmp_path)
+    rows = rows_of(tmp_path)
+    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)]
+    assert "did not come back" in record_of(tmp_path)["exit_reason"]
+
+
+def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
+    adapt_tiny(cam([noise(0)], [noise(1), noise(2)], [noise(3)], limit=4), tmp_path)
+    assert load_place(tmp_path / STATE)[0].gaps == 2
+    # As a kill before the first save would leave it.
+    (tmp_path / STATE).unlink()
+    adapt_tiny(cam([noise(4)], [noise(5)], limit=2), tmp_path, resume=True)
+    rows = rows_of(tmp_path)
+    assert [row.get("index", "gap") for row in rows] == [0, "gap", 1, 2, "gap", 3, 4, "gap", 5]
+    assert record_of(tmp_path)["counts"]["frames"] == 6 and record_of(tmp_path)["counts"]["gaps"] == 3
+    events = [(event["frame"], event["event"]) for event in lines_of(tmp_path / EVENTS)]
+    assert events == [(1, "gap"), (3, "gap"), (4, "resumed"), (5, "gap")]
+
+
+def test_rows_of_a_live_source_say_when_the_frame_was_read(tmp_path: Path) -> None:
+    began = datetime.now(UTC)
+    for resume in (False, True):
+        stream = cam([noise(0), UNDECODABLE], [noise(1)], limit=3)
+        adapt_tiny(stream, tmp_path, resume=resume)
+    rows = rows_of(tmp_path)
+    assert [row.get("index", "gap") for row in rows] == [0, 1, "gap", 2, 3, 4, "gap", 5]
+    times = [datetime.fromisoformat(row["time"]) for row in rows]
+    assert timedelta(0) <= times[0] - began + timedelta(milliseconds=1) and times[-1] <= datetime.now(UTC)
+    assert times == sorted(times) and all(re.fullmatch(r".*T.*\.\d{3}\+00:00", row["time"]) for row in rows)
+
+
+def finite(count: int, limit: int | None = None) -> Stream:
+    """A stream of a video of so many frames behind an address."""
+    script = [noise(number) for number in range(count)]
+    source = source_of(FakeCamera(script, capture=partial(FakeCapture, promised=count)), Clock())
+    return Stream("http://host/clip.mp4", "url", islice(source.frames(), limit), live_source=source)
+
+
+def test_a_finite_video_behind_an_address_goes_on_where_it_was(tmp_path: Path) -> None:
+    adapt_tiny(finite(9), tmp_path / "whole")
+    for limit in (6, None, None):
+        summary = adapt_tiny(finite(9, limit), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
+    assert [row["frame"] for row in rows_of(tmp_path / "run")] == list(range(9))
+    assert not any("time" in row for row in rows_of(tmp_path / "run"))
+    assert summary.num_frames == 9 and summary.exit_reason == "completed"
+    with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frame\(s\), and the run had seen 9"):
+        adapt_tiny(finite(5), tmp_path / "run", resume=True)
+
+
+def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path) -> None:
+    source = LiveSource(0, LiveOptions(), connect=FakeCamera([noise(0), noise(1)]))  # real time
+    stopped_at = []
+
+    def stop() -> None:
+        assert happens(lambda: source.state == "reconnecting")
+        stopped_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    with Interrupts() as interrupts:
+        stream = Stream("0", "camera", source.frames(), live_source=source)
+        summary = adapt_tiny(stream, tmp_path, options={"batch_size": 1}, interrupts=interrupts)
+    assert time.monotonic() - stopped_at[0] < 1.5
+    assert summary.exit_reason == "SIGTERM"
+    assert summary.num_frames + record_of(tmp_path)["counts"]["dropped"] == 2
+
+
+def test_latest_predicts_what_the_camera_shows_now_however_long_the_model_took(tmp_path: Path) -> None:
+    class Endless(FakeCapture):
+        def grab(self) -> bool:
+            time.sleep(0.001)
+            self.num_grabbed += 1
+            self.step = noise(self.num_grabbed)
+            return True
+
+    capture = Endless([])
+    source = LiveSource(0, LiveOptions(), connect=lambda: capture)
+    shown = []
+
+    def busy(summary: RunSummary) -> None:
+        before = capture.num_grabbed
+        assert happens(lambda: capture.num_grabbed > before + 30)
+        shown.append(capture.num_grabbed)
+
+    stream = Stream("0", "camera", islice(source.frames(), 12), live_source=source)
+    adapt_tiny(stream, tmp_path, options={"batch_size": 3}, on_batch=busy)
+    frames = [row["frame"] for row in rows_of(tmp_path)]
+    assert len(frames) == 12 and frames == sorted(set(frames))
+    for batch, now in enumerate(shown[:3], 1):
+        assert frames[3 * batch] >= now - 3 - 1  # the batch's own length, and the frame in the reader's hand
+    assert record_of(tmp_path)["counts"]["dropped"] >= frames[-1] + 1 - 12 > 60

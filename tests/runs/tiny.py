@@ -1,0 +1,47 @@
+"""Runs of a tiny model, and what stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from remtta import adapt_stream
+from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
+from remtta.options import RunOptions
+from remtta.runs.adapt import RunSummary
+from tests.conftest import tiny_vit
+
+CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
+
+
+def adapt_tiny(
+    source: Any,
+    folder: Path,
+    method: str = "rem",
+    *,
+    model: nn.Module | None = None,
+    resume: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> RunSummary:
+    """A run whose batches are small, and which saves after every other one."""
+    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, **(options or {}), "resume": resume})
+    config = more.pop("config", CONFIGS[method])
+    return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
+
+
+class StopAfter:
+    """Sends SIGTERM after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def __call__(self, summary: RunSummary) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_outlives_a_stream(no_thread_is_left: None) -> None:
+    pass

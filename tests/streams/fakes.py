@@ -1,0 +1,141 @@
+"""Cameras that play a script, and a clock that moves only while something sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from remtta.streams.frames import Frame
+from remtta.streams.live import LiveOptions, LiveSource
+from tests.conftest import draw_image
+
+UNDECODABLE, REFUSED_PART, HANGS, GATE = "undecodable", "refused part", "hangs", "gate"
+REFUSED = None
+Script = list[Any] | None
+
+released = threading.Event()
+"""Set when the reads that hang are to return; `no_thread_is_left` does so at a test's end."""
+
+
+class Clock:
+    """Time that passes only while something sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+
+class FakeCapture:
+    """Plays a script: grey levels or pixels are frames, and its end is the end of the connection."""
+
+    def __init__(self, script: Script, promised: int = 0) -> None:
+        self.steps = iter(script or [])
+        self.opened, self.promised = script is not None, promised
+        self.num_grabbed = 0
+        self.released = False
+        self.gate = threading.Event()
+        self.step: Any = None
+
+    def isOpened(self) -> bool:
+        return self.opened
+
+    def grab(self) -> bool:
+        self.step = next(self.steps, None)
+        if self.step is GATE:
+            self.gate.wait(20)
+            self.step = next(self.steps)
+        if self.step is HANGS:
+            released.wait(20)
+            return False
+        grabbed = self.step is not None and self.step is not REFUSED_PART
+        self.num_grabbed += grabbed
+        return grabbed
+
+    def retrieve(self) -> tuple[bool, Any]:
+        if isinstance(self.step, str):
+            return False, None
+        return True, self.step if isinstance(self.step, np.ndarray) else np.full((36, 40, 3), self.step, np.uint8)
+
+    def get(self, prop: int, /) -> float:
+        return float(self.promised)
+
+    def release(self) -> None:
+        self.released = True
+
+
+class Slow(FakeCapture):
+    """Every read takes so many seconds of the clock."""
+
+    def __init__(self, script: Script, clock: Clock, seconds: float) -> None:
+        super().__init__(script)
+        self.clock, self.seconds = clock, seconds
+
+    def grab(self) -> bool:
+        self.clock.now += self.seconds
+        return super().grab()
+
+
+class FakeCamera:
+    """One script per opening; once they are used up, it cannot be opened any more."""
+
+    def __init__(self, *scripts: Script, capture: Callable[[Script], FakeCapture] = FakeCapture) -> None:
+        self.captures: list[FakeCapture] = []
+        self._scripts, self._capture = iter(scripts), capture
+
+    def __call__(self) -> FakeCapture:
+        self.captures.append(self._capture(next(self._scripts, REFUSED)))
+        return self.captures[-1]
+
+
+def source_of(camera: FakeCamera, clock: Clock | None = None, jitter: float = 1.0, **options: Any) -> LiveSource:
+    """A live source that waits in fake time, unless no clock is given."""
+    given = LiveOptions(**{"buffer": "all", "reconnect_for": 1000.0, **options})
+    if clock is None:
+        return LiveSource(0, given, connect=camera, sleep=lambda seconds: time.sleep(0.01))
+    return LiveSource(0, given, connect=camera, clock=clock, sleep=clock.sleep, jitter=lambda: jitter)
+
+
+def levels(frames: list[Frame]) -> list[int]:
+    return [int(np.asarray(frame.load())[0, 0, 0]) for frame in frames]
+
+
+def numbers(frames: list[Frame]) -> list[int | None]:
+    return [frame.number for frame in frames]
+
+
+class Silent(FakeCapture):
+    """Gives up after FFmpeg's whole timeout."""
+
+    def __init__(self, script: Script, clock: Clock) -> None:
+        super().__init__(script)
+        self.clock = clock
+
+    def isOpened(self) -> bool:
+        self.clock.now += 0 if self.opened else 15.01
+        return self.opened
+
+    def grab(self) -> bool:
+        grabbed = super().grab()
+        self.clock.now += 0 if grabbed else 15.01
+        return grabbed
+
+
+def web(camera: FakeCamera, clock: Clock, *, stride: int = 1, **options: Any) -> LiveSource:
+    given = LiveOptions(**{"buffer": "all", **options})
+    return LiveSource("http://host/live", given, stride=stride, connect=camera, clock=clock, sleep=clock.sleep)
+
+
+def noise(seed: int) -> np.ndarray:
+    """A frame as a live source gives it."""
+    return np.asarray(draw_image(seed))

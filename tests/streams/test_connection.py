@@ -1,0 +1,175 @@
+"""One opening of a source that hangs, stalls, or gives what cannot be decoded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from remtta.errors import FrameError, StreamError
+from remtta.streams import live as live_module
+from remtta.streams.frames import Gap
+from remtta.streams.live import LiveOptions, LiveSource
+from tests.streams.fakes import (
+    HANGS,
+    REFUSED,
+    REFUSED_PART,
+    UNDECODABLE,
+    Clock,
+    FakeCamera,
+    FakeCapture,
+    Script,
+    Silent,
+    Slow,
+    levels,
+    numbers,
+    released,
+    source_of,
+    web,
+)
+
+
+def test_a_source_of_nothing_but_undecodable_frames_is_lost() -> None:
+    clock = Clock()
+    scripts = [10, *[UNDECODABLE] * 99], [*[UNDECODABLE] * 3, 20]
+    camera = FakeCamera(*scripts, capture=lambda script: Slow(script, clock, 1))
+    frames = list(islice(source_of(camera, clock, read_timeout_s=5).frames(), 7))
+    assert [frame.gap is not None for frame in frames] == [False] * 6 + [True]
+    assert frames[-1].gap is not None
+    assert frames[-1].gap.reason == "no frame that could be decoded within 5 s"
+    assert levels(frames[:1]) + levels(frames[-1:]) == [10, 20]
+    for frame in frames[1:-1]:
+        with pytest.raises(FrameError):
+            frame.load()
+
+
+def test_a_read_that_hangs_is_given_up_and_the_source_opened_anew() -> None:
+    source = source_of(FakeCamera([10, HANGS], [20]), read_timeout_s=0.2)
+    frames = list(islice(source.frames(), 2))
+    assert levels(frames) == [10, 20]
+    gap = frames[1].gap
+    assert gap is not None and gap.reason == "no frame within 0.2 s" and 0.2 <= gap.seconds < 5
+
+
+def test_a_frame_out_of_the_decoder_after_a_timeout_is_the_last_before_a_gap() -> None:
+    clock = Clock()
+
+    class Delayed(FakeCapture):
+        """FFmpeg's H.264 decoder holds a frame back, and gives it out when reading the stream has timed out."""
+
+        def grab(self) -> bool:
+            clock.now += 15.0 if self.num_grabbed == 1 else 0.1
+            return super().grab()
+
+    captures = iter([Delayed([10, 20, 30]), FakeCapture([40])])
+    source = LiveSource(
+        0, LiveOptions(buffer="all"), connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0
+    )
+    frames = list(islice(source.frames(), 3))
+    assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
+    gap = frames[2].gap
+    assert gap and gap.reason == "no frame within 15 s" and gap.seconds > 15
+
+
+def silent(clock: Clock, *scripts: Script) -> LiveSource:
+    captures = iter([Silent(script, clock) for script in scripts])
+    options = LiveOptions(buffer="all")
+    return LiveSource(0, options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
+
+
+def test_a_read_that_took_ffmpegs_whole_timeout_is_told_as_a_stall() -> None:
+    frames = list(islice(silent(Clock(), [10], [20]).frames(), 2))
+    assert frames[1].gap == Gap(15.51, "no frame within 15 s", 1)
+
+
+@pytest.mark.parametrize(("script", "what"), [(REFUSED, "answer"), ([], "frame")])
+def test_a_server_that_is_silent_from_the_start_is_told_as_one(script: Script, what: str) -> None:
+    with pytest.raises(StreamError, match=rf"^camera 0: no {what} within 15 s; check the camera or the network$"):
+        next(silent(Clock(), script).frames())
+
+
+def test_the_timeouts_of_the_record_are_ffmpegs(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[float, ...]] = []
+
+    def opened(source: str, *seconds: float) -> FakeCapture:
+        given.append(seconds)
+        return FakeCapture([10])
+
+    monkeypatch.setattr(live_module, "open_capture", opened)
+    frames = LiveSource(0, LiveOptions(open_timeout_s=3, read_timeout_s=4)).frames()
+    next(frames)
+    frames.close()
+    assert given == [(3, 4)]
+
+
+def test_a_first_opening_that_hangs_is_an_error() -> None:
+    def connect() -> FakeCapture:
+        released.wait(20)
+        return FakeCapture(REFUSED)
+
+    source = LiveSource(0, LiveOptions(open_timeout_s=0.2), connect=connect)
+    with pytest.raises(StreamError, match=r"^camera 0: no answer within 0\.2 s; check the camera or the network$"):
+        next(source.frames())
+
+
+def test_what_opencv_raises_is_a_loss_like_any_other() -> None:
+    class Broken(FakeCapture):
+        def retrieve(self) -> tuple[bool, Any]:
+            if self.step == 20:
+                raise RuntimeError("(-215:Assertion failed)\n in function 'read'")
+            return super().retrieve()
+
+    captures = iter([Broken([10, 20]), FakeCapture([30])])
+    options = LiveOptions(buffer="all")
+    source = LiveSource(0, options, connect=lambda: next(captures), sleep=lambda seconds: None)
+    frames = list(islice(source.frames(), 2))
+    assert levels(frames) == [10, 30]
+    assert frames[1].gap and frames[1].gap.reason == "(-215:Assertion failed) in function 'read'"
+
+
+def test_a_frame_that_cannot_be_decoded_stands_in_its_place() -> None:
+    frames = list(islice(source_of(FakeCamera([10, UNDECODABLE, 30]), Clock()).frames(), 3))
+    assert numbers(frames) == [0, 1, 2]
+    with pytest.raises(FrameError, match=r"^cannot be decoded$"):
+        frames[1].load()
+    assert levels([frames[0], frames[2]]) == [10, 30]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_parts_that_the_decoder_refuses_are_undecodable_frames_of_a_stream_that_goes_on(stride: int) -> None:
+    camera = FakeCamera([0, REFUSED_PART, REFUSED_PART, 30, 40], [50])
+    frames = list(islice(web(camera, Clock(), stride=stride).frames(), 6 // stride))
+    assert numbers(frames) == [0, 1, 2, 3, 4, 5][::stride]
+    assert [frame.gap is not None for frame in frames] == [number == 5 for number in numbers(frames)]
+    for frame in frames:
+        if frame.number in (1, 2):
+            with pytest.raises(FrameError, match=r"^cannot be decoded$"):
+                frame.load()
+        else:
+            assert frame.number is not None and levels([frame]) == [10 * frame.number]
+
+
+def test_nothing_but_refused_parts_is_a_loss() -> None:
+    clock = Clock()
+    captures = iter(
+        [Slow([10, *[REFUSED_PART] * 20], clock, 1), FakeCapture([20, *[REFUSED_PART] * 40, 30]), FakeCapture([40])]
+    )
+    options = LiveOptions(buffer="all", read_timeout_s=5)
+    source = LiveSource("http://host/", options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep)
+    frames = list(islice(source.frames(), 3))
+    assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
+    reasons = [frame.gap and frame.gap.reason for frame in frames]
+    assert reasons == [None, "no frame that could be decoded within 5 s", "the connection ended"]
+
+
+def test_a_frame_out_of_a_decoder_that_gave_up_was_read_when_it_was_asked_for() -> None:
+    clock = Clock()
+    source = LiveSource(
+        0, LiveOptions(buffer="all"), connect=lambda: Slow([10], clock, 15), clock=clock, sleep=clock.sleep
+    )
+    frames = source.frames()
+    read_at = next(frames).read_at
+    frames.close()
+    assert read_at is not None and 14 < (datetime.now(UTC) - datetime.fromisoformat(read_at)).total_seconds() < 60

@@ -1,0 +1,105 @@
+"""The real thing: MJPEG over HTTP, as web cameras serve it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from remtta import load_delta
+from tests.command import REMTTA, remtta_here
+from tests.conftest import TINY_OPTIONS, draw_image, happens
+from tests.records import record_of, rows_of
+from tests.streams.servers import QuietHandler, serving
+
+
+class WebCamera(QuietHandler):
+    """Serves 6 frames per connection, of another size in each; `most` connections, then none."""
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.connections += 1
+        if server.connections > server.most:
+            self.send_error(503)
+            return
+        height, width = (48, 64) if server.connections == 1 else (60, 80)
+        self.send_response(200)
+        self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # whoever has seen enough hangs up
+            for number in range(6):
+                seed = 10 * server.connections + number
+                jpeg = cv2.imencode(".jpg", np.asarray(draw_image(seed, width, height)))[1].tobytes()
+                if number in server.broken:
+                    jpeg = np.random.default_rng(seed).bytes(500)
+                self.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(jpeg))
+                self.wfile.write(jpeg + b"\r\n")
+                time.sleep(0.02)
+
+
+@pytest.fixture
+def web_camera() -> Iterator[Any]:
+    with serving(WebCamera) as server:
+        server.connections, server.most, server.broken = 0, 3, ()
+        server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
+        probe = cv2.VideoCapture(server.url, cv2.CAP_FFMPEG)
+        if not probe.grab():
+            pytest.skip("this OpenCV reads no MJPEG over HTTP")
+        probe.release()
+        server.connections, server.most = 0, 2
+        yield server
+
+
+def test_a_web_camera_that_drops_out_and_comes_back_larger(
+    web_camera: Any, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    options = ["--buffer", "all", "--limit", "9", "-b", "4", "-o", str(run)]
+    assert remtta_here("adapt", web_camera.url, *TINY_OPTIONS, "--checkpoint", checkpoint, *options) == 0
+    rows = rows_of(run)
+    assert [row.get("frame", "gap") for row in rows] == [0, 1, 2, 3, 4, 5, "gap", 6, 7, 8]
+    assert all("class" in row and row["adapted"] for row in rows if "gap" not in row)
+    assert 0.25 <= rows[6]["seconds"] < 10 and rows[6]["attempts"] == 1
+    assert rows[7]["time_s"] - rows[5]["time_s"] == pytest.approx(rows[6]["seconds"], abs=0.01)
+    told = capfd.readouterr().err
+    assert "is lost (the connection ended); trying to get it back for 60 s" in told
+    assert "now gives frames of 80 x 60 pixels" in told
+    assert remtta_here("inspect", run) == 0
+    assert "frames       9, 0 skipped; 3 updates; 1 gaps\n" in capfd.readouterr().out
+    written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
+    assert len(written) >= 5 and not any(b"secret" in content for content in [*written, told.encode()])
+
+
+def test_a_web_camera_with_broken_parts_is_not_lost(web_camera: Any, checkpoint: Path, tmp_path: Path) -> None:
+    web_camera.broken = (3, 4)
+    options: list[str | Path] = ["--buffer", "all", "--reconnect-for", "0", "-b", "4", "-o", tmp_path]
+    assert remtta_here("adapt", web_camera.url, *TINY_OPTIONS, "--checkpoint", checkpoint, *options) == 0
+    rows = rows_of(tmp_path)
+    assert [row["frame"] for row in rows] == list(range(6))
+    assert [row.get("error") for row in rows] == [None, None, None, *["cannot be decoded"] * 2, None]
+    assert web_camera.connections == 1
+
+
+def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
+    web_camera: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ["--checkpoint", str(checkpoint), "--buffer", "all", "-b", "4", "-o", str(run)]
+    command = [*REMTTA, "adapt", web_camera.url, *TINY_OPTIONS, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert happens(lambda: web_camera.connections > 2 and len(rows_of(run)) == 13, within_s=60)
+    process.send_signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143, stderr
+    assert time.monotonic() - signalled < 30  # a second, but for the end of a busy machine's interpreter; or else 60
+    assert record_of(run)["exit_reason"] == "SIGTERM"
+    assert load_delta(run).updates == 3
