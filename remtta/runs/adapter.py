@@ -40,6 +40,11 @@ class Adapter:
         return self.guard is not None and self.guard.retired
 
     @property
+    def ended(self) -> bool:
+        """Whether the guard is to end the run now."""
+        return self.guard is not None and self.guard.retired and self.guard.options.action == "stop"
+
+    @property
     def total_alarms(self) -> int:
         """Alarms of the guard so far."""
         return self.guard.total_alarms if self.guard else 0

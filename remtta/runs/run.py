@@ -90,7 +90,7 @@ class Run:
         try:
             with self._interrupts.held():
                 self._go_on()
-            self._stop_if_retired()
+            self._stop_if_ended()
             batches = Batches(stream, self._plan.options, self._plan.card.preprocessing)
             unseen = unseen_frames(stream, summary.place)
             decoded = batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
@@ -201,7 +201,7 @@ class Run:
         """The stream's batches; what comes behind each `yield` is done once the batch is finished."""
         for batch in frames:
             yield Batch(batch)
-            self._stop_if_retired()
+            self._stop_if_ended()
             broken = next((frame for frame in batch if frame.error), None)
             if broken and self._plan.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
@@ -213,9 +213,8 @@ class Run:
         self.summary.place.count(self._journal.expected_rows())
         self.record.write(self.summary)
 
-    def _stop_if_retired(self) -> None:
-        guard = self._plan.adapter.guard
-        if guard and guard.retired and guard.options.action == "stop":
+    def _stop_if_ended(self) -> None:
+        if self._plan.adapter.ended:
             raise GuardStop
 
     def _failed(self, error: BaseException) -> None:
