@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from remtta.errors import OutputError, RemttaError, StreamError, UsageError
+from remtta.errors import OutputError, StreamError, UsageError
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
@@ -114,7 +114,7 @@ class Run:
         except GuardStop:
             summary.exit_reason = "guard"
         except BaseException as error:
-            self._failed(error)
+            self.summary.fail(error)
             refused = isinstance(error, UsageError) and not begun  # what an earlier run left stays as it is
             if isinstance(error, StreamError) and stream.live:
                 with self._interrupts.held(), contextlib.suppress(OutputError):  # the first error is the one to tell
@@ -217,9 +217,6 @@ class Run:
         if self._plan.adapter.ended:
             raise GuardStop
 
-    def _failed(self, error: BaseException) -> None:
-        self.summary.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
-
     def _close(self, *, refused: bool) -> None:
         """Save everything but for a run that never was, and let go of the folder."""
         self.summary.place.seconds = time.monotonic() - self._started
@@ -234,5 +231,5 @@ class Run:
             try:
                 self._saver.finish()
             except OutputError as error:
-                self._failed(error)
+                self.summary.fail(error)
                 raise

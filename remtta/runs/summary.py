@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from remtta.deltas import DELTA
+from remtta.errors import RemttaError
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.place import Place
 
@@ -40,6 +41,10 @@ class RunSummary:
         now = datetime.now(UTC)
         self.last_frame = now.isoformat(timespec="seconds")
         self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
+
+    def fail(self, error: BaseException) -> None:
+        """Note the error that ends the run."""
+        self.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
 
     @property
     def ended(self) -> str | None:
