@@ -93,7 +93,9 @@ class OutputOptions:
     ] = None
     topk: Annotated[int, _option(help="Classes listed per frame.")] = RunOptions.topk
     logits: Annotated[bool, _option("--logits", help="Write all logits.")] = RunOptions.logits
-    save_every: Annotated[int, _option(help="Updates between saves of state and delta; half a minute is the most.")] = RunOptions.save_every
+    save_every: Annotated[int, _option(help="Updates between saves of state and delta; half a minute is the most.")] = (
+        RunOptions.save_every
+    )
     save_full: Annotated[bool, _option("--save-full", help="Save a delta also where every weight changes.")] = (
         RunOptions.save_full
     )
