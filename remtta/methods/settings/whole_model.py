@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from remtta.errors import check, check_finite
 from remtta.methods.settings.base import MethodConfig, Optimizer
@@ -32,6 +32,9 @@ class CoTTAConfig(WholeModelConfig):
             10 classes, 0.72 for 100, 0.1 for 1,000, and on a line in log C
             between them.
         restore: Probability of each weight to go back to the source.
+        all_parameters: Whether all of them learn, or only those called weight
+            or bias, as in the official code: not position embeddings, the class
+            token and layer scales.
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
@@ -40,6 +43,7 @@ class CoTTAConfig(WholeModelConfig):
     num_augmentations: int = 32
     augment_below: float | None = None
     restore: float = 0.001
+    all_parameters: bool = True
     lr: float = 1e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
@@ -152,6 +156,11 @@ class PETALConfig(CoTTAConfig):
         restore: Share of the weights, those of least squared gradient, that go back to the source.
         posterior_weight: Weight of the distance to the source's posterior.
         swag_lr: Learning rate of the steps on clean images that tell the posterior.
+        swag_every: After how many of these steps the weights count towards it.
+            The official code takes 4 snapshots per pass over the clean images.
+        start: Where student and teacher begin, restored weights go back to, and
+            the confidence is the model's of: "source", or "mean", the
+            posterior's, as in the official code.
 
     Source: A Probabilistic Framework for Lifelong Test-Time Adaptation, arXiv:2212.09713.
     """
@@ -159,10 +168,14 @@ class PETALConfig(CoTTAConfig):
     restore: float = 0.003
     posterior_weight: float = 1e-11
     swag_lr: float = 1e-4
+    swag_every: int = 1
+    start: Literal["source", "mean"] = "source"
     lr: float = 1e-2
-    source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "precision")
+    source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "swag_every", "precision")
 
     def __post_init__(self) -> None:
         check_finite(self.posterior_weight, "posterior-weight", ">= 0")
         check_finite(self.swag_lr, "swag-lr", "> 0")
+        check(self.swag_every >= 1, "swag-every", self.swag_every, ">= 1")
+        check(self.start in ("source", "mean"), "start", self.start, "source or mean")
         super().__post_init__()
