@@ -9,6 +9,7 @@ from remtta.errors import check, check_finite
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
+Answer = Literal["last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,9 @@ class MethodConfig:
         momentum: SGD's momentum or Adam's first beta (the second is 0.999).
         nesterov: Nesterov's momentum, for SGD.
         steps: Optimizer steps per batch.
+        answer: Which of several steps' predictions of a batch is given: None
+            for the first, from before any of them; "last", as in the methods'
+            official codes, for that of the weights before the last one.
         episodic: Go back to the source weights before every batch.
         micro_batch: Images per forward and backward pass. The update is the
             same, the memory less. None leaves it to the method: the whole
@@ -40,6 +44,7 @@ class MethodConfig:
     momentum: float = 0.9
     nesterov: bool = False
     steps: int = 1
+    answer: Answer | None = None
     episodic: bool = False
     micro_batch: int | None = None
     adapt_layers: str | None = None
@@ -66,9 +71,10 @@ class MethodConfig:
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
         check(self.steps >= 1, "steps", self.steps, ">= 1")
+        check(self.answer in (None, "last"), "answer", self.answer, "last or None")
         check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
         check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
 
 
-UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "adapt_layers")
+UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "adapt_layers")
 """Settings of methods that train weights."""

@@ -72,6 +72,7 @@ class MEMOConfig(WholeModelConfig):
 
     num_augmentations: int = 64
     lr: float = 1e-5
+    unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer")
 
     def __post_init__(self) -> None:
         check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
