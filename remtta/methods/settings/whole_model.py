@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from remtta.errors import check, check_finite
 from remtta.methods.settings.base import MethodConfig, Optimizer
+
+Border = Literal["red", "grey", "black"]
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,24 @@ class MEMOConfig(WholeModelConfig):
 
     Attributes:
         num_augmentations: Augmented views of each image.
+        border: What a view shows beyond the image's edges: "red", (128, 0, 0) of
+            255, which Pillow makes of the official code's 128; "grey", 128 in
+            every channel; "black", as AugMix by itself.
+        keep_optimizer: Whether the optimizer runs on from image to image, as in
+            the official code, rather than start afresh as the weights do.
 
     Source: MEMO, arXiv:2110.09506.
     """
 
     num_augmentations: int = 64
+    border: Border = "red"
+    keep_optimizer: bool = False
     lr: float = 1e-5
     unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer")
 
     def __post_init__(self) -> None:
         check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
+        check(self.border in get_args(Border), "border", self.border, "red, grey or black")
         super().__post_init__()
 
 
