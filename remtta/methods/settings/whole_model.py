@@ -168,7 +168,7 @@ class PETALConfig(CoTTAConfig):
         posterior_weight: Weight of the distance to the source's posterior.
         swag_lr: Learning rate of the steps on clean images that tell the posterior.
         swag_every: After how many of these steps the weights count towards it.
-            The official code takes 4 snapshots per pass over the clean images.
+            The official code takes 8 snapshots in two passes over clean images.
         start: Where student and teacher begin, restored weights go back to, and
             the confidence is the model's of: "source", or "mean", the
             posterior's, as in the official code.
