@@ -205,7 +205,9 @@ class ResultOptions:
         None
     )
     overwrite: Annotated[bool, _output("--overwrite", help="Replace an earlier evaluation.")] = False
-    resume: Annotated[bool, _output("--resume", help="Go on with the evaluation in --output, if there is one.")] = False
+    resume: Annotated[
+        bool, _output("--resume", help="Go on with the evaluation in --output, if there is one; methods may be added.")
+    ] = False
     plots: Annotated[bool, _output("--plots/--no-plots", help="Draw pictures, with matplotlib.")] = True
     on_error: Annotated[Literal["skip", "stop"], _output(help="At an image that cannot be read.")] = (
         EvalOptions.on_error
