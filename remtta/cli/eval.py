@@ -54,8 +54,7 @@ def evaluate(
 ) -> None:
     """Measure methods on labelled domains: error per domain, mean, calibration, speed.
 
-    Leaves results.json, table.md, .tex and .csv, predictions.jsonl, and a confusion matrix and a delta per method in
-    the output folder.
+    Leaves results.json, tables, predictions.jsonl, and per method a delta and a confusion matrix in the output folder.
 
     Examples:
 
