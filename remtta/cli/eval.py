@@ -54,7 +54,7 @@ def evaluate(
 ) -> None:
     """Measure methods on labelled domains: error per domain, mean, calibration, speed.
 
-    Leaves results.json, table.md, predictions.jsonl and a delta per method in the output folder.
+    Leaves results.json, tables, predictions.jsonl, and per method a delta and a confusion matrix in the output folder.
 
     Examples:
 
@@ -132,10 +132,10 @@ def _ordered(options: EvalOptions, protocol: ProtocolOptions, dataset: Dataset) 
 
 
 def _print_table(results: Mapping[str, Any]) -> None:
-    from remtta.evaluation.results import plain_table, table_rows
+    from remtta.evaluation.tables import notes, plain_table, table_rows
 
     if not sys.stdout.isatty():
-        typer.echo(plain_table(results))
+        typer.echo(_encodable(plain_table(results)))
         return
     from rich.console import Console
     from rich.table import Table
@@ -145,4 +145,13 @@ def _print_table(results: Mapping[str, Any]) -> None:
     table = Table(header[0], *(row[0] for row in rows))
     for place, title in enumerate(header[1:], 1):
         table.add_row(title, *(row[place] for row in rows), end_section=place == num_domains)
-    Console().print(table)
+    Console().print(table, *notes(results), sep="\n")
+
+
+def _encodable(text: str) -> str:
+    """Signs of a table that standard output has no code for, as on some terminals of Windows, in plain ones."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for sign, plain in {"≈": "~", "±": "+-"}.items():
+        if sign.encode(encoding, "ignore") == b"":
+            text = text.replace(sign, plain)
+    return text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from remtta.evaluation.datasets import open_dataset
+from remtta.evaluation.outputs import RESULTS, TABLE
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.evaluation.runner import RESULTS, TABLE, evaluate
+from remtta.evaluation.runner import evaluate
 
 __all__ = ["RESULTS", "TABLE", "choose_preprocessing", "evaluate", "open_dataset"]

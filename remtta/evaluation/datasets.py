@@ -14,8 +14,8 @@ import numpy as np
 from remtta.errors import StreamError, UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
 from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set
-from remtta.evaluation.domains import Domain, title_of, wanted_domains
-from remtta.evaluation.trees import choose_folders, image_sizes, list_images, scan_tree
+from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of, wanted_domains
+from remtta.evaluation.trees import choose_folders, choose_severities, image_sizes, list_images, scan_tree
 from remtta.streams.images import load_image
 
 _log = logging.getLogger("remtta")
@@ -69,7 +69,7 @@ def open_dataset(
     num_classes: int,
     labels: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
-    severities: Sequence[int] = (5,),
+    severities: Sequence[int] | None = None,
     image_list: Sequence[str] | None = None,
     class_map: Mapping[str, int] | None = None,
     limit: int | None = None,
@@ -83,7 +83,7 @@ def open_dataset(
         num_classes: Classes of the model.
         labels: The model's class names.
         domains: Which ones, in which order; by default the standard order.
-        severities: Which ones, where the layout has them.
+        severities: Which ones, where the layout has them; by default 5, or the only one that there is.
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
         class_map: Class folder to class number.
         limit: At most so many images per domain, the same for every corruption.
@@ -125,7 +125,7 @@ def _open_tree(
     num_classes: int,
     labels: Sequence[str] | None,
     domains: Sequence[str] | None,
-    severities: Sequence[int],
+    severities: Sequence[int] | None,
     image_list: Sequence[str] | None,
     class_map: Mapping[str, int] | None,
     limit: int | None,
@@ -134,7 +134,7 @@ def _open_tree(
     layout, tree = scan_tree(root)
     by_severity = not any(None in levels for levels in tree.values())
     names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
-    chosen = choose_folders(root, tree, names, severities)
+    chosen = choose_folders(root, tree, names, choose_severities(root, tree, names, severities))
     mapping = map_classes(
         [folder for _, _, folders in chosen for folder in folders],
         num_classes=num_classes,
@@ -205,14 +205,15 @@ def _open_arrays(
     root: Path,
     num_classes: int,
     domains: Sequence[str] | None,
-    severities: Sequence[int],
+    severities: Sequence[int] | None,
     limit: int | None,
     complete: bool,
 ) -> Dataset:
     arrays = find_arrays(root)
     names = wanted_domains(root, arrays, domains, complete=complete, by_severity=True)
     labels = load_labels(root, num_classes)
-    found = [array_domain(arrays[name], labels, severity, limit) for name in names for severity in severities]
+    levels = severities or (DEFAULT_SEVERITY,)
+    found = [array_domain(arrays[name], labels, severity, limit) for name in names for severity in levels]
     sizes: Counter[tuple[int, int]] = Counter()
     for domain in found:
         sizes[image_size(arrays[domain.name])] += len(domain.sources)

@@ -31,6 +31,7 @@ THREE_D = (
 """ImageNet-3DCC's corruptions."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
+DEFAULT_SEVERITY = 5
 
 _log = logging.getLogger("remtta")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import numpy as np
 
 ECE_BINS = 15
+TOP = 5
+
+_ARRAY_ROW = re.compile(r".*\[(\d+)\]")
 
 
 @dataclass
@@ -18,6 +23,10 @@ class Tally:
     correct: list[bool] = field(default_factory=list)
     probs: list[float] = field(default_factory=list)
     classes: list[int] = field(default_factory=list)
+    truths: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     distances: list[float] = field(default_factory=list)
     entropies: list[list[float]] = field(default_factory=list)
 
@@ -26,6 +35,11 @@ class Tally:
         self.correct.append(row["class"] == row["label_true"])
         self.probs.append(row["prob"])
         self.classes.append(row["class"])
+        self.truths.append(row["label_true"])
+        self.indices.append(row["index"])
+        self.images.append(sys.intern(image_name(row["source"])))  # the same few in every run
+        if "rank_true" in row:  # not in rows of version 0.1.0
+            self.ranks.append(row["rank_true"])
         if "tvd" in row:
             self.distances.append(row["tvd"])
             self.entropies.append(row["entropies"])
@@ -37,6 +51,12 @@ class Tally:
     def error(self) -> float:
         """Error in percent."""
         return 100 * self.correct.count(False) / len(self.correct)
+
+    @property
+    def top5_error(self) -> float | None:
+        """Images in percent whose class is not among the five likeliest, where all rows tell its rank."""
+        beyond = sum(rank > TOP for rank in self.ranks)
+        return 100 * beyond / len(self) if len(self.ranks) == len(self) else None
 
     def merged(self, others: Iterable[Tally]) -> Tally:
         """This tally and others together."""
@@ -50,13 +70,14 @@ class Tally:
         """All metrics of these predictions.
 
         Returns:
-            images; error in percent; ece in [0, 1]; diversity, the entropy of the
+            images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the
             histogram of predicted classes in nats; and, of methods with masked
             views, tvd in [0, 1] and the mean entropy per view in nats.
         """
         summary: dict[str, Any] = {
             "images": len(self),
             "error": self.error,
+            **({} if self.top5_error is None else {"top5_error": self.top5_error}),
             "ece": expected_calibration_error(self.probs, self.correct),
             "diversity": diversity(self.classes),
         }
@@ -64,6 +85,12 @@ class Tally:
             summary["tvd"] = float(np.mean(self.distances))
             summary["entropies"] = np.mean(self.entropies, axis=0).tolist()
         return summary
+
+
+def image_name(source: str) -> str:
+    """The same for all corruptions of an image: class folder and file name, or the row of an array."""
+    row = _ARRAY_ROW.fullmatch(source)
+    return row[1] if row else "/".join(source.replace("\\", "/").rsplit("/", 2)[-2:])
 
 
 def calibration_bins(probs: Sequence[float], correct: Sequence[bool], bins: int = ECE_BINS) -> list[dict[str, float]]:
@@ -76,7 +103,7 @@ def calibration_bins(probs: Sequence[float], correct: Sequence[bool], bins: int 
             of exactly 1 have one of their own, as in torchmetrics.
 
     Returns:
-        share, confidence and accuracy of each bin that is not empty.
+        place (0 to bins), images, share, confidence and accuracy of each bin that is not empty.
     """
     confidence = np.asarray(probs, dtype=np.float32)
     edges = np.linspace(0, 1, bins + 1, dtype=np.float32)
@@ -84,6 +111,8 @@ def calibration_bins(probs: Sequence[float], correct: Sequence[bool], bins: int 
     right = np.asarray(correct, dtype=np.float64)
     return [
         {
+            "place": number,
+            "images": int(inside.sum()),
             "share": float(inside.mean()),
             "confidence": float(confidence[inside].mean(dtype=np.float64)),
             "accuracy": float(right[inside].mean()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,22 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from PIL import Image
 from torch import nn
 
-from remtta.deltas.delta import load_delta
-from remtta.errors import FrameError, ModelError, StreamError
 from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.domains import Domain
-from remtta.evaluation.metrics import Tally, calibration_bins
-from remtta.evaluation.results import PLOTS, Tallies, delta_path, tally_rows
+from remtta.evaluation.mask_plots import draw_masks
+from remtta.evaluation.metrics import ECE_BINS, Tally, calibration_bins
+from remtta.evaluation.results import PLOTS, Tallies, tally_rows
 from remtta.files import write_atomically
-from remtta.methods.losses import entropy
-from remtta.methods.masking import paint_over
-from remtta.methods.rem import REM
 from remtta.models.classes import restricted_classes
-from remtta.models.labels import labels_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.rows import read_rows
@@ -36,11 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LABEL_SHARE = 0.024  # of the axis' height, for a line of text
-WINDOW = 200  # images in the running error
-OVERLAYS = 4  # domains shown with their masks
-MASKED = 4  # methods shown with their masks
+WINDOW = 200  # most images in the running error
+_LEAST, _PARTS = 20, 4  # in a short domain: so many, or this part of it
 _PANELS = 4  # reliability diagrams beside one another
-_RIGHT, _WRONG = "#14783c", "#be2828"
+_HALF_BAR = 0.45 / ECE_BINS
 _COLOURS = {
     "source": "#969696",
     "tent": "#d98c1f",
@@ -84,8 +74,8 @@ def draw_plots(
         "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
         "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
         "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(figsize=(8, 4.5)), results, which, colours),
-        "reliability": lambda: _reliability(Figure(), tallies, colours),
-        "masks": lambda: _masks(Figure(), folder, results, model, dataset, preprocessing),
+        "reliability": lambda: draw_reliability(Figure(), tallies, colours),
+        "masks": lambda: draw_masks(Figure(), folder, results, model, dataset, preprocessing),
     }
     drawn = []
     for name, draw in pictures.items():
@@ -146,31 +136,50 @@ def _error_per_domain(figure: Figure, results: Mapping[str, Any], colours: Mappi
 
 def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours: Mapping[str, Any]) -> Figure:
     axes = _plain(figure.subplots())
-    wrong: dict[str, list[bool]] = {}
+    wrong: dict[str, dict[int, list[bool]]] = {}
     domains: list[str] = []
     for row in read_rows(folder / PREDICTIONS):
         if row["seed"] == seed and row["phase"] == "adapt" and "error" not in row:
-            curve = wrong.setdefault(row["method"], [])
-            curve.append(row["class"] != row["label_true"])
+            by_visit = wrong.setdefault(row["method"], {})
+            by_visit.setdefault(row["visit"], []).append(row["class"] != row["label_true"])
             if len(wrong) == 1:
                 domains.append(row["domain"])
-    for name, missed in wrong.items():
-        total = np.array([0, *accumulate(missed)])
-        stops = np.arange(1, len(total))
-        starts = np.maximum(0, stops - WINDOW)
-        axes.plot(100 * (total[stops] - total[starts]) / (stops - starts), color=colours[name], label=name, lw=1.2)
+    for name, visits in wrong.items():
+        starts = accumulate(map(len, visits.values()), initial=0)
+        for number, (start, missed) in enumerate(zip(starts, visits.values(), strict=False)):
+            places, label = range(start, start + len(missed)), name if number == 0 else None
+            axes.plot(places, running_error(missed), color=colours[name], label=label, lw=1.2)
     changes = [place for place in range(1, len(domains)) if domains[place] != domains[place - 1]]
-    if len(changes) < 50:  # mixed streams change at every image
+    mixed = len(changes) >= 50  # streams that change at every image
+    if not mixed:
         for start, stop in zip([0, *changes], [*changes, len(domains)], strict=True):
             axes.axvline(start, color="#dddddd", lw=0.8, zorder=0)
             axes.text(
                 (start + stop) / 2, 1.01, domains[start], rotation=40, fontsize=7, transform=axes.get_xaxis_transform()
             )
     axes.set_xlabel(f"images{which}")
-    axes.set_ylabel(f"error in %, mean over {WINDOW} images")
+    axes.set_ylabel("error in %, running mean" + ("" if mixed else " in each domain"))
     axes.set_ylim(bottom=0)
     _legend(axes)
     return figure
+
+
+def running_error(missed: Sequence[bool]) -> np.ndarray:
+    """Error in percent of the images around each one of a domain, and of no other domain.
+
+    The window is a quarter of the domain, within limits, and at the domain's ends it is cut off, down to its half.
+
+    Args:
+        missed: Whether each image of the domain was taken for another class, in their order.
+
+    Returns:
+        Shape (n,).
+    """
+    window = min(WINDOW, max(_LEAST, len(missed) // _PARTS))
+    total, places = np.cumsum([0, *missed]), np.arange(len(missed))
+    starts, stops = np.maximum(0, places - window // 2), np.minimum(len(missed), places + (window + 1) // 2)
+    errors: np.ndarray = 100 * (total[stops] - total[starts]) / (stops - starts)
+    return errors
 
 
 def _entropy_by_ratio(
@@ -209,7 +218,8 @@ def _entropy_by_ratio(
     return figure
 
 
-def _reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
+def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
+    """Accuracy against confidence, a panel per method, with the number of images in each bin."""
     methods = list(dict.fromkeys(method for method, _ in tallies))
     columns = min(_PANELS, len(methods))
     lines = math.ceil(len(methods) / columns)
@@ -222,103 +232,24 @@ def _reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -
             tally for (method, _), phases in tallies.items() if method == name for tally in phases["adapt"].values()
         ]
         together = Tally().merged(parts)
-        bins = calibration_bins(together.probs, together.correct)
+        # Confidences of exactly 1, which have a bin of their own, are shown in the last one.
+        bins = calibration_bins(np.minimum(together.probs, np.nextafter(np.float32(1), 0)).tolist(), together.correct)
+        places = (np.array([part["place"] for part in bins]) + 0.5) / ECE_BINS
+        heights = [part["accuracy"] for part in bins]
         _plain(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-        axes.bar(
-            [part["confidence"] for part in bins],
-            [part["accuracy"] for part in bins],
-            0.05,
-            color=colours[name],
-            alpha=0.85,
-        )
+        axes.bar(places, heights, 2 * _HALF_BAR, color=colours[name], alpha=0.85)
+        axes.hlines([part["confidence"] for part in bins], places - _HALF_BAR, places + _HALF_BAR, "#222222", lw=1)
+        for place, part in zip(places, bins, strict=True):
+            axes.text(place, 1.03, _count(part["images"]), rotation=90, fontsize=6, ha="center", va="bottom")
         axes.set_title(f"{name}, ECE {100 * together.summary()['ece']:.1f} %", fontsize=10)
         axes.set_xlabel("confidence")
         axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1.16)
+        axes.set_yticks(np.linspace(0, 1, 6))
     for axes in panels[:, 0]:
-        axes.set_ylabel("accuracy")
+        axes.set_ylabel("accuracy (bars), mean confidence (lines),\nand number of images (above)")
     return figure
 
 
-@torch.no_grad()
-def _masks(
-    figure: Figure,
-    folder: Path,
-    results: Mapping[str, Any],
-    model: nn.Module,
-    dataset: Dataset,
-    preprocessing: Preprocessing,
-) -> Figure | None:
-    """Sample images under each mask, with prediction and entropy, as in the paper's figure.
-
-    Shown are the source and a few methods, those that mask first, whose delta is there: of the others the weights
-    are not known any more.
-    """
-    try:
-        rem = REM(model)
-    except ModelError:  # evaluated with methods that need no masks
-        return None
-    deltas = _known_deltas(folder, results["methods"])
-    if not deltas:
-        return None
-    domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
-    transform = preprocessing.transform()
-    samples = [_first_readable(domain) for domain in domains]
-    pixels = torch.stack([transform(image) for image, _ in samples])
-    images = preprocessing.normalise(pixels.to(next(model.parameters()).device))
-    ratios = rem.config.mask_ratios
-    panels = figure.subplots(len(domains), len(deltas) * len(ratios), squeeze=False)
-    figure.set_size_inches(1.55 * len(deltas) * len(ratios), 2.0 * len(domains))
-    labels, numbers = labels_of(model), dataset.class_numbers if dataset.restricted_to else None
-    for column, (name, delta) in enumerate(deltas.items()):
-        rem.load_delta(delta)
-        views, kept = rem.views(images), [None, *rem.kept_patches(images)]
-        for place, ratio in enumerate(ratios):
-            positions = kept[place]
-            column_panels = panels[:, column * len(ratios) + place]
-            column_panels[0].set_title(f"{name}, {ratio:.0%}", fontsize=8)
-            for line, (_, truth) in enumerate(samples):
-                shown = pixels[line].permute(1, 2, 0).numpy()
-                axes = column_panels[line]
-                axes.imshow(paint_over(shown, None if positions is None else positions[line], rem.patch_size))
-                axes.set_xticks([])
-                axes.set_yticks([])
-                _tell_prediction(axes, views[place, line], truth, labels, numbers)
-    for line, domain in enumerate(domains):
-        panels[line][0].set_ylabel(domain.title, fontsize=8)
-    rem.reset()
-    return figure
-
-
-def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping[str, torch.Tensor]]:
-    """Changes to the source weights by method: the source's, then those of a few methods, those that mask first."""
-    paths = {name: delta_path(folder, name, next(iter(content["seeds"]))) for name, content in methods.items()}
-    known = [name for name, path in paths.items() if path.is_file() or name == "source"]
-    masking = {name for name, content in methods.items() if "mask_ratios" in content["config"]}
-    shown = sorted(known, key=lambda name: (name != "source", name not in masking))[:MASKED]
-    return {name: load_delta(paths[name]).tensors if paths[name].is_file() else {} for name in shown}
-
-
-def _tell_prediction(
-    axes: Axes, logits: torch.Tensor, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None
-) -> None:
-    """Below a picture: the predicted class and the entropy in nats.
-
-    Args:
-        axes: The picture's.
-        logits: Shape (C,).
-        truth: Number of the right class.
-        labels: Names of the C classes.
-        numbers: Their numbers, where they are not all of the model's.
-    """
-    guess, nats = int(logits.argmax()), float(entropy(logits))
-    number = guess if numbers is None else numbers[guess]
-    label = labels[guess].split(",")[0] if labels else f"class {number}"
-    axes.set_xlabel(f"{label[:16]}\n{abs(nats):.2f}", fontsize=7, color=_RIGHT if number == truth else _WRONG)
-
-
-def _first_readable(domain: Domain) -> tuple[Image.Image, int]:
-    """An image and its class; an evaluation that has ended has read one of every domain."""
-    for place, label in enumerate(domain.labels):
-        with contextlib.suppress(FrameError):
-            return domain.load(place), int(label)
-    raise StreamError(f"{domain.title}: none of {len(domain.labels)} image(s) could be read")
+def _count(images: float) -> str:
+    return f"{images:,.0f}" if images < 10_000 else f"{images / 1000:,.0f}k"

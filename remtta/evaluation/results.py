@@ -1,4 +1,4 @@
-"""From prediction rows and run records to `results.json` and its tables."""
+"""From prediction rows and run records to `results.json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remtta.evaluation.metrics import Tally, harmonic_mean, mean_and_std
+from remtta.evaluation.by_class import class_errors
+from remtta.evaluation.metrics import TOP, Tally, harmonic_mean, mean_and_std
+from remtta.evaluation.uncertainty import Outcomes, paired_standard_error, same_in_every_severity, standard_error
 from remtta.runs.rows import read_rows
 
 DELTAS = "deltas"
@@ -32,42 +34,60 @@ def tally_rows(path: Path) -> Tallies:
             phases = tallies.setdefault((row["method"], row["seed"]), {})
             place = row["domain"], row.get("severity")
             phases.setdefault(row["phase"], {}).setdefault(place, Tally()).add(row)
+    for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
+        tally.images = same_in_every_severity(tally.images)
     return tallies
 
 
-def summarise(tallies: Tallies, runs: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any]:
+def summarise(
+    tallies: Tallies, runs: Sequence[Mapping[str, Any]], order: Sequence[str], num_classes: int
+) -> dict[str, Any]:
     """The `methods` part of `results.json`.
 
     Args:
         tallies: Outcomes of all runs.
-        runs: A record per run, with its method and seed.
+        runs: A record per run, with its method and seed, in the order of the table.
         order: Names of the domains, in the order of the table.
+        num_classes: Classes of the model; five of so few or less are no feat.
 
     Returns:
-        For each method the means over seeds, their standard deviations, and the
-        numbers of each seed.
+        For each method the means over seeds, their standard deviations and
+        standard errors, and the numbers of each seed.
     """
-    by_method: dict[str, list[dict[str, Any]]] = {}
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        phases = tallies.get((run["method"], run["seed"]), {})
-        by_method.setdefault(run["method"], []).append({**run, **_one_seed(phases, order)})
-    methods = {name: _over_seeds(seeds) for name, seeds in by_method.items()}
-    source = methods.get("source")
-    for content in methods.values():
-        content["gain"] = None if source is None else source["mean"] - content["mean"]
-    return methods
+        by_method.setdefault(run["method"], []).append(run)
+    phases = {
+        name: [_in_order(tallies.get((name, run["seed"]), {}), order) for run in own] for name, own in by_method.items()
+    }
+    methods = {}
+    for name, own in by_method.items():
+        severities = [tallies.get((name, run["seed"]), {}).get("adapt", {}) for run in own]
+        seeds = [
+            {**run, **_one_seed(by_phase, places, num_classes > TOP)}
+            for run, by_phase, places in zip(own, phases[name], severities, strict=True)
+        ]
+        methods[name] = _over_seeds(seeds) | _standard_errors(phases[name])
+        methods[name]["class_error"] = class_errors(tally for run in phases[name] for tally in run["adapt"].values())
+    _compare(methods, {name: [run["adapt"] for run in own] for name, own in phases.items()})
+    return {name: _seeds_last(content) for name, content in methods.items()}
+
+
+def _in_order(phases: Mapping[str, Mapping[Place, Tally]], order: Sequence[str]) -> dict[str, Outcomes]:
+    """Outcomes by phase and domain: the severities of each domain together."""
+    return {phase: _by_domain(phases.get(phase, {}), order) for phase in dict.fromkeys(("adapt", *phases))}
 
 
 def _by_domain(tallies: Mapping[Place, Tally], order: Sequence[str]) -> dict[str, Tally]:
     """The severities of each domain together, in order."""
     together: dict[str, Tally] = {}
     for (name, _), tally in tallies.items():
-        together[name] = tally.merged([together[name]] if name in together else [])
+        together[name] = tally.merged([together[name]]) if name in together else tally
     return {name: together[name] for name in order if name in together}
 
 
-def _one_seed(phases: Mapping[str, Mapping[Place, Tally]], order: Sequence[str]) -> dict[str, Any]:
-    adapted = _by_domain(phases.get("adapt", {}), order)
+def _one_seed(phases: Mapping[str, Outcomes], severities: Mapping[Place, Tally], ranked: bool) -> dict[str, Any]:
+    adapted = phases["adapt"]
     errors = {domain: tally.error for domain, tally in adapted.items()}
     together = Tally().merged(adapted.values()).summary()
     content: dict[str, Any] = {
@@ -75,31 +95,30 @@ def _one_seed(phases: Mapping[str, Mapping[Place, Tally]], order: Sequence[str])
         "mean": mean_and_std(list(errors.values()))[0],
         "domains": {domain: tally.summary() for domain, tally in adapted.items()},
         "error_by_severity": {
-            f"{name}{severity}": tally.error
-            for (name, severity), tally in phases.get("adapt", {}).items()
-            if severity is not None
+            f"{name}{severity}": tally.error for (name, severity), tally in severities.items() if severity is not None
         },
-        **{name: value for name, value in together.items() if name not in ("error", "images")},
+        **{name: value for name, value in together.items() if name not in ("error", "top5_error", "images")},
     }
+    if ranked and "top5_error" in together:
+        content["top5_error"] = {domain: summary["top5_error"] for domain, summary in content["domains"].items()}
+        content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
     for phase in ("unseen", "revisit"):
         if phase in phases:
-            again = {domain: tally.error for domain, tally in _by_domain(phases[phase], order).items()}
+            again = {domain: tally.error for domain, tally in phases[phase].items()}
             content[phase] = {"error": again, "mean": mean_and_std(list(again.values()))[0]}
     if "unseen" in content:
         content["unseen"]["harmonic_mean"] = harmonic_mean(content["mean"], content["unseen"]["mean"])
     return content
 
 
-_AVERAGED = ("mean", "ece", "diversity", "tvd")
+_AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
 
 
 def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = seeds[0]
-    errors = {domain: mean_and_std([seed["error"][domain] for seed in seeds]) for domain in first["error"]}
-    content: dict[str, Any] = {
-        "error": {domain: mean for domain, (mean, _) in errors.items()},
-        "error_std": {domain: std for domain, (_, std) in errors.items()},
-    }
+    content: dict[str, Any] = _by_domain_over_seeds(seeds, "error")
+    if all("top5_error" in seed for seed in seeds):
+        content["top5_error"] = _by_domain_over_seeds(seeds, "top5_error")["top5_error"]
     for name in _AVERAGED:
         if all(name in seed for seed in seeds):
             content[name], content[f"{name}_std"] = mean_and_std([seed[name] for seed in seeds])
@@ -108,10 +127,7 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
             content[phase] = {
                 key: mean_and_std([seed[phase][key] for seed in seeds])[0] for key in first[phase] if key != "error"
             }
-            content[phase]["error"] = {
-                domain: mean_and_std([seed[phase]["error"][domain] for seed in seeds])[0]
-                for domain in first[phase]["error"]
-            }
+            content[phase] |= _by_domain_over_seeds([seed[phase] for seed in seeds], "error")
     seconds = sum(seed["timing"]["seconds"] for seed in seeds)
     images = sum(seed["images"] for seed in seeds)
     content |= {name: first[name] for name in ("config", "backwards_per_image", "models_held")}
@@ -128,64 +144,39 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def table_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the final table: error in percent per domain, mean, gain, ECE, speed."""
-    methods: Mapping[str, Any] = results["methods"]
-    domains = list(next(iter(methods.values()))["error"])
-    extra = [phase for phase in ("unseen", "revisit") if phase in next(iter(methods.values()))]
-    header = ["error in %", *domains, "mean", "gain", "ECE %", *extra, "images/s"]
-    return header, [_table_row(name, content, domains, extra) for name, content in methods.items()]
+def _by_domain_over_seeds(seeds: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, float | None]]:
+    """Mean and standard deviation over seeds of an error by domain."""
+    both = {domain: mean_and_std([seed[name][domain] for seed in seeds]) for domain in seeds[0][name]}
+    return {
+        name: {domain: mean for domain, (mean, _) in both.items()},
+        f"{name}_std": {domain: std for domain, (_, std) in both.items()},
+    }
 
 
-def _table_row(name: str, content: Mapping[str, Any], domains: Sequence[str], extra: Sequence[str]) -> list[str]:
-    spread = content["mean_std"]
-    rate = content["timing"]["images_per_s"]
-    return [
-        name,
-        *(f"{content['error'][domain]:.1f}" for domain in domains),
-        f"{content['mean']:.1f}" + ("" if spread is None else f" ± {spread:.1f}"),
-        "" if content["gain"] is None else f"{content['gain']:+.1f}",
-        f"{100 * content['ece']:.1f}",
-        *(f"{content[phase]['mean']:.1f}" for phase in extra),
-        "" if rate is None else f"{rate:.1f}",
-    ]
+def _standard_errors(runs: Sequence[Mapping[str, Outcomes]]) -> dict[str, Any]:
+    adapted = [run["adapt"] for run in runs]
+    return {
+        "error_se": {domain: standard_error(adapted, [domain]) for domain in adapted[0]},
+        "mean_se": standard_error(adapted, adapted[0]),
+    }
 
 
-def markdown_table(results: Mapping[str, Any]) -> str:
-    """The final table in Markdown, ready to paste, and below it what each method costs."""
-    return _markdown(*table_rows(results)) + "\n" + _markdown(*cost_rows(results))
+def _compare(methods: Mapping[str, dict[str, Any]], runs: Mapping[str, Sequence[Outcomes]]) -> None:
+    """Tell what each method gains over the source, and how sure that is."""
+    source = methods.get("source")
+    for name, content in methods.items():
+        content["gain"] = None if source is None else source["mean"] - content["mean"]
+        if source is not None and name != "source":
+            domains = list(content["error"])
+            content["gain_se"] = paired_standard_error(runs["source"], runs[name], domains)
+            content["gain_by_domain"] = {
+                domain: source["error"][domain] - content["error"][domain] for domain in domains
+            }
+            content["gain_by_domain_se"] = {
+                domain: paired_standard_error(runs["source"], runs[name], [domain]) for domain in domains
+            }
 
 
-def cost_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the efficiency table, as in the paper's; passes are per image, time for 1,000 of them."""
-    header = ["efficiency", "parameters", "forward passes", "backward passes", "models held", "s per 1,000 images"]
-    return header, [_cost_row(name, content) for name, content in results["methods"].items()]
-
-
-def _cost_row(name: str, content: Mapping[str, Any]) -> list[str]:
-    rate = content["timing"]["images_per_s"]
-    return [
-        name,
-        f"{content['trainable_parameters']:,}",
-        f"{content['forwards_per_image']:.3g}",
-        f"{content['backwards_per_image']:.3g}",
-        str(content["models_held"]),
-        f"{1000 / rate:.1f}" if rate else "",
-    ]
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def plain_table(results: Mapping[str, Any]) -> str:
-    """The final table in columns, one line per domain so that it fits a terminal."""
-    header, rows = table_rows(results)
-    columns = [header, *rows]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    lines = zip(*columns, strict=True)
-    return "\n".join(
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
-        for cells in (list(zip(line, widths, strict=True)) for line in lines)
-    )
+def _seeds_last(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of all seeds before those of each."""
+    return {**{name: value for name, value in content.items() if name != "seeds"}, "seeds": content["seeds"]}

@@ -34,6 +34,7 @@ def evaluation_rows(
         views: Logits (L, K, C) of the images' views, the plain one first, if there are several.
     """
     predicted = iter([] if result.logits is None else _class_rows(result, numbers, labels))
+    ranks = iter([] if result.logits is None else _ranks(result))
     measured = iter([] if views is None else _view_rows(views))
     rows = []
     for frame, (domain, place) in zip(result.batch.frames, items, strict=True):
@@ -44,6 +45,7 @@ def evaluation_rows(
             row["error"] = frame.error
         else:
             row |= {**next(predicted), **next(measured, {}), "label_true": int(where.labels[place])}
+            row["rank_true"] = next(ranks)
         rows.append(row)
     return rows
 
@@ -64,6 +66,16 @@ def _class_rows(result: BatchResult, numbers: Sequence[int], labels: Sequence[st
         }
         for prob, guess, nats in columns
     ]
+
+
+def _ranks(result: BatchResult) -> list[int]:
+    """How many classes were as likely as the true one or likelier, it included: 1 where it was predicted."""
+    assert result.logits is not None and result.batch.labels is not None
+    truths = result.batch.labels.to(result.logits.device)
+    likelier = (result.logits > result.logits.gather(1, truths[:, None])).sum(1)
+    predicted = result.logits.softmax(-1).max(-1).indices == truths  # of equals, one is predicted
+    ranks: list[int] = torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
+    return ranks
 
 
 def _view_rows(views: Tensor) -> list[Row]:

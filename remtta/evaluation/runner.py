@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +16,15 @@ from torch import Tensor, nn
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.earlier import progress_of_completed, read_earlier, run_order
 from remtta.evaluation.ledger import PROGRESS, Ledger
+from remtta.evaluation.outputs import CONFUSION, RESULTS, TABLES, write_results
 from remtta.evaluation.plan import EvalPlan, checked_methods
-from remtta.evaluation.progress import Position, Progress, load_progress
-from remtta.evaluation.results import DELTAS, PLOTS, markdown_table, summarise, tally_rows
+from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
+from remtta.evaluation.results import DELTAS, PLOTS, summarise, tally_rows
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
-from remtta.files import FolderLock, remove_leftovers, write_atomically, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.guard.guard import guarded
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
@@ -38,12 +39,8 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.runs.adapter import Adapter
 from remtta.runs.environment import environment
-from remtta.runs.folder import EVENTS, PREDICTIONS, check_same_settings
+from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.place import read_record
-
-RESULTS = "results.json"
-TABLE = "table.md"
 
 _log = logging.getLogger("remtta")
 
@@ -63,8 +60,9 @@ def evaluate(
     """Run methods over labelled domains and measure them.
 
     Writes `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md`,
-    a delta per seed and method that changes only norms, and, where a method is under the
-    guard, its decisions to `events.jsonl` into the output folder.
+    `table.tex` and `table.csv`, a confusion matrix per method, a delta per seed and method that
+    changes only norms, and, where a method is under the guard, its decisions to `events.jsonl`
+    into the output folder.
 
     Args:
         model: A timm classifier, as from `load_model`; back at its source weights afterwards, however
@@ -121,8 +119,9 @@ class _Evaluation:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)
-        remove_leftovers(folder, (RESULTS, TABLE, PROGRESS))
+        remove_leftovers(folder, (RESULTS, *TABLES, PROGRESS))
         remove_leftovers(folder / DELTAS, ("*.safetensors",))
+        remove_leftovers(folder / CONFUSION, ("*.csv",))
         try:
             if source_data is not None:
                 self._refuse_earlier()
@@ -132,12 +131,16 @@ class _Evaluation:
             lock.release()
 
     def _go(self) -> dict[str, Any]:
-        earlier = self._earlier()
-        if earlier and earlier["status"] == "completed":
-            _log.info("the evaluation in %s is complete", self._folder)
-            return earlier
-        progress, state = self._claim(going_on=earlier is not None)
-        plan, methods = self._plan, self._plan.methods
+        plan, earlier = self._plan, self._earlier()
+        methods = list(plan.methods)
+        if earlier:
+            methods = run_order(self._folder, earlier["settings"], plan.settings())
+            if earlier["status"] == "completed" and list(earlier["settings"]["methods"]) == list(plan.methods):
+                _log.info("the evaluation in %s is complete", self._folder)
+                return earlier
+            progress, state = self._go_on(earlier, methods)
+        else:
+            progress, state = self._begin(), {}
         eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
         with Ledger(self._folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             runs = list(itertools.product(methods, plan.options.seeds))
@@ -209,50 +212,58 @@ class _Evaluation:
         """Remove what an earlier evaluation left that this one may not write itself; a folder of others stays."""
         if not (self._folder / RESULTS).exists():
             return
-        for pattern in (TABLE, EVENTS, f"{DELTAS}/*.safetensors", f"{PLOTS}/*.png"):
+        patterns = (*TABLES, EVENTS, f"{DELTAS}/*.safetensors", f"{PLOTS}/*.png", f"{CONFUSION}/*.csv")
+        for pattern in patterns:
             for path in self._folder.glob(pattern):
                 path.unlink()
-        for name in (DELTAS, PLOTS):
+        for name in (DELTAS, PLOTS, CONFUSION):
             with contextlib.suppress(OSError):  # absent, or it holds something else
                 (self._folder / name).rmdir()
 
-    def _claim(self, *, going_on: bool) -> tuple[Progress, dict[str, Tensor]]:
-        """Make the folder ready, or find out how far the evaluation in it has come."""
-        if going_on:
-            progress, state = load_progress(self._folder / PROGRESS)
-            if progress.finished or progress.position.frames:
-                _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.frames)
-            return progress, state
+    def _begin(self) -> Progress:
+        """Make the folder ready for a new evaluation."""
         self._refuse_earlier()
         with writing(self._folder):
             (self._folder / PROGRESS).unlink(missing_ok=True)
             self._remove_earlier()
         write_json(self._folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
-        return Progress(), {}
+        return Progress()
 
     def _earlier(self) -> dict[str, Any] | None:
         """The results, so far, of the evaluation to go on with; None where there is or is meant to be none."""
         record = self._folder / RESULTS
-        if not self._plan.options.resume or not record.exists():
-            return None
-        earlier = read_record(record)
-        if not {"settings", "status"} <= earlier.keys():
-            raise UsageError(f"{record} is damaged (it is no record of an evaluation); start again with --overwrite")
-        check_same_settings(earlier["settings"], json.loads(json.dumps(self._plan.settings())))
-        return earlier
+        return read_earlier(record) if self._plan.options.resume and record.exists() else None
+
+    def _go_on(self, earlier: Mapping[str, Any], methods: Sequence[str]) -> tuple[Progress, dict[str, Tensor]]:
+        """How far the evaluation in the folder has come, which may have got more methods since it began."""
+        if earlier["status"] == "completed":
+            progress = progress_of_completed(self._folder, earlier)
+            state: dict[str, Tensor] = {}
+            save_progress(self._folder / PROGRESS, progress, state)  # before the record says that there is one
+        else:
+            progress, state = load_progress(self._folder / PROGRESS)
+        if progress.finished or progress.position.frames:
+            _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.frames)
+        settings = self._plan.settings()
+        in_order = {name: settings["methods"][name] for name in methods}  # by which a next --resume goes
+        write_json(
+            self._folder / RESULTS, {**earlier, "status": "running", "settings": {**settings, "methods": in_order}}
+        )
+        return progress, state
 
     def _results(self, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        plan = self._plan
+        plan, methods = self._plan, list(self._plan.methods)
         order = list(dict.fromkeys(domain.name for domain in plan.dataset.domains))
+        tallies = tally_rows(self._folder / PREDICTIONS)
+        in_order = sorted(runs, key=lambda run: methods.index(run["method"]))
         made_with = environment(plan.card.device)
         del made_with["command"]  # differs after --resume, and the settings say all it says
         content = {
             "status": "completed",
-            "methods": summarise(tally_rows(self._folder / PREDICTIONS), runs, order),
+            "methods": summarise(tallies, in_order, order, len(plan.numbers)),
             "settings": plan.settings(),
             "environment": made_with,
         }
-        write_json(self._folder / RESULTS, content)
-        table = markdown_table(content)
-        write_atomically(self._folder / TABLE, lambda temporary: temporary.write_text(table, encoding="utf-8"))
+        names = dict(zip(plan.numbers, plan.card.labels or (), strict=False))
+        write_results(self._folder, content, tallies, names)
         return content

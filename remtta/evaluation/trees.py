@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from remtta.errors import StreamError, UsageError
-from remtta.evaluation.domains import SEVERITIES, title_of
+from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, title_of
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
 ClassFolders = dict[str, Path]
@@ -21,6 +22,8 @@ Tree = dict[str, dict[int | None, ClassFolders]]
 _LAYOUTS = (
     "ROOT/<corruption>/<severity>/<class>/, ROOT/<domain>/<class>/, ROOT/<class>/ and folders of CIFAR-C .npy files"
 )
+
+_log = logging.getLogger("remtta")
 
 
 def scan_tree(root: Path) -> tuple[str, Tree]:
@@ -54,6 +57,22 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is no layout known here: {_LAYOUTS}")
 
 
+def choose_severities(root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None) -> Sequence[int]:
+    """The severities asked for; without, the usual one, or the only one that these domains have.
+
+    Raises:
+        UsageError: If none was asked for, and they have several but not the usual one.
+    """
+    there = sorted({level for name in names for level in tree[name] if level is not None})
+    if asked is not None or not there or DEFAULT_SEVERITY in there:
+        return asked or (DEFAULT_SEVERITY,)
+    if len(there) > 1:
+        levels = ", ".join(map(str, there))
+        raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose by --severity")
+    _log.info("%s has only severity %d, which is evaluated", root, there[0])
+    return there
+
+
 def choose_folders(
     root: Path, tree: Tree, names: Sequence[str], severities: Sequence[int]
 ) -> list[tuple[str, int | None, ClassFolders]]:
@@ -69,7 +88,7 @@ def choose_folders(
         for severity in levels:
             if severity not in tree[name]:
                 there = ", ".join(str(level) for level in sorted(level or 0 for level in tree[name])) or "none"
-                raise UsageError(f"{root / name} has no severity {severity}; it has {there}")
+                raise UsageError(f"{name} in {root} has no severity {severity}; it has {there}")
             if not tree[name][severity]:
                 raise StreamError(f"{title_of(name, severity)} is empty: no class folders in it")
             chosen.append((name, severity, tree[name][severity]))

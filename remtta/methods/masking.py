@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_HIDDEN = 225  # grey of a patch that is left out, in pictures
+_STRIPES = (70, 235)  # greys of a patch that is left out, in pictures: on any image one of them is seen
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
@@ -71,13 +71,16 @@ def paint_over(pixels: np.ndarray, kept: Tensor | None, patch_size: tuple[int, i
         patch_size: Height and width of a patch, in pixels.
 
     Returns:
-        Shape (H, W, 3), uint8: the other patches in grey.
+        Shape (H, W, 3), uint8: the other patches hatched in two greys.
     """
     if kept is None:
         return pixels
     painted, (height, width) = pixels.copy(), patch_size
+    down, across = np.indices(pixels.shape[:2])
+    hatching = np.array(_STRIPES, dtype=np.uint8)[(down + across) // max(1, min(patch_size) // 4) % 2][..., None]
     rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
     for position in set(range(rows * columns)) - set(kept.tolist()):
         row, column = divmod(position, columns)
-        painted[row * height : (row + 1) * height, column * width : (column + 1) * width] = _HIDDEN
+        place = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+        painted[place] = hatching[place]
     return painted

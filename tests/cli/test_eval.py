@@ -124,6 +124,17 @@ def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
     assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3
 
 
+def test_a_tree_of_one_other_severity_is_evaluated_at_that_one(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], severities=(3,), each=1)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--no-plots", "-o", tmp_path / "run"]
+    assert remtta_here("eval", root, "--methods", "source", *options) == 0
+    assert "has only severity 3, which is evaluated" in capfd.readouterr().err
+    [domain] = json_of(tmp_path / "run" / "results.json")["settings"]["data"]["domains"]
+    assert (domain["name"], domain["severity"]) == ("fog", 3)
+
+
 def test_eval_sets_a_guarded_method_like_its_own(checkpoint: Path, tmp_path: Path) -> None:
     root = write_tree(tmp_path / "tree", ["fog"], severities=(), each=2)
     options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--set", "rem.lr=0.02", "--no-plots", "-q"]

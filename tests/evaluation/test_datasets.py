@@ -176,3 +176,19 @@ def test_an_image_list_gives_the_images_and_their_order(tmp_path: Path) -> None:
     (tmp_path / "bare.txt").write_text("0.png\n")
     with pytest.raises(UsageError, match="needs lines such as"):
         read_image_list(tmp_path / "bare.txt")
+
+
+def test_the_only_severity_is_taken_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tree(tmp_path / "c", ["fog", "snow"], severities=(3,), each=1)
+    with caplog.at_level("INFO", logger="remtta"):
+        assert [domain.title for domain in open_tree(tmp_path / "c").domains] == ["snow3", "fog3"]
+    assert f"{tmp_path / 'c'} has only severity 3, which is evaluated" in caplog.messages
+    with pytest.raises(UsageError, match=r"has no severity 5; it has 3$"):
+        open_tree(tmp_path / "c", severities=(5,))
+    write_tree(tmp_path / "c", ["fog"], severities=(1,), each=1)
+    assert [domain.title for domain in open_tree(tmp_path / "c", domains=["snow"]).domains] == ["snow3"]
+    with pytest.raises(UsageError, match="has no severity 5; it has 1, 3: choose by --severity"):
+        open_tree(tmp_path / "c")
+    write_tree(tmp_path / "c", ["snow"], severities=(5,), each=1)  # the usual one, but not of every domain
+    with pytest.raises(UsageError, match=r"fog in .* has no severity 5; it has 1, 3"):
+        open_tree(tmp_path / "c")

@@ -14,7 +14,7 @@ from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.metrics import harmonic_mean
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.evaluation.results import markdown_table, plain_table
+from remtta.evaluation.tables import markdown_table, plain_table
 from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
@@ -105,9 +105,9 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     table = markdown_table(results)
     assert table == (tmp_path / "run" / "table.md").read_text()
     assert table.startswith(
-        "| error in % | gaussian_noise | mean | gain | ECE % | unseen | revisit | images/s |\n| --- |"
+        "| error in % | gaussian_noise | mean | SE | gain | top-5 | ECE % | unseen | revisit | images/s |\n| --- |"
     )
-    efficiency = table.partition("\n\n")[2].splitlines()
+    efficiency = table.split("\n\n")[-1].splitlines()
     assert efficiency[0] == (
         "| efficiency | parameters | forward passes | backward passes | models held | s per 1,000 images |"
     )

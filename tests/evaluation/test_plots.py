@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.plots import draw_plots
+from remtta.evaluation.mask_plots import draw_masks
+from remtta.evaluation.plots import draw_plots, draw_reliability, running_error
+from remtta.evaluation.results import tally_rows
 from remtta.models.labels import labels_of
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
@@ -44,3 +48,37 @@ def test_pictures_leave_out_unreadable_images_and_domains_without_an_update(tree
     results = evaluate(model, tree, tmp_path / "run", methods=methods_of("rem"), options=options)
     drawn = draw_plots(tmp_path / "run", results, model, tree, preprocessing_of(model))
     assert {"entropy_by_mask_ratio", "masks"} <= {path.stem for path in drawn}
+
+
+def test_the_running_error_has_images_of_its_own_domain_only() -> None:
+    # 100 images: a window of 25, twelve before and twelve after; at the ends what there is of it.
+    missed = [True] * 40 + [False] * 60
+    curve = running_error(missed)
+    assert len(curve) == 100
+    assert curve[[0, 27, 40, 52, 99]].tolist() == [100, 100, 100 * 12 / 25, 0, 0]
+    # Of a short domain at least 20, and of a long one 200.
+    assert running_error([True] + [False] * 24)[[0, 10, 11]].tolist() == [10, 5, 0]
+    assert np.flatnonzero(running_error([True] + [False] * 1999)).tolist() == list(range(101))
+
+
+def test_masks_are_in_the_order_of_the_table_and_name_the_entropy(tree: Dataset, tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    model, methods = tiny_vit(), methods_of("tent", "rem", "source", lr=0.01)
+    results = evaluate(model, tree, tmp_path / "run", methods=methods)
+    draw_masks(figure, tmp_path / "run", results, model, tree, preprocessing_of(model))
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == [f"{name}, {ratio}%" for name in ("tent", "rem", "source") for ratio in (0, 10, 20)]
+    for axes in figure.axes:
+        assert re.fullmatch(r"class_[a-g]\nentropy \d\.\d\d", axes.get_xlabel())
+
+
+def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
+    tallies = tally_rows(tmp_path / "run" / "predictions.jsonl")
+    for places in tallies["source", 0]["adapt"].values():
+        places.probs[:2] = [1.0, 0.95]  # certain ones are in the last bar
+    [axes] = draw_reliability(figure, tallies, {"source": "grey"}).axes
+    counts = [int(text.get_text()) for text in axes.texts]
+    assert len(counts) == len(axes.patches) and sum(counts) == 42
+    assert counts[-1] >= 4 and axes.texts[-1].get_position()[0] == pytest.approx(14.5 / 15)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,81 @@ def test_a_signal_saves_the_progress(tree: Dataset, tmp_path: Path) -> None:
     assert whole["status"] == "completed"
 
 
+def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:
+    names, lr = ("tent", "source", "rem"), {"lr": 0.02}
+    options = EvalOptions(batch_size=8, seeds=(0, 1))
+    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of(*names, **lr), options=options)
+    run = tmp_path / "parts"
+    evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", **lr), options=options)
+    before = (run / "predictions.jsonl").read_bytes()
+    more = replace(options, resume=True)
+    added = evaluate(tiny_vit(), tree, run, methods=methods_of(*names, **lr), options=more)
+    assert without_timing(added) == without_timing(whole)
+    assert list(added["methods"]) == list(json_of(run / "results.json")["methods"]) == list(names)
+    rows = rows_of(run)
+    assert (run / "predictions.jsonl").read_bytes().startswith(before)  # nothing was run again
+    assert [row for row in rows if row["method"] == "tent"] == rows[-84:]
+    assert len(rows) == 3 * 84
+    for name in ("table.csv", "table.tex", "confusion/tent.csv"):
+        assert "tent" in name or "tent" in (run / name).read_text()
+    reordered = evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
+    assert list(reordered["methods"]) == ["source", "rem", "tent"]
+    assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
+
+
+@pytest.mark.parametrize("again", [("source", "tent", "rem"), ("source", "rem", "tent")])
+def test_methods_are_added_to_one_that_was_stopped(
+    again: tuple[str, ...], tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def dying(*args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise _Die
+        return rem_loss(*args)
+
+    options = EvalOptions(batch_size=8, save_every_s=0.0)
+    run, lr = tmp_path / "run", {"lr": 0.02}
+    with monkeypatch.context() as patch, pytest.raises(_Die):
+        patch.setattr(rem_module, "rem_loss", dying)
+        evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", **lr), options=options)
+    begun = [row["method"] for row in rows_of(run)]
+    assert begun[-1] == "rem" and begun.count("rem") < 42
+    more = replace(options, resume=True)
+    added = evaluate(tiny_vit(), tree, run, methods=methods_of(*again, **lr), options=more)
+    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of(*again, **lr), options=options)
+    assert without_timing(added) == without_timing(whole)
+    assert len(rows_of(run)) == 3 * 42
+
+
+def test_what_keeps_an_evaluation_from_going_on_is_told_in_a_line(tree: Dataset, tmp_path: Path) -> None:
+    run, resume = tmp_path / "run", EvalOptions(resume=True)
+    evaluate(tiny_vit(), tree, run, methods=methods_of("source", "tent", "rem"))
+
+    def refusal(dataset: Dataset, methods: Mapping[str, Any], options: EvalOptions = resume) -> str:
+        with pytest.raises(UsageError) as refused:
+            evaluate(tiny_vit(), dataset, run, methods=methods, options=options)
+        return str(refused.value)
+
+    three = methods_of("source", "tent", "rem")
+    assert refusal(tree, methods_of("source")) == (
+        f"the evaluation in {run} has tent, rem, too, and --resume keeps all of its methods: add them to --methods, or "
+        "choose another --output"
+    )
+    asked = "--resume needs the settings the run began with: "
+    remedy = "; give that again, or choose another --output"
+    changed = {**three, **methods_of("rem", lr=0.5), **methods_of("eta")}
+    assert refusal(tree, changed) == f"{asked}methods.rem.lr was 0.001, is 0.5{remedy}"
+    batches = EvalOptions(resume=True, batch_size=3)
+    assert refusal(tree, three, batches) == f"{asked}options.batch_size was 50, is 3{remedy}"
+    told = refusal(replace(tree, domains=tree.domains[:1]), three)
+    assert told.startswith(f'{asked}data.domains.fog5 was "21 images, labels ') and told.endswith(f", is null{remedy}")
+    (run / "predictions.jsonl").write_text("")
+    assert "does not hold the rows of the evaluation any more" in refusal(tree, {**three, **methods_of("eta")})
+
+
 def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset, tmp_path: Path) -> None:
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     with pytest.raises(UsageError, match="holds an earlier evaluation; go on with it by --resume"):
@@ -103,7 +179,7 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
     assert again == json.loads(json.dumps(results))
     record = json_of(tmp_path / "run" / "results.json")
     (tmp_path / "run" / "results.json").write_text(json.dumps({**record, "status": "running"}))
-    with pytest.raises(UsageError, match=r"--resume needs the settings the run began with: methods"):
+    with pytest.raises(UsageError, match=r"has source, too, .* add it to --methods, or choose another --output"):
         evaluate(
             tiny_vit(),
             tree,

@@ -37,7 +37,9 @@ class DataOptions:
     """Which labelled images."""
 
     domains: Annotated[str | None, _data(help="Which ones, in this order. Default: the standard order.")] = None
-    severity: Annotated[str | None, _data(help="One or several of 1 to 5. Default: 5; gradual has all.")] = None
+    severity: Annotated[
+        str | None, _data(help="One or several of 1 to 5. Default: 5, or the only one there is; gradual has all.")
+    ] = None
     image_list: Annotated[Path | None, _data(help="Only these images, in this order: wnid/name per line.")] = None
     class_map: Annotated[Path | None, _data(help="Class folder and class number per line, or JSON.")] = None
     limit: Annotated[int | None, _data(min=1, help="At most so many images per domain.")] = None
@@ -66,9 +68,9 @@ class DataOptions:
 
         if scenario == "gradual" and self.severity is not None:
             raise UsageError("the gradual scenario visits all severities; leave --severity out")
-        asked = _ALL_SEVERITIES if scenario == "gradual" else self.severity or "5"
-        severities = parse_numbers(asked, "--severity")
-        if not set(severities) <= set(range(1, 6)):
+        asked = _ALL_SEVERITIES if scenario == "gradual" else self.severity
+        severities = None if asked is None else parse_numbers(asked, "--severity")
+        if not set(severities or ()) <= set(range(1, 6)):
             raise UsageError(f"--severity takes numbers from 1 to 5, got {self.severity}")
         return {
             "domains": parse_names(self.domains) or None,
@@ -203,7 +205,9 @@ class ResultOptions:
         None
     )
     overwrite: Annotated[bool, _output("--overwrite", help="Replace an earlier evaluation.")] = False
-    resume: Annotated[bool, _output("--resume", help="Go on with the evaluation in --output, if there is one.")] = False
+    resume: Annotated[
+        bool, _output("--resume", help="Go on with the evaluation in --output, if there is one; methods may be added.")
+    ] = False
     plots: Annotated[bool, _output("--plots/--no-plots", help="Draw pictures, with matplotlib.")] = True
     on_error: Annotated[Literal["skip", "stop"], _output(help="At an image that cannot be read.")] = (
         EvalOptions.on_error

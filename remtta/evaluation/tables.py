@@ -1,0 +1,212 @@
+"""The tables of an evaluation: for a terminal, and as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remtta.evaluation.metrics import mean_and_std
+from remtta.evaluation.uncertainty import WITHIN
+
+SAME = "≈"
+"""Before an error, or a gain, that is not to be told from the source's."""
+
+_AGAIN = ("unseen", "revisit")
+_CSV = ("method", "phase", "domain", "error", "error_std", "error_se", "top5_error", "gain", "gain_se", "ece")
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    SAME: r"$\approx$",
+    "±": r"$\pm$",
+}
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def table_rows(results: Mapping[str, Any]) -> Table:
+    """Header and rows of the final table: error in percent per domain, mean, gain, top-5 error, ECE, speed.
+
+    What earlier versions did not record is left out.
+    """
+    methods: Mapping[str, Mapping[str, Any]] = results["methods"]
+    first = next(iter(methods.values()))
+    extra = [phase for phase in _AGAIN if phase in first]
+    ranked, sure = (all(name in content for content in methods.values()) for name in ("top5", "mean_se"))
+    header = ["error in %", *first["error"], "mean", *["SE"] * sure, "gain", *["top-5"] * ranked, "ECE %"]
+    rows = []
+    for name, content in methods.items():
+        gain, rate = content["gain"], content["timing"]["images_per_s"]
+        rows.append(
+            [
+                name,
+                *(_error_cell(content, domain) for domain in first["error"]),
+                _same_mean(content) + _with_spread(content["mean"], content["mean_std"]),
+                *(f"{content[key]:.1f}" for key in ["mean_se"] * sure),
+                "" if gain is None else f"{_same_mean(content)}{gain:+.1f}",
+                *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
+                f"{100 * content['ece']:.1f}",
+                *(f"{content[phase]['mean']:.1f}" for phase in extra),
+                "" if rate is None else f"{rate:.1f}",
+            ]
+        )
+    return [*header, *extra, "images/s"], rows
+
+
+def notes(results: Mapping[str, Any]) -> list[str]:
+    """What the signs of the final table mean, a line for each that is in it."""
+    header, rows = table_rows(results)
+    cells = " ".join(cell for row in rows for cell in row[1:])
+    num_seeds = len(next(iter(results["methods"].values()))["seeds"])
+    said = {
+        SAME: f"{SAME} at most {WITHIN} standard errors from source, compared image by image",
+        "±": f"± standard deviation over {num_seeds} seeds",
+    }
+    told = [text for sign, text in said.items() if sign in cells]
+    return [*told, *(["SE standard error of the mean, by the number of images"] if "SE" in header else [])]
+
+
+def _error_cell(content: Mapping[str, Any], domain: str) -> str:
+    gains = content.get("gain_by_domain")
+    same = gains is not None and _is_same(gains[domain], content["gain_by_domain_se"][domain])
+    return SAME * same + _with_spread(content["error"][domain], content["error_std"][domain])
+
+
+def _same_mean(content: Mapping[str, Any]) -> str:
+    return SAME * ("gain_se" in content and _is_same(content["gain"], content["gain_se"]))
+
+
+def _is_same(difference: float, standard_error: float) -> bool:
+    return abs(difference) <= WITHIN * standard_error
+
+
+def _with_spread(error: float, spread: float | None) -> str:
+    return f"{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+
+
+def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
+    """Header and rows of the table of standard errors, per domain and of the mean; None where none were recorded."""
+    methods: Mapping[str, Any] = results["methods"]
+    if not all("error_se" in content for content in methods.values()):
+        return None
+    header = ["standard error", *next(iter(methods.values()))["error_se"], "mean", "gain"]
+    return header, [
+        [
+            name,
+            *(f"{value:.2f}" for value in (*content["error_se"].values(), content["mean_se"])),
+            f"{content['gain_se']:.2f}" if "gain_se" in content else "",
+        ]
+        for name, content in methods.items()
+    ]
+
+
+def cost_rows(results: Mapping[str, Any]) -> Table:
+    """Header and rows of the efficiency table, as in the paper's; passes are per image, time for 1,000 of them."""
+    header = ["efficiency", "parameters", "forward passes", "backward passes", "models held", "s per 1,000 images"]
+    return header, [_cost_row(name, content) for name, content in results["methods"].items()]
+
+
+def _cost_row(name: str, content: Mapping[str, Any]) -> list[str]:
+    rate = content["timing"]["images_per_s"]
+    return [
+        name,
+        f"{content['trainable_parameters']:,}",
+        f"{content['forwards_per_image']:.3g}",
+        f"{content['backwards_per_image']:.3g}",
+        str(content["models_held"]),
+        f"{1000 / rate:.1f}" if rate else "",
+    ]
+
+
+def markdown_table(results: Mapping[str, Any]) -> str:
+    """The final table in Markdown, ready to paste; below it its signs, its standard errors, and what methods cost."""
+    tables = [table_rows(results), uncertainty_rows(results), cost_rows(results)]
+    first, *others = [_markdown(*table) for table in tables if table is not None]
+    legend = "; ".join(notes(results))
+    return "\n".join([first, *([f"{legend}.\n"] if legend else []), *others])
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def plain_table(results: Mapping[str, Any]) -> str:
+    """The final table in columns, one line per domain so that it fits a terminal; below it what its signs mean."""
+    header, rows = table_rows(results)
+    columns = [header, *rows]
+    widths = [max(len(cell) for cell in column) for column in columns]
+    lines = zip(*columns, strict=True)
+    aligned = [
+        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
+        for cells in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
+    return "\n".join([*aligned, *notes(results)])
+
+
+def latex_table(results: Mapping[str, Any]) -> str:
+    """The final table in LaTeX, for the package booktabs; below it what its signs mean."""
+    header, rows = table_rows(results)
+
+    def line(cells: Sequence[str]) -> str:
+        return rf"{' & '.join(map(_escaped, cells))} \\"
+
+    legend = [rf"\multicolumn{{{len(header)}}}{{l}}{{\footnotesize {_escaped(text)}}} \\" for text in notes(results)]
+    lines = [
+        r"% \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+        r"\toprule",
+        line(header),
+        r"\midrule",
+        *map(line, rows),
+        r"\bottomrule",
+        *legend,
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+def csv_table(results: Mapping[str, Any]) -> str:
+    """All errors in percent and the calibration error in [0, 1]: a line per method and domain, and one for the mean."""
+    text = io.StringIO()
+    rows = csv.DictWriter(text, _CSV, lineterminator="\n")
+    rows.writeheader()
+    for name, content in results["methods"].items():
+        for row in _csv_rows(content):
+            rows.writerow(
+                {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
+                | {"method": name}
+            )
+    return text.getvalue()
+
+
+def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What there is of each domain and of the mean, by the names of the columns."""
+    seeds = content["seeds"].values()
+    gains = {"gain": "gain_by_domain", "gain_se": "gain_by_domain_se"}
+    by_domain = {name: content.get(gains.get(name, name), {}) for name in _CSV[3:9]}
+    rows = [
+        {
+            "phase": "adapt",
+            "domain": domain,
+            **{name: values.get(domain) for name, values in by_domain.items()},
+            "ece": mean_and_std([seed["domains"][domain]["ece"] for seed in seeds])[0],
+        }
+        for domain in content["error"]
+    ]
+    of_mean = {"error": "mean", "error_std": "mean_std", "error_se": "mean_se", "top5_error": "top5"}
+    mean = {name: content.get(of_mean.get(name, name)) for name in _CSV[3:]}
+    rows.append({"phase": "adapt", "domain": "mean", **mean})
+    for phase in (phase for phase in _AGAIN if phase in content):
+        rows += [
+            {"phase": phase, "domain": domain, "error": error} for domain, error in content[phase]["error"].items()
+        ]
+        rows.append({"phase": phase, "domain": "mean", "error": content[phase]["mean"]})
+    return rows

@@ -1,0 +1,173 @@
+"""Tables, errors by class, and what is told of a difference that may be none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remtta.evaluation import evaluate
+from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.results import summarise, tally_rows
+from remtta.evaluation.rows import evaluation_rows
+from remtta.evaluation.tables import csv_table, latex_table, markdown_table, notes, plain_table, table_rows
+from remtta.options import EvalOptions
+from remtta.runs.batch import Batch, BatchResult
+from remtta.streams.prefetch import DecodedFrame
+from tests.conftest import tiny_vit
+from tests.evaluation.trees import methods_of
+from tests.records import rows_of
+
+RUN: dict[str, Any] = {
+    "config": {},
+    "images": 10,
+    "forwards_per_image": 1,
+    "backwards_per_image": 0,
+    "models_held": 1,
+    "guard": None,
+    "trainable_parameters": 0,
+    "adapted": [],
+    "timing": {"seconds": 1.0, "peak_memory_bytes": 1},
+}
+
+
+def rows_from(method: str, right: str, domain: str = "my_fog", seed: int = 0, ranks: str = "") -> list[dict[str, Any]]:
+    """Rows of ten classes: 1 is right, 0 takes class 3 for class 4."""
+    return [
+        {"method": method, "seed": seed, "phase": "adapt", "visit": 0, "index": place, "domain": domain, "prob": 0.5}
+        | {"source": f"{domain}/a/{place}.png", "class": 3, "label_true": 3 if sign == "1" else 4}
+        | ({"rank_true": int(ranks[place])} if ranks else {})
+        for place, sign in enumerate(right)
+    ]
+
+
+def results_of(tmp_path: Path, *rows: list[dict[str, Any]], num_classes: int = 10) -> dict[str, Any]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for own in rows for row in own))
+    runs = list(dict.fromkeys((row["method"], row["seed"]) for own in rows for row in own))
+    records = [{**RUN, "method": method, "seed": seed} for method, seed in runs]
+    domains = list(dict.fromkeys(row["domain"] for own in rows for row in own))
+    return {"methods": summarise(tally_rows(path), records, domains, num_classes)}
+
+
+def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> None:
+    # Of sixteen: "a" mends four and spoils one: 18.75 points, 2 * sqrt(5) / 16 = 28.0. "b" mends eight: 50 and 35.4.
+    source, a, b = "0" * 8 + "1" * 8, "1" * 4 + "0" * 4 + "0" + "1" * 7, "1" * 16
+    results = results_of(tmp_path, rows_from("source", source), rows_from("a", a), rows_from("b", b))
+    methods = results["methods"]
+    assert methods["a"]["gain"] == methods["a"]["gain_by_domain"]["my_fog"] == pytest.approx(18.75)
+    assert methods["a"]["gain_se"] == pytest.approx(100 * math.sqrt(5) / 16)
+    assert methods["b"]["gain_by_domain_se"]["my_fog"] == pytest.approx(100 * math.sqrt(8) / 16)
+    assert methods["source"]["error_se"]["my_fog"] == methods["source"]["mean_se"] == pytest.approx(12.5)
+    assert "gain_se" not in methods["source"]
+    header, rows = table_rows(results)
+    assert header == ["error in %", "my_fog", "mean", "SE", "gain", "ECE %", "images/s"]
+    assert [row[1:5] for row in rows] == [
+        ["50.0", "50.0", "12.5", "+0.0"],
+        ["≈31.2", "≈31.2", "11.6", "≈+18.8"],
+        ["0.0", "0.0", "0.0", "+50.0"],
+    ]
+    assert (
+        plain_table(results).splitlines()[-2:]
+        == notes(results)
+        == [
+            "≈ at most 2 standard errors from source, compared image by image",
+            "SE standard error of the mean, by the number of images",
+        ]
+    )
+    assert "| standard error | my_fog | mean | gain |" in markdown_table(results)
+    assert "| a | 11.59 | 11.59 | 13.98 |" in markdown_table(results)
+
+
+def test_latex_is_whole_and_escaped(tmp_path: Path) -> None:
+    results = results_of(tmp_path, rows_from("source", "0011"), rows_from("a_b=rem", "0111"))
+    assert latex_table(results).splitlines() == [
+        r"% \usepackage{booktabs}",
+        r"\begin{tabular}{lrrrrrr}",
+        r"\toprule",
+        r"error in \% & my\_fog & mean & SE & gain & ECE \% & images/s \\",
+        r"\midrule",
+        r"source & 50.0 & 50.0 & 25.0 & +0.0 & 0.0 & 10.0 \\",
+        r"a\_b=rem & $\approx$25.0 & $\approx$25.0 & 21.7 & $\approx$+25.0 & 25.0 & 10.0 \\",
+        r"\bottomrule",
+        r"\multicolumn{7}{l}{\footnotesize $\approx$ at most 2 standard errors from source, compared image by image}"
+        r" \\",
+        r"\multicolumn{7}{l}{\footnotesize SE standard error of the mean, by the number of images} \\",
+        r"\end{tabular}",
+    ]
+
+
+def test_csv_has_numbers_by_domain_and_their_spread_over_seeds(tmp_path: Path) -> None:
+    rows = [rows_from("rem", right, seed=seed, ranks="1116") for seed, right in enumerate(("0011", "0111"))]
+    results = results_of(tmp_path, *rows)
+    lines = list(csv.DictReader(io.StringIO(csv_table(results))))
+    assert [line["domain"] for line in lines] == ["my_fog", "mean"]
+    for line in lines:
+        # 50 and 25: their deviation is 25 / sqrt(2). Wrong in 2, 1, 0, 0 of two seeds: about 3/8, and of four images.
+        assert (line["method"], line["phase"], line["error"], line["top5_error"]) == ("rem", "adapt", "37.5", "25")
+        assert float(line["error_std"]) == pytest.approx(25 / math.sqrt(2), abs=1e-3)
+        squares = (5 / 8) ** 2 + (1 / 8) ** 2 + 2 * (3 / 8) ** 2
+        assert float(line["error_se"]) == pytest.approx(100 * math.sqrt(squares) / 4, abs=1e-3)
+        assert (line["gain"], line["gain_se"]) == ("", "")
+    assert [row[1:5] for row in table_rows(results)[1]] == [["37.5 ± 17.7", "37.5 ± 17.7", "20.7", ""]]
+    assert "± standard deviation over 2 seeds" in notes(results)
+
+
+def test_the_top_five_need_ranks_in_all_rows_and_more_than_five_classes(tmp_path: Path) -> None:
+    ranked = rows_from("source", "0000", ranks="2567")
+    assert results_of(tmp_path, ranked)["methods"]["source"]["top5"] == 50
+    assert "top-5" in table_rows(results_of(tmp_path, ranked))[0]
+    for results in (
+        results_of(tmp_path, ranked, num_classes=5),
+        results_of(tmp_path, [*ranked[:3], *rows_from("source", "0000")[3:]]),  # as version 0.1.0 wrote them
+    ):
+        assert "top5" not in results["methods"]["source"]
+        assert "top-5" not in table_rows(results)[0]
+
+
+def test_results_of_an_earlier_version_are_still_a_table(tmp_path: Path) -> None:
+    results = results_of(tmp_path, rows_from("source", "0011"), rows_from("rem", "0111"))
+    for content in results["methods"].values():
+        for name in [name for name in content if name.endswith("_se") or name in ("gain_by_domain", "class_error")]:
+            del content[name]
+    assert table_rows(results)[0] == ["error in %", "my_fog", "mean", "gain", "ECE %", "images/s"]
+    assert notes(results) == [] and "standard error" not in markdown_table(results)
+
+
+def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 5.0, 5.0], [5.0, 1.0, 5.0]])
+    frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
+    tied = int(logits[3].softmax(-1).max(-1).indices)
+    batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
+    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}, "by_source": False}
+    result = BatchResult(batch, logits, **told, was_reset=False, called=False, answer_seconds=0.0, seconds=0.0)
+
+    images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here
+    rows = evaluation_rows(result, tree, images, [0, 1, 2], None, None)
+    # Of two that are equally likely one is predicted, and the other is the second.
+    assert [row["rank_true"] for row in rows] == [1, 3, 3, 2]
+
+
+def test_every_class_and_every_mistake_is_counted(tree: Dataset, tmp_path: Path) -> None:
+    options = EvalOptions(batch_size=8, seeds=(0, 1))
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source", "rem"), options=options)
+    rows = [row for row in rows_of(tmp_path / "run") if row["method"] == "rem"]
+    assert all((row["rank_true"] == 1) == (row["class"] == row["label_true"]) for row in rows)
+    assert all(1 <= row["rank_true"] <= 7 for row in rows)
+    for number, error in results["methods"]["rem"]["class_error"].items():
+        own = [row["class"] != row["label_true"] for row in rows if row["label_true"] == int(number)]
+        assert len(own) == 12 and error == pytest.approx(100 * sum(own) / 12)
+    with open(tmp_path / "run" / "confusion" / "rem.csv", newline="") as file:
+        entries = list(csv.DictReader(file))
+    pairs = [(row["label_true"], row["class"]) for row in rows]
+    counted = {(int(entry["true"]), int(entry["predicted"])): int(entry["images"]) for entry in entries}
+    assert counted == {pair: pairs.count(pair) for pair in set(pairs)} and min(counted.values()) > 0
+    assert (entries[0]["true"], entries[0]["true_label"]) == ("0", "class_a")
+    beyond = [row["rank_true"] > 5 for row in rows if row["seed"] == 0 and row["domain"] == "fog"]
+    assert results["methods"]["rem"]["seeds"]["0"]["top5_error"]["fog"] == pytest.approx(100 * sum(beyond) / 21)
