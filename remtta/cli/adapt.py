@@ -54,7 +54,7 @@ def adapt(
         output.check_resume()
         given, labels = model.given(), model.class_names()
         config = method.config(running.precision)
-        options = run_options(method, output, service, seed=running.seed)
+        options = run_options(method, output, stream, service, seed=running.seed)
         echo = output.echo()
         frames = stream.open(source, resume=output.resume)
         folder = output.folder(service.health)
@@ -94,5 +94,5 @@ def _compile(classifier: nn.Module, running: RunningOptions) -> None:
 def _report(summary: RunSummary, running: RunningOptions) -> None:
     if summary.exit_reason == "closed pipe":
         close_stdout()
-    if not running.quiet:
+    if not running.quiet and (summary.num_frames or summary.exit_reason != "completed"):
         say(summary.report(), as_json=running.as_json)

@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import nn
 
-from remtta.errors import ModelError, UsageError
+from remtta.errors import DownloadError, ModelError, RemttaError, UsageError
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
@@ -66,8 +66,8 @@ def load_model(
         The timm model.
 
     Raises:
-        ModelError: If the weights cannot be downloaded, or the model cannot
-            be built or is no classifier of RGB images.
+        ModelError: If the model cannot be built or is no classifier of RGB images.
+        DownloadError: If the weights cannot be downloaded.
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value cannot be used.
     """
@@ -130,20 +130,22 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     except TypeError as error:
         raise UsageError(f"{name} does not take these model arguments: {error}") from error
     except Exception as error:  # timm and its download libraries share no base class
-        raise ModelError(_creation_failure(name, pretrained, error)) from error
+        raise _creation_failure(name, pretrained, error) from error
     return model
 
 
-def _creation_failure(name: str, pretrained: bool, error: Exception) -> str:
+def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:
     lines = (str(error).strip() or type(error).__name__).splitlines()
     reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
-    if pretrained and offline and not name.startswith("local-dir:"):
-        return (
-            f"the pretrained weights of {name} could not be downloaded; check the network, "
-            f"or give a weights file with --checkpoint ({type(error).__name__})"
-        )
-    return f"{name} could not be built: {reason}"
+    if not offline or name.startswith("local-dir:"):
+        return ModelError(f"{name} could not be built: {reason}")
+    if not pretrained:
+        return DownloadError(f"the configuration of {name} could not be downloaded; check the network: {reason}")
+    return DownloadError(
+        f"the pretrained weights of {name} could not be downloaded; check the network, "
+        f"or give a weights file with --checkpoint ({type(error).__name__})"
+    )
 
 
 def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:

@@ -97,7 +97,9 @@ class Run:
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    raise StreamError(f"{stream.name}: the stream held no frames")
+                    self._refuse_none()
+                    summary.exit_reason = "completed"
+                    return summary
                 with self._interrupts.held():  # a folder claimed by half could not be finished
                     self._begin(first)
                     begun = True
@@ -124,6 +126,12 @@ class Run:
             with self._interrupts.finishing():
                 self._close(refused=refused)
         return summary
+
+    def _refuse_none(self) -> None:
+        """Refuse a source without a frame, unless it is a list, which may be empty."""
+        if self._plan.stream.kind != "paths" or self._plan.options.require_frames:
+            raise StreamError(f"{self._plan.stream.name}: the stream held no frames")
+        _log.info("the list of frames is empty: nothing was done, and no run folder is left")
 
     def answered(self, result: BatchResult) -> None:
         """Write a batch's predictions."""
