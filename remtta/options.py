@@ -87,6 +87,8 @@ class RunOptions:
         realtime: Leave out updates while a video's or live source's own time
             has run ahead.
         latency: Write predictions before the update on their batch begins.
+        flush_after: Seconds after which frames that wait for their batch to be full are predicted all the same;
+            they are learned from with the whole batch. None for never.
         max_memory: Most bytes the process, or the GPU, is to need: the
             micro-batch is chosen by it where the config leaves it open.
         guard: When harm is undone; None for never. It watches methods that
@@ -109,10 +111,13 @@ class RunOptions:
     max_ms: float | None = None
     realtime: bool = False
     latency: bool = False
+    flush_after: float | None = None
     max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions()
 
     def __post_init__(self) -> None:
+        if self.flush_after is not None:
+            check_finite(self.flush_after, "seconds before a flush", ">= 0")
         check_finite(self.save_every_s, "seconds between saves", "> 0")
         for name in ("batch_size", "topk", "save_every"):
             if getattr(self, name) < 1:

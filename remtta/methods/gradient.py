@@ -162,6 +162,8 @@ class GradientMethod(AdaptingMethod):
             self._before_step()
             self._optimizer.step()
             self._after_step()
+            if self._config.anchor and self.norms_only:
+                self._weights.pull(self._config.anchor)
             self._weights.commit()
         else:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")

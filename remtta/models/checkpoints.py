@@ -48,12 +48,29 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> N
         _load_npz(model, path, use_ema)
         return
     state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+    _check_values(state, model, path)
     if isinstance(model, VisionTransformer):
         _resample_position_embedding(state, model)
     problem = _mismatch(state, model)
     if problem:
         raise CheckpointError(f"{path} does not fit the model: {problem}")
     model.load_state_dict(state)
+
+
+def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
+    """Refuse tensors that are not the plain, finite numbers that weights are.
+
+    Raises:
+        CheckpointError: Naming the first.
+    """
+    own = model.state_dict()
+    for name, tensor in state.items():
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise CheckpointError(f"{path} holds {name} as a sparse, quantised or empty tensor; save plain weights")
+        if name in own and own[name].is_floating_point() and not tensor.is_floating_point():
+            raise CheckpointError(f"{path} holds {name} as {tensor.dtype}; remtta takes weights in floating point")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path} holds values in {name} that are not finite numbers; it is damaged")
 
 
 def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, torch.dtype]:

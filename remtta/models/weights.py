@@ -59,6 +59,12 @@ class AdaptedWeights:
         self._committed = (delta, self._committed[1] + 1)
 
     @torch.no_grad()
+    def pull(self, share: float) -> None:
+        """Move the adapted weights this share of the way back to the source's."""
+        for name, parameter in self.parameters.items():
+            parameter.lerp_(self._source[name], share)
+
+    @torch.no_grad()
     def reset(self) -> None:
         """Put the source weights back, bit for bit."""
         for name, parameter in self._tracked.items():

@@ -41,16 +41,30 @@ class Batch:
         frames: In stream order; K of them can be read.
         labels: Class positions (K,) of the readable ones, where they are known.
         learn: Whether the method may learn from them.
+        early: Whether they are only predicted now, and come again with the rest of their batch.
+        num_told: Frames at the beginning whose predictions were handed out early.
     """
 
     frames: Sequence[DecodedFrame]
     labels: Tensor | None = None
     learn: bool = True
+    early: bool = False
+    num_told: int = 0
 
     @property
     def readable(self) -> list[DecodedFrame]:
         """The frames with an image."""
         return [frame for frame in self.frames if frame.image is not None]
+
+    @property
+    def untold(self) -> Sequence[DecodedFrame]:
+        """The frames whose predictions are still to be handed out."""
+        return self.frames[self.num_told :]
+
+    @property
+    def num_told_readable(self) -> int:
+        """How many of the told ones have an image."""
+        return sum(frame.image is not None for frame in self.frames[: self.num_told])
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,15 @@ class Journal:
             OutputError: If the disk refuses; none of them is written then.
         """
         assert self._rows is not None
+        batch, logits = result.batch, result.logits
         rows = prediction_rows(
-            result.batch.frames,
-            result.logits,
+            batch.untold,
+            None if logits is None else logits[batch.num_told_readable :],
             update=result.update_told,
             adapted=result.adapted,
             not_adapted=result.unfit,
             by_source=result.by_source,
+            early=batch.early,
             labels=self._labels,
             topk=self._options.topk,
             with_logits=self._options.logits,

@@ -25,6 +25,7 @@ def prediction_rows(
     adapted: bool,
     not_adapted: Mapping[int, str] | None = None,
     by_source: bool = False,
+    early: bool = False,
     labels: Sequence[str] | None,
     topk: int,
     with_logits: bool = False,
@@ -38,6 +39,7 @@ def prediction_rows(
         adapted: Whether these frames then entered an update.
         not_adapted: Why some of them did not, by frame index.
         by_source: Whether the guard had the source model answer.
+        early: Whether they are predicted before their batch is full.
         labels: One name per class, or None.
         topk: How many classes to list.
         with_logits: Add all C logits.
@@ -54,6 +56,7 @@ def prediction_rows(
             reason = (not_adapted or {}).get(frame.index)
             row.update(next(readable), update=update, adapted=adapted and reason is None)
             row.update({"not_adapted": reason} if reason else {}, **({"answered_by": "source"} if by_source else {}))
+            row.update({"early": True} if early else {})
         rows.append(row)
     return rows
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from remtta.errors import OutputError, RemttaError, StreamError, UsageError
+from remtta.errors import OutputError, StreamError, UsageError
+from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
@@ -21,17 +22,15 @@ from remtta.runs.place import Place, check_same_run, load_place, read_record, un
 from remtta.runs.policy import FitFrames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
+from remtta.runs.scribe import Scribe
 from remtta.runs.session import Moment, Session
-from remtta.runs.summary import RunSummary
+from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.writer import ReaderGone
-from remtta.streams.batches import Batches
+from remtta.streams.batches import Batches, Early
 from remtta.streams.prefetch import DecodedFrame
+from remtta.streams.sources import Stream
 
 _log = logging.getLogger("remtta")
-
-
-class GuardStop(Exception):
-    """The guard's retries are used up, and it is to end the run."""
 
 
 class Run:
@@ -64,19 +63,22 @@ class Run:
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
+        self._scribe = Scribe(
+            plan, self.summary, self._journal, self.record, self._policy, self._save_after, interrupts
+        )
         self._session = Session(
             plan.adapter,
             plan.card,
             place,
             policy=self._policy,
-            listener=self,
+            listener=self._scribe,
             interrupts=interrupts,
             reset_every=options.reset_every,
             episodic=plan.config.episodic,
             answer_early=options.latency,
         )
+        self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing)
         self._saver = Saver(folder, plan, self._session, self.record)
-        self._started = time.monotonic()
 
     def execute(self) -> RunSummary:
         """Go through the stream.
@@ -86,18 +88,18 @@ class Run:
         """
         summary, stream = self.summary, self._plan.stream
         begun = refused = False
-        self._started = time.monotonic()
+        self._scribe.started = time.monotonic()
         try:
             with self._interrupts.held():
                 self._go_on()
             self._stop_if_ended()
-            batches = Batches(stream, self._plan.options, self._plan.card.preprocessing)
+            batches = self._stream_batches
             unseen = unseen_frames(stream, summary.place)
             decoded = batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    self._refuse_none()
+                    _refuse_none(stream, self._plan.options)
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a folder claimed by half could not be finished
@@ -109,14 +111,11 @@ class Run:
                     f"{stream.name}: none of {summary.num_frames} frame(s) could be read (see {PREDICTIONS})"
                 )
             summary.exit_reason = "completed"
-        except Stopped as stop:
-            summary.exit_reason, summary.signum = stop.name, stop.signum
-        except ReaderGone:
-            summary.exit_reason = "closed pipe"
-        except GuardStop:
-            summary.exit_reason = "guard"
+        except (Stopped, ReaderGone, GuardStop) as end:
+            summary.end(end)
+            self._predict_waiting()
         except BaseException as error:
-            self._failed(error)
+            summary.end(error)
             refused = isinstance(error, UsageError) and not begun  # what an earlier run left stays as it is
             if isinstance(error, StreamError) and stream.live:
                 with self._interrupts.held(), contextlib.suppress(OutputError):  # the first error is the one to tell
@@ -126,49 +125,6 @@ class Run:
             with self._interrupts.finishing():
                 self._close(refused=refused)
         return summary
-
-    def _refuse_none(self) -> None:
-        """Refuse a source without a frame, unless it is a list, which may be empty."""
-        if self._plan.stream.kind != "paths" or self._plan.options.require_frames:
-            raise StreamError(f"{self._plan.stream.name}: the stream held no frames")
-        _log.info("the list of frames is empty: nothing was done, and no run folder is left")
-
-    def answered(self, result: BatchResult) -> None:
-        """Write a batch's predictions."""
-        batch, place = result.batch, self.summary.place
-        self.record.latencies.add(result.answer_seconds, len(batch.readable))
-        self._journal.write(result)
-        last = batch.frames[-1]
-        place.last = last.source, last.number
-        self.summary.note_answer(batch.frames[0].read_at)
-        if self._plan.options.on_error == "skip":
-            for frame in batch.frames:
-                if frame.error:
-                    _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
-
-    def finished(self, result: BatchResult) -> None:
-        """Write down what else happened, and save what is due."""
-        place, frames = self.summary.place, result.batch.frames
-        place.fingerprint = self._policy.fingerprint
-        self.summary.num_alarms = self._plan.adapter.total_alarms
-        for frame in frames:
-            if frame.gap:
-                place.gaps += 1
-                self._journal.write_gap(frame.index, frame.source, frame.gap)
-        for event in self._plan.adapter.events():
-            self._journal.write_decision(frames[0].index, event)
-        self._note_place()
-        self._saver.after(result, self.summary)
-
-    def pass_on(self, result: BatchResult) -> None:
-        """Send a batch's predictions down the pipe, if there is one."""
-        self._journal.echo(self._interrupts)
-        self.summary.place.passed_bytes = self.summary.place.num_bytes
-
-    def _note_place(self) -> None:
-        place = self.summary.place
-        self._journal.note(place)
-        place.seconds = time.monotonic() - self._started
 
     def _go_on(self) -> None:
         """Go on with the run in the folder, if that is asked for and there is one."""
@@ -185,8 +141,8 @@ class Run:
         self.summary.num_alarms = self._plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.go_on(earlier, place)
-        self._started -= place.seconds
-        self._note_place()
+        self._scribe.started -= place.seconds
+        self._scribe.note_place()
         self._folder.keep_room(self._plan.last_bytes)
         if self._plan.options.replay:
             self._journal.replay(place, self._interrupts)
@@ -207,8 +163,14 @@ class Run:
 
     def _batches(self, frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
         """The stream's batches; what comes behind each `yield` is done once the batch is finished."""
+        num_told = 0
         for batch in frames:
-            yield Batch(batch)
+            if isinstance(batch, Early):
+                yield Batch(batch, early=True)
+                num_told += len(batch)
+                continue
+            yield Batch(batch, num_told=num_told)
+            num_told = 0
             self._stop_if_ended()
             broken = next((frame for frame in batch if frame.error), None)
             if broken and self._plan.options.on_error == "stop":
@@ -221,16 +183,23 @@ class Run:
         self.summary.place.count(self._journal.expected_rows())
         self.record.write(self.summary)
 
+    def _save_after(self, result: BatchResult) -> None:
+        self._saver.after(result, self.summary)
+
+    def _predict_waiting(self) -> None:
+        """Predict what waits for its batch to be full, where the model is quick enough for a stop to wait."""
+        early = self._stream_batches.waiting()
+        if early and self.summary.signum is not None and self._journal.begun and self._session.quick:
+            with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
+                self._session.answer(Batch(early, early=True))
+
     def _stop_if_ended(self) -> None:
         if self._plan.adapter.ended:
             raise GuardStop
 
-    def _failed(self, error: BaseException) -> None:
-        self.summary.exit_reason = f"error: {error}" if isinstance(error, RemttaError) else f"error: {error!r}"
-
     def _close(self, *, refused: bool) -> None:
         """Save everything but for a run that never was, and let go of the folder."""
-        self.summary.place.seconds = time.monotonic() - self._started
+        self.summary.place.seconds = time.monotonic() - self._scribe.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
             last.callback(self._journal.close)
@@ -242,5 +211,12 @@ class Run:
             try:
                 self._saver.finish()
             except OutputError as error:
-                self._failed(error)
+                self.summary.end(error)
                 raise
+
+
+def _refuse_none(stream: Stream, options: RunOptions) -> None:
+    """Refuse a source without a frame, unless it is a list, which may be empty."""
+    if stream.kind != "paths" or options.require_frames:
+        raise StreamError(f"{stream.name}: the stream held no frames")
+    _log.info("the list of frames is empty: nothing was done, and no run folder is left")

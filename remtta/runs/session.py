@@ -62,6 +62,21 @@ class Moment(Generic[C]):
     state: Mapping[str, Tensor]
 
 
+@dataclass
+class _Mark(Generic[C]):
+    """The end of the last finished batch, while there is more than that.
+
+    Attributes:
+        busy: Whether a batch is being worked on.
+        before: The moment before it, if that was kept.
+        counts: The counts, where predictions have run ahead of them.
+    """
+
+    busy: bool = False
+    before: Moment[C] | None = None
+    counts: C | None = None
+
+
 class Session(Generic[C]):
     """Has an adapter predict and learn from batches, and tells a listener.
 
@@ -97,9 +112,8 @@ class Session(Generic[C]):
         self._resets = (episodic, reset_every)
         self._answer_early = answer_early
         self._seconds = math.inf  # what the last batch took
-        self._before: Moment[C] | None = None  # of the batch that is being worked on, if it was kept
+        self._mark: _Mark[C] = _Mark()
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
-        self._busy = False
 
     def run(self, batches: Iterable[Batch]) -> None:
         """Work through batches.
@@ -109,8 +123,21 @@ class Session(Generic[C]):
             RemttaError: If predictions are not finite numbers.
         """
         for batch in batches:
+            if batch.early:
+                with self._interrupts.held():
+                    self.answer(batch)
+                continue
             with self._stoppable():
                 self._work(batch)
+
+    def answer(self, batch: Batch) -> None:
+        """Predict frames that are learned from with the rest of their batch, if that comes, and hand this out."""
+        if self._mark.counts is None:
+            self._mark.counts = replace(self.counts)
+        result = self._answer(replace(batch, learn=False))
+        result = replace(result, batch=batch, adapted=self.adapter.learns)  # as is meant
+        self._write(result)
+        self._listener.pass_on(result)
 
     def go_on(self, path: Path, moment: Moment[C]) -> None:
         """Go on from a moment that a file held, before the first batch.
@@ -124,9 +151,15 @@ class Session(Generic[C]):
         self.counts = moment.counts
 
     @property
+    def quick(self) -> bool:
+        """Whether the last batch took so little that a stop can wait for another prediction."""
+        return self._seconds < PATIENCE_S
+
+    @property
     def moment(self) -> Moment[C] | None:
         """The end of the last finished batch; None in the middle of one, where it was not kept."""
-        return self._before if self._busy else Moment(self.counts, self.adapter.state())
+        mark = self._mark
+        return mark.before if mark.busy else Moment(mark.counts or self.counts, self.adapter.state())
 
     def reset(self) -> None:
         """Back to the source weights, between two batches."""
@@ -137,11 +170,10 @@ class Session(Generic[C]):
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
         """Put off a stop until the batch is done, if it is quick; else keep what the stop would have to save."""
-        quick = self._seconds < PATIENCE_S
-        if not quick and self.adapter.method.norms_only:  # a state of gigabytes is not held twice
-            self._before = Moment(replace(self.counts), self.adapter.state())
-        with self._interrupts.held() if quick else contextlib.nullcontext():
-            self._busy = True
+        if not self.quick and self.adapter.method.norms_only:  # a state of gigabytes is not held twice
+            self._mark.before = Moment(self._mark.counts or replace(self.counts), self.adapter.state())
+        with self._interrupts.held() if self.quick else contextlib.nullcontext():
+            self._mark.busy = True
             yield
 
     def _work(self, batch: Batch) -> None:
@@ -214,8 +246,11 @@ class Session(Generic[C]):
 
     def _write(self, result: BatchResult) -> None:
         self._listener.answered(result)
-        self.counts.frames += len(result.batch.frames)
-        self.counts.skipped += len(result.batch.frames) - len(result.batch.readable)
+        untold = result.batch.untold
+        num_readable = sum(frame.image is not None for frame in untold)
+        self.counts.frames += len(untold)
+        self.counts.skipped += len(untold) - num_readable
+        self.counts.by_source += num_readable if result.by_source else 0
 
     def _finish(self, result: BatchResult) -> None:
         counts = self.counts
@@ -225,8 +260,7 @@ class Session(Generic[C]):
         counts.frames_since_reset += result.num_learned
         counts.updates += result.new_updates
         counts.not_adapted += len(result.unfit)
-        counts.by_source += len(result.batch.readable) if result.by_source else 0
         self._policy.finished(result)
         self.committed = self.adapter.method.committed
-        self._busy, self._before = False, None
+        self._mark = _Mark()
         self._listener.finished(result)

@@ -7,8 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from remtta.deltas import DELTA
+from remtta.errors import RemttaError
 from remtta.runs.folder import PREDICTIONS
+from remtta.runs.interrupts import Stopped
 from remtta.runs.place import Place
+from remtta.runs.writer import ReaderGone
+
+
+class GuardStop(Exception):
+    """The guard's retries are used up, and it is to end the run."""
 
 
 @dataclass
@@ -40,6 +47,17 @@ class RunSummary:
         now = datetime.now(UTC)
         self.last_frame = now.isoformat(timespec="seconds")
         self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
+
+    def end(self, reason: BaseException) -> None:
+        """Note what ends the run: a stop, a reader that is gone, the guard, or an error."""
+        if isinstance(reason, Stopped):
+            self.exit_reason, self.signum = reason.name, reason.signum
+        elif isinstance(reason, ReaderGone):
+            self.exit_reason = "closed pipe"
+        elif isinstance(reason, GuardStop):
+            self.exit_reason = "guard"
+        else:
+            self.exit_reason = f"error: {reason}" if isinstance(reason, RemttaError) else f"error: {reason!r}"
 
     @property
     def ended(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from remtta.errors import StreamError
@@ -15,6 +16,48 @@ from remtta.streams.sources import Stream
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
 MOST_WAITING = 4  # batches' worth of frames, most of them unreadable, that wait for a batch to be full
 LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
+
+
+class Early(list[DecodedFrame]):
+    """Frames that have waited long enough to be predicted; they come again, with their batch."""
+
+
+class Waiting:
+    """The frames that wait for their batch to be full, and since when.
+
+    Args:
+        most_s: Seconds after which they are to be predicted without it; None for never.
+        clock: Seconds, from any start.
+
+    Attributes:
+        frames: The batch so far.
+    """
+
+    def __init__(self, most_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_s, self._clock = most_s, clock
+        self._since: float | None = None
+        self._told = 0
+        self.frames: list[DecodedFrame] = []
+
+    def add(self, frame: DecodedFrame) -> None:
+        """Take one more frame."""
+        self.frames.append(frame)
+        self._since = self._clock() if self._since is None else self._since
+
+    @property
+    def due(self) -> bool:
+        """Whether those not told yet have waited long enough."""
+        return self._most_s is not None and self._since is not None and self._clock() - self._since >= self._most_s
+
+    def tell(self) -> Early:
+        """Those that nobody was told of yet."""
+        early, self._told, self._since = Early(self.frames[self._told :]), len(self.frames), None
+        return early
+
+    def take(self) -> list[DecodedFrame]:
+        """The whole batch, after which the next begins."""
+        batch, self.frames, self._told, self._since = self.frames, [], 0, None
+        return batch
 
 
 class Batches:
@@ -33,6 +76,7 @@ class Batches:
         self._live = stream.live_source
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
+        self._waiting = Waiting(options.flush_after)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
             self._live.keep(self._size)
@@ -53,12 +97,23 @@ class Batches:
             first=first,
             demand=self._demand,
             wait=wait,
-            paused=self._is_lost,
+            paused=lambda: self._is_lost() or self._waiting.due,
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
         """The frames in batches, as `in_batches` has them."""
-        return in_batches(frames, self._size, stop_at_errors=self._stops_at_errors, wants=self._want)
+        return in_batches(
+            frames,
+            self._size,
+            stop_at_errors=self._stops_at_errors,
+            wants=self._want,
+            waiting=self._waiting,
+            lost=self._is_lost,
+        )
+
+    def waiting(self) -> Early:
+        """Frames that wait for their batch and were not predicted yet."""
+        return self._waiting.tell()
 
     def _want(self, num_frames: int) -> None:
         if self._demand and num_frames:
@@ -74,6 +129,8 @@ def in_batches(
     *,
     stop_at_errors: bool = False,
     wants: Callable[[int], None] = lambda count: None,
+    waiting: Waiting | None = None,
+    lost: Callable[[], bool] = lambda: True,
 ) -> Iterator[list[DecodedFrame]]:
     """Batches of as many readable frames as an update takes, unreadable ones in their places between them.
 
@@ -81,31 +138,36 @@ def in_batches(
     A stream that fails still has the frames before that predicted, as has a live source that is away for a while.
 
     Args:
-        frames: Decoded, in order; `PAUSE` ends a batch.
+        frames: Decoded, in order; at `PAUSE` none is to come for a while.
         size: Readable frames of a full batch.
         stop_at_errors: End a batch with an unreadable frame.
         wants: Called with how many more frames may be read: one in an unreadable one's place, and a batch's once it
             is done with.
+        waiting: Holds the frames that wait, and says when they are to come as `Early` ones.
+        lost: Asked at a pause: whether the source is away, which ends the batch.
     """
-    batch: list[DecodedFrame] = []
+    waiting = waiting or Waiting()
     readable = 0
     try:
         for frame in frames:
             if frame is not PAUSE:
-                batch.append(frame)
+                waiting.add(frame)
                 readable += frame.image is not None
                 wants(frame.image is None)
                 # An unreadable frame that no readable one waits for need not wait either.
-                full = readable in (0, size) or len(batch) >= MOST_WAITING * size
-                if not (full or (frame.error and stop_at_errors)):
-                    continue
-            if batch:
-                yield batch
+                full = readable in (0, size) or len(waiting.frames) >= MOST_WAITING * size
+                ends = full or bool(frame.error and stop_at_errors)
+            else:
+                ends = lost()
+            if ends and waiting.frames:
+                yield waiting.take()
                 wants(readable)
-                batch, readable = [], 0
+                readable = 0
+            elif waiting.due:
+                yield waiting.tell()
     except StreamError:
-        if batch:
-            yield batch
+        if waiting.frames:
+            yield waiting.take()
         raise
-    if batch:
-        yield batch
+    if waiting.frames:
+        yield waiting.take()

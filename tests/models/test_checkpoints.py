@@ -378,3 +378,26 @@ def test_a_loaded_model_predicts_what_the_saved_one_did(tmp_path: Path) -> None:
     load_checkpoint(model, tmp_path / "vit.pth")
     with torch.no_grad():
         assert torch.equal(model(random_images(2)), source(random_images(2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensor: tensor.to(torch.complex64), "as torch.complex64; remtta takes weights in floating point"),
+        (lambda tensor: tensor.to(torch.int8), "as torch.int8; remtta takes weights in floating point"),
+        (lambda tensor: torch.full_like(tensor, torch.nan), "holds values in head.weight that are not finite numbers"),
+        (lambda tensor: torch.full_like(tensor, torch.inf), "holds values in head.weight that are not finite numbers"),
+        (lambda tensor: tensor.to_sparse(), "odd.pth"),
+        (lambda tensor: tensor.to("meta"), "as a sparse, quantised or empty tensor; save plain weights"),
+    ],
+)
+def test_tensors_that_are_no_plain_numbers_are_refused_and_the_model_untouched(
+    change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
+) -> None:
+    model = tiny_vit()
+    before = state_sha256(model)
+    state = dict(tiny_vit(seed=1).state_dict())
+    torch.save({**state, "head.weight": change(state["head.weight"])}, tmp_path / "odd.pth")
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(model, tmp_path / "odd.pth")
+    assert state_sha256(model) == before

@@ -45,6 +45,10 @@ class SharedSettings:
         float | None, _option(help=f"SGD's momentum or Adam's first beta. rem: {REMConfig.momentum:g}.")
     ] = None
     steps: Annotated[int | None, _option(help=f"Optimizer steps per batch. rem: {REMConfig.steps}.")] = None
+    anchor: Annotated[
+        float | None,
+        _option(help="Share of the way back to the source weights after each step: 0, as published, to under 1."),
+    ] = None
     batch_size: Annotated[
         int | None, _option("--batch-size", "-b", min=1, help=f"Images per update. Default: {DEFAULT_BATCH_SIZE}.")
     ] = None

@@ -103,7 +103,9 @@ class OutputOptions:
     ] = None
     topk: Annotated[int, _option(help="Classes listed per frame.")] = RunOptions.topk
     logits: Annotated[bool, _option("--logits", help="Write all logits.")] = RunOptions.logits
-    save_every: Annotated[int, _option(help="Updates between saves of the delta.")] = RunOptions.save_every
+    save_every: Annotated[int, _option(help="Updates between saves of state and delta; half a minute is the most.")] = (
+        RunOptions.save_every
+    )
     save_full: Annotated[bool, _option("--save-full", help="Save a delta also where every weight changes.")] = (
         RunOptions.save_full
     )
@@ -169,6 +171,13 @@ class ServiceOptions:
     latency: Annotated[
         bool, _option("--latency", help="Hand out predictions before the update on their batch begins.")
     ] = RunOptions.latency
+    flush_after: Annotated[
+        float | None,
+        _option(
+            metavar="SECONDS",
+            help="Predict frames that have waited so long for their batch to be full; they are learned from with it.",
+        ),
+    ] = RunOptions.flush_after
     max_memory: Annotated[
         str | None,
         _option(metavar="SIZE", help="Memory to keep within, such as 2G: so many images at a time as fit."),
@@ -205,6 +214,7 @@ def run_options(
         max_ms=service.max_ms,
         realtime=service.realtime,
         latency=service.latency,
+        flush_after=service.flush_after,
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
         guard=output.guard_options(),
     )

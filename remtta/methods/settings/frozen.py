@@ -80,7 +80,7 @@ class VDPConfig(MethodConfig):
     prompt_share: float = 0.25
     teacher_decay: float = 0.999
     homeostasis: float = 1.0
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers",)
+    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor")
 
     def __post_init__(self) -> None:
         check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")

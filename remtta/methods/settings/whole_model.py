@@ -13,7 +13,7 @@ from remtta.methods.settings.base import MethodConfig, Optimizer
 class WholeModelConfig(MethodConfig):
     """Settings of methods that change every weight, so that there are no layers to choose."""
 
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers",)
+    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor")
 
     def __post_init__(self) -> None:
         check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as every weight changes")

@@ -1,0 +1,85 @@
+"""Writes down what comes of each batch of a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from remtta.runs.batch import BatchResult
+from remtta.runs.interrupts import Interrupts
+from remtta.runs.journal import Journal
+from remtta.runs.policy import FitFrames
+from remtta.runs.record import Plan, Record
+from remtta.runs.summary import RunSummary
+
+_log = logging.getLogger("remtta")
+
+
+class Scribe:
+    """Listens to a run's session: rows, events, counts, and then what is to be saved.
+
+    Args:
+        plan: What is being run.
+        summary: What it has come to.
+        journal: Where rows and events go.
+        record: Keeps the latencies.
+        policy: Knows the last frame.
+        save: Saves what is due after a batch.
+        interrupts: Ends the wait for a reader that takes nothing.
+
+    Attributes:
+        started: When the run began, less the time of its earlier parts; in seconds of the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        summary: RunSummary,
+        journal: Journal,
+        record: Record,
+        policy: FitFrames,
+        save: Callable[[BatchResult], None],
+        interrupts: Interrupts,
+    ) -> None:
+        self._plan, self._summary, self._journal, self._record = plan, summary, journal, record
+        self._policy, self._save, self._interrupts = policy, save, interrupts
+        self.started = time.monotonic()
+
+    def answered(self, result: BatchResult) -> None:
+        """Write a batch's predictions."""
+        batch, place = result.batch, self._summary.place
+        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_told_readable)
+        self._journal.write(result)
+        last = batch.frames[-1]
+        place.last = last.source, last.number
+        self._summary.note_answer(batch.frames[0].read_at)
+        if self._plan.options.on_error == "skip":
+            for frame in batch.untold:
+                if frame.error:
+                    _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
+
+    def finished(self, result: BatchResult) -> None:
+        """Write down what else happened, and save what is due."""
+        place, frames = self._summary.place, result.batch.frames
+        place.fingerprint = self._policy.fingerprint
+        self._summary.num_alarms = self._plan.adapter.total_alarms
+        for frame in frames:
+            if frame.gap:
+                place.gaps += 1
+                self._journal.write_gap(frame.index, frame.source, frame.gap)
+        for event in self._plan.adapter.events():
+            self._journal.write_decision(frames[0].index, event)
+        self.note_place()
+        self._save(result)
+
+    def pass_on(self, result: BatchResult) -> None:
+        """Send a batch's predictions down the pipe, if there is one."""
+        self._journal.echo(self._interrupts)
+        self._summary.place.passed_bytes = self._summary.place.num_bytes
+
+    def note_place(self) -> None:
+        """Note how much is on the disk, and how long it took."""
+        place = self._summary.place
+        self._journal.note(place)
+        place.seconds = time.monotonic() - self.started

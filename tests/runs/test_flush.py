@@ -1,0 +1,136 @@
+"""Frames of a slow source are predicted before their batch is full, and learned from with it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from remtta import load_delta
+from remtta.errors import UsageError
+from remtta.options import RunOptions
+from remtta.runs.folder import PREDICTIONS, STATE
+from remtta.runs.interrupts import Interrupts
+from remtta.runs.place import load_place
+from remtta.streams.batches import Early, Waiting, in_batches
+from remtta.streams.frames import Frame
+from remtta.streams.prefetch import PAUSE, DecodedFrame
+from remtta.streams.sources import Stream
+from tests.conftest import draw_image
+from tests.records import record_of, rows_of
+from tests.runs.tiny import adapt_tiny
+
+
+def patient(path: Path, lines: int) -> None:
+    """Wait until a file has so many lines."""
+    deadline = time.monotonic() + 30
+    while not (path.exists() and path.read_bytes().count(b"\n") >= lines):
+        assert time.monotonic() < deadline, f"{path} has no {lines} lines"
+        time.sleep(0.01)
+
+
+def slow_camera(count: int, wait: Mapping[int, Callable[[], object]]) -> Stream:
+    """A camera that waits for something before some of its frames."""
+
+    def frames() -> Iterator[Frame]:
+        for number in range(count):
+            wait.get(number, lambda: None)()
+            yield Frame("camera 0", partial(draw_image, number), number, 0.1 * number)
+
+    return Stream("0", "camera", frames())
+
+
+def test_a_slow_source_has_its_frames_predicted_before_the_batch_is_full(tmp_path: Path) -> None:
+    run, usual, echo = tmp_path / "run", tmp_path / "usual", io.BytesIO()
+    adapt_tiny(slow_camera(7, {}), usual)
+    rows_there = {2: partial(patient, run / PREDICTIONS, 2), 5: partial(patient, run / PREDICTIONS, 5)}
+    adapt_tiny(slow_camera(7, rows_there), run, echo=echo, options={"flush_after": 0.05})
+    rows, expected = rows_of(run), rows_of(usual)
+    assert [row["index"] for row in rows if row.get("early")] == [0, 1, 3, 4]
+    assert [(row["index"], row["class"], row["update"], row["adapted"]) for row in rows] == [
+        (row["index"], row["class"], row["update"], row["adapted"]) for row in expected
+    ]
+    assert [row["entropy"] for row in rows] == pytest.approx([row["entropy"] for row in expected], abs=1e-4)
+    assert echo.getvalue() == (run / PREDICTIONS).read_bytes()
+    assert record_of(run)["counts"] == record_of(usual)["counts"]
+    flushed, plain = load_delta(run), load_delta(usual)  # learned from whole batches, as without
+    assert all(torch.equal(flushed.tensors[name], plain.tensors[name]) for name in plain.tensors)
+
+
+@pytest.mark.parametrize("flush_after", [None, 0.05])
+def test_a_stop_predicts_the_frames_that_wait(flush_after: float | None, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def stop() -> None:
+        patient(run / PREDICTIONS, 3 if flush_after is None else 5)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    with Interrupts() as interrupts:
+        camera = slow_camera(6, {5: stop})
+        summary = adapt_tiny(camera, run, interrupts=interrupts, options={"flush_after": flush_after})
+    assert summary.exit_reason == "SIGTERM" and summary.num_updates == 1
+    assert [row["index"] for row in rows_of(run)] == list(range(5))
+    assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]
+    assert record_of(run)["counts"]["frames"] == 5
+    place, _ = load_place(run / STATE)
+    assert (place.frames, place.updates) == (3, 1)  # what was learned from
+    adapt_tiny(slow_camera(3, {}), run, resume=True)
+    assert [row["index"] for row in rows_of(run)] == list(range(8))  # a camera does not show them again
+    assert record_of(run)["counts"]["updates"] == 2
+
+
+def test_frames_of_a_list_that_a_stop_predicted_are_learned_from_later(frames: Path, tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    paths = [frames / f"frame_{number}.png" for number in range(12)]
+    adapt_tiny(paths, whole)
+
+    def slowly() -> Iterator[Frame]:
+        for number, path in enumerate(paths):
+            if number == 5:
+                patient(run / PREDICTIONS, 3)
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(30)
+            yield Frame(str(path), partial(draw_image, number))
+
+    with Interrupts() as interrupts:
+        adapt_tiny(Stream("paths", "paths", slowly()), run, interrupts=interrupts)
+    assert len(rows_of(run)) == record_of(run)["counts"]["frames"] == 5
+    adapt_tiny(paths, run, resume=True)
+    assert [row["class"] for row in rows_of(run)] == [row["class"] for row in rows_of(whole)]
+    assert record_of(run)["counts"] == record_of(whole)["counts"]
+
+
+def readable(index: int) -> DecodedFrame:
+    return DecodedFrame(index, f"{index}.png", None, None, torch.zeros(3, 2, 2, dtype=torch.uint8))
+
+
+def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
+    now = 0.0
+
+    def stream() -> Iterator[DecodedFrame]:
+        nonlocal now
+        for index in range(5):
+            yield readable(index)
+            now += 1.0
+            yield PAUSE
+
+    waiting = Waiting(2.0, clock=lambda: now)
+    batches = list(in_batches(stream(), 4, waiting=waiting, lost=lambda: False))
+    told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches]
+    assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="seconds before a flush must be >= 0 and finite"):
+        RunOptions(flush_after=value)
