@@ -25,7 +25,7 @@ def inspect(
 
       remtta inspect runs/20261120T120000Z
 
-      remtta inspect run1/delta.safetensors --json | jq .layers
+      remtta inspect run1/delta.safetensors --json | jq .delta.layers
     """
     with running.command():
         from remtta.runs.inspection import describe_delta, describe_run

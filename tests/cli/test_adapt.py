@@ -84,6 +84,19 @@ def test_an_empty_list_is_no_failure_unless_frames_are_required(
     assert set(tmp_path.iterdir()) == before
 
 
+def test_the_folder_that_was_chosen_is_the_only_line_on_standard_output(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--method", "source"]
+    assert remtta_here("adapt", frames, *options) == 0
+    [line] = capfd.readouterr().out.splitlines()
+    assert Path(line).parent == Path("runs") and record_of(Path(line))["exit_reason"] == "completed"
+    for args, out in ((["-q"], 0), (["-o", "run"], 0), (["--predictions", "-"], 12)):
+        assert remtta_here("adapt", frames, *options, *args) == 0
+        assert capfd.readouterr().out.count("\n") == out
+
+
 def test_replay_passes_on_again_what_the_reader_may_not_have_had(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
