@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.evaluation.runner import RESULTS, TABLE, evaluate
+from remtta.evaluation.runner import TABLE, evaluate
+from remtta.runs.folder import RESULTS
 
 __all__ = ["RESULTS", "TABLE", "choose_preprocessing", "evaluate", "open_dataset"]

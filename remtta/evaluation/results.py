@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta.evaluation.metrics import Tally, harmonic_mean, mean_and_std
-from remtta.runs.rows import read_rows
+from remtta.runs.reading import read_rows
 
 DELTAS = "deltas"
 PLOTS = "plots"

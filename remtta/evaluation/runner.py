@@ -38,11 +38,10 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.runs.adapter import Adapter
 from remtta.runs.environment import environment
-from remtta.runs.folder import EVENTS, PREDICTIONS, check_same_settings
+from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_same_settings
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.place import read_record
+from remtta.runs.reading import read_record
 
-RESULTS = "results.json"
 TABLE = "table.md"
 
 _log = logging.getLogger("remtta")

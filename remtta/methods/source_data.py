@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.deltas.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
+from remtta.deltas.reading import UNREADABLE
+from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.files import remove_leftovers, writing
 from remtta.methods.method import Method

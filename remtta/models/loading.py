@@ -110,12 +110,8 @@ def load_model(
 
 def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     source = name.partition(":")[0] if ":" in name else ""
-    if not source and name.split(".")[0] not in timm.list_models():
-        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
-        if "/" in name:
-            hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
-        raise UsageError(f'unknown model "{name}"; {hint}')
+    if not is_known(name):
+        raise unknown_model(name, names_like(name, timm.list_models(), 3))
     if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
         raise UsageError(f"{name}: no such folder with a config.json")
     if not source and "." in name and name not in timm.list_pretrained():
@@ -132,6 +128,24 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     except Exception as error:  # timm and its download libraries share no base class
         raise _creation_failure(name, pretrained, error) from error
     return model
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is one of timm's, of the embedded model, or says where else to look."""
+    return ":" in name or name == EMBEDDED or name.split(".")[0] in timm.list_models()
+
+
+def names_like(name: str, names: Sequence[str], most: int) -> list[str]:
+    """The names most like one that there is not, the most alike first."""
+    return difflib.get_close_matches(name, names, n=most, cutoff=0.4)
+
+
+def unknown_model(name: str, like: Sequence[str]) -> UsageError:
+    """What to raise of a name that is none, with names that may have been meant."""
+    hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
+    if "/" in name:
+        hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
+    return UsageError(f'unknown model "{name}"; {hint}')
 
 
 def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:

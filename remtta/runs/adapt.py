@@ -28,7 +28,7 @@ from remtta.runs.adapter import Adapter
 from remtta.runs.folder import RECORD, check_folder, check_writable, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.place import read_record
+from remtta.runs.reading import read_record
 from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary

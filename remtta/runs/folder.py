@@ -15,6 +15,7 @@ from remtta.files import FolderLock, Reserve, check_not_in_use, remove_leftovers
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
+RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
 RESERVE = ".reserve"

@@ -18,8 +18,9 @@ from remtta.runs.budget import Budget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.journal import Journal
-from remtta.runs.place import Place, check_same_run, load_place, read_record, unseen_frames
+from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
 from remtta.runs.policy import FitFrames
+from remtta.runs.reading import read_record
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
