@@ -8,8 +8,8 @@ Every figure is a median of interleaved rounds on this machine; a few minutes on
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +68,9 @@ def draw(figure_path: str, measured: dict[str, dict[int, Sequence[Measurement]]]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", nargs="?", help="where to draw the picture, such as growth.png; without it, none")
+    picture = parser.parse_args().picture
     measured: dict[str, dict[int, Sequence[Measurement]]] = {}
     for name, points in SWEEPS.items():
         print(f"\n| {name} | " + " | ".join(str(value) for value in points) + " |\n|---|" + "---|" * len(points))
@@ -79,8 +82,8 @@ def main() -> None:
             seconds = [row[-1].seconds for row in measured[name].values()]
             power = np.polyfit(np.log(np.array(list(points))), np.log(np.array(seconds)), 1)[0]
             print(f"\nrem's time grows with the {name} to the power of {power:.2f}")
-    if len(sys.argv) > 1:
-        draw(sys.argv[1], measured)
+    if picture:
+        draw(picture, measured)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What remtta raises for bad input.
 
 RemttaError
-├── UsageError        the request itself is wrong: no such source, output folder taken
-├── ModelError        the model cannot be built, downloaded or adapted
+├── UsageError        the request itself is wrong: no such source, nothing in it, output folder taken
+│   └── ModelError    the model that was asked for cannot be built as asked, or cannot be adapted
+├── DownloadError     what a model needs cannot be downloaded
 ├── CheckpointError   a checkpoint cannot be read or does not fit the model
 ├── DeltaError        a delta cannot be read or does not fit the model
-├── StreamError       the source yields no frames
+├── StreamError       the source fails, or none of its frames can be read
 ├── FrameError        one frame cannot be read
 └── OutputError       results cannot be written
 
@@ -26,8 +27,12 @@ class UsageError(RemttaError, ValueError):
     """The request cannot be met as stated."""
 
 
-class ModelError(RemttaError):
-    """The model cannot be built, downloaded or adapted."""
+class ModelError(UsageError):
+    """The model cannot be built as asked, or cannot be adapted."""
+
+
+class DownloadError(RemttaError):
+    """What a model needs cannot be downloaded; another time it may."""
 
 
 class CheckpointError(RemttaError):
@@ -39,7 +44,7 @@ class DeltaError(RemttaError):
 
 
 class StreamError(RemttaError):
-    """A source cannot be opened or yields no frames."""
+    """A source fails, or none of its frames can be read."""
 
 
 class FrameError(RemttaError):

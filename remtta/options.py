@@ -78,6 +78,7 @@ class RunOptions:
         reset_every: Go back to the source weights before the first batch
             after this many frames, so after whole batches; None for never.
         on_error: "skip" or "stop" at a frame that cannot be read.
+        require_frames: An empty list of paths is an error, and no run of no frames.
         overwrite: Replace an earlier run in the same folder.
         resume: Go on with the run in the folder, or begin it if there is none.
         replay: When going on, first pass on again what the reader of the predictions may not have had.
@@ -102,6 +103,7 @@ class RunOptions:
     save_full: bool = False
     reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "skip"
+    require_frames: bool = False
     overwrite: bool = False
     resume: bool = False
     replay: bool = False

@@ -31,8 +31,8 @@ def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[in
 
 def remtta_here(*args: str | Path) -> int:
     """The exit code of a command run in this process: no new torch to import."""
-    from remtta.cli import app, spread_model_kwargs
+    from remtta.cli import app
 
     with pytest.raises(SystemExit) as exit_:
-        app(spread_model_kwargs([str(arg) for arg in args]))
+        app([str(arg) for arg in args])
     return int(exit_.value.code or 0)

@@ -220,3 +220,14 @@ def test_a_reader_that_has_seen_enough_of_the_pipeline_is_no_failure(tmp_path: P
         assert process.stdout.readline() == b"a.png: 3 at 20 %, doubtful\n"
         process.stdout.close()
         assert process.wait(60) == 0
+
+
+def test_asking_what_the_growth_script_does_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growth = script("measure_growth")
+    monkeypatch.setattr(growth, "run_bench", lambda options: pytest.fail("it measured"))
+    monkeypatch.setattr(sys, "argv", ["measure_growth.py", "--help"])
+    with pytest.raises(SystemExit) as done:
+        growth.main()
+    assert done.value.code == 0 and "picture" in capsys.readouterr().out

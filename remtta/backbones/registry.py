@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import timm
@@ -14,6 +16,9 @@ from torch import nn
 from remtta.backbones.base import Backbone, TokenBackbone
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
+from remtta.models.loading import is_known, names_like, unknown_model
+
+_MOST_NAMED, _MOST_TRIED = 3, 12  # names offered in place of one that there is not, and those built to choose them
 
 _log = logging.getLogger("remtta")
 
@@ -61,6 +66,34 @@ def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks with torch.compile, in place; parameter names stay as they are."""
     for block in backbone_of(model).blocks:
         block.compile(dynamic=True)  # the views differ in their number of tokens
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no model has.
+
+    Raises:
+        UsageError: With names like it, of models that can be adapted.
+    """
+    if is_known(name):
+        return
+    kinds = tuple(FAMILIES)
+    modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
+    families = [
+        module
+        for module, content in modules.items()
+        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+    ]
+    names = [model for module in families for model in timm.list_models(module=module)]
+    like = filter(_is_adaptable, names_like(name, names, _MOST_TRIED))
+    raise unknown_model(name, list(itertools.islice(like, _MOST_NAMED)))
+
+
+def _is_adaptable(name: str) -> bool:
+    try:
+        check_adaptable(name)
+    except ModelError:
+        return False
+    return True
 
 
 def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -20,6 +19,7 @@ from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.cli.usage import Application, Command
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "adapt": adapt,
@@ -34,12 +34,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     name="remtta",
+    cls=Application,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, command in COMMANDS.items():
-    app.command(name)(flat(command))
+    app.command(name, cls=Command)(flat(command))
 
 
 @app.callback()
@@ -57,19 +58,6 @@ def main() -> None:
     open_standard_descriptors()
     keep_freed_memory()
     try:
-        app(args=spread_model_kwargs(sys.argv[1:]))
+        app()
     except KeyboardInterrupt:  # before a command has its own handlers
         sys.exit(130)
-
-
-def spread_model_kwargs(args: list[str]) -> list[str]:
-    """Let one `--model-kwargs` take several key=value pairs, as timm's scripts do."""
-    spread: list[str] = []
-    inside = False
-    for position, arg in enumerate(args):
-        first = position > 0 and args[position - 1] == "--model-kwargs"
-        inside = first or (inside and re.match(r"[A-Za-z_]\w*=", arg) is not None)
-        if inside and not first:
-            spread.append("--model-kwargs")
-        spread.append(arg)
-    return spread

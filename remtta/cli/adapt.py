@@ -54,7 +54,7 @@ def adapt(
         output.check_resume()
         given, labels = model.given(), model.class_names()
         config = method.config(running.precision)
-        options = run_options(method, output, service, seed=running.seed)
+        options = run_options(method, output, stream, service, seed=running.seed)
         echo = output.echo()
         frames = stream.open(source, resume=output.resume)
         folder = output.folder(service.health)
@@ -81,7 +81,7 @@ def adapt(
                 on_batch=advance,
                 interrupts=interrupts,
             )
-        _report(summary, running)
+        _report(summary, output, running)
     raise typer.Exit(_STOPPED_BY_GUARD if summary.exit_reason == "guard" else signal_exit_code(summary.signum))
 
 
@@ -91,8 +91,15 @@ def _compile(classifier: nn.Module, running: RunningOptions) -> None:
     running.compile(classifier)
 
 
-def _report(summary: RunSummary, running: RunningOptions) -> None:
+def _report(summary: RunSummary, output: OutputOptions, running: RunningOptions) -> None:
+    """Say what came of it; the path of a folder that the user did not name is data."""
     if summary.exit_reason == "closed pipe":
         close_stdout()
-    if not running.quiet:
-        say(summary.report(), as_json=running.as_json)
+    if running.quiet or (summary.exit_reason == "completed" and not summary.num_frames):
+        return
+    if running.as_json:
+        say(summary.report().partition("\n")[0], as_json=True, **summary.figures())
+    else:
+        say(summary.report())
+    if output.output is None and output.predictions is None and summary.output.exists():
+        typer.echo(str(summary.output))

@@ -38,7 +38,7 @@ def apply(
     delta: Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")],
     target: TargetOptions,
     model: Annotated[ModelOptions, Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")],
-    running: Annotated[RunningOptions, Only("quiet", "debug", device="cpu")],
+    running: Annotated[RunningOptions, Only("config", "print_config", "quiet", "debug", device="cpu")],
 ) -> None:
     """Write the adapted checkpoint: the base weights with DELTA added.
 

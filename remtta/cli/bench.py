@@ -48,7 +48,10 @@ def bench(
     rounds: RoundOptions,
     printed: PrintOptions,
     running: Annotated[
-        RunningOptions, Only("device", "precision", "compile_model", "threads", "seed", "quiet", "debug")
+        RunningOptions,
+        Only(
+            *("device", "precision", "compile_model", "threads", "seed"), *("config", "print_config", "quiet", "debug")
+        ),
     ],
 ) -> None:
     """Measure what a step costs here, as multiples of a plain fp32 forward pass.

@@ -73,7 +73,9 @@ def corrupt(
         Path, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
     ],
     tree: TreeOptions,
-    running: Annotated[RunningOptions, Only("verbose", "quiet", "debug", seed=CorruptOptions.seed)],
+    running: Annotated[
+        RunningOptions, Only("config", "print_config", "verbose", "quiet", "debug", seed=CorruptOptions.seed)
+    ],
 ) -> None:
     """Corrupt every image of SRC in the ways of ImageNet-C, into a tree that tells them apart by folder.
 

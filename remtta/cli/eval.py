@@ -37,7 +37,11 @@ _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
 """Arguments of `load_model` that a protocol fixes where they are not given."""
 
 _Running = Annotated[
-    RunningOptions, Only("device", "precision", "compile_model", "threads", "verbose", "quiet", "debug")
+    RunningOptions,
+    Only(
+        *("device", "precision", "compile_model", "threads"),
+        *("config", "print_config", "verbose", "quiet", "debug"),
+    ),
 ]
 
 _log = logging.getLogger("remtta")

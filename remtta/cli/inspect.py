@@ -1,4 +1,4 @@
-"""`remtta inspect`: what a delta or a run folder holds."""
+"""`remtta inspect`: what a delta, or the folder of a run or an evaluation, holds."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from remtta.errors import UsageError
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A delta file or a run folder.")],
+    path: Annotated[Path, typer.Argument(help="A delta file, or the folder of a run or an evaluation.")],
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
 ) -> None:
-    """Show what a delta or a run folder holds: which layers moved and by how much, what was predicted.
+    """Show what a delta, a run or an evaluation holds: which layers moved and by how much, what was predicted.
 
     Examples:
 
       remtta inspect runs/20261120T120000Z
 
-      remtta inspect run1/delta.safetensors --json | jq .layers
+      remtta inspect run1/delta.safetensors --json | jq .delta.layers
     """
     with running.command():
-        from remtta.runs.inspection import describe_delta, describe_run
+        from remtta.runs.inspection import describe_delta, describe_folder
 
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
-        content = describe_run(path) if path.is_dir() else {"delta": describe_delta(path)}
-        typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(_lines(content)))
+        content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
+        typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(map(printable, _lines(content))))
 
 
 def _lines(content: dict[str, Any]) -> list[str]:
     lines: list[str] = []
+    if "evaluation" in content:
+        lines += _evaluation_lines(content["evaluation"], alive=content["alive"])
     if "run" in content:
         lines += _run_lines(content["run"], alive=content["alive"])
     if "predictions" in content:
@@ -47,17 +49,44 @@ def _lines(content: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _state(told: str, alive: bool | None, end: str) -> str:
+    """How it is; one that says it is running, and that no process is writing to, came to this end."""
+    return f"was {end}, and --resume goes on with it" if told == "running" and alive is False else told
+
+
+def _evaluation_lines(evaluation: dict[str, Any], *, alive: bool | None) -> list[str]:
+    settings, results = evaluation["settings"], evaluation["methods"]
+    data, model, options = settings["data"], settings["model"], settings["options"]
+    state, seeds = _state(evaluation["status"], alive, "stopped"), ",".join(map(str, options["seeds"]))
+    width = max(map(len, settings["methods"]), default=0)
+    table = [f"{'method':<{width}}  mean error  gain   ECE"] if results else []
+    return [
+        f"evaluation   {state}; {options['scenario']}, batch {options['batch_size']}, "
+        f"seeds {seeds}{' on ' + settings['device'] if settings.get('device') else ''}",
+        f"data         {data['root']} ({data['layout']}), {len(data['domains'])} domains",
+        f"model        {model.get('name') or 'unknown'}, base {model['base_sha256'][:12]}",
+        f"methods      {', '.join(settings['methods'])}{'' if results else '; no results yet'}",
+        *["", *table],
+        *(_result_line(f"{name:<{width}}", result) for name, result in results.items()),
+    ]
+
+
+def _result_line(name: str, result: dict[str, Any]) -> str:
+    gain = "" if result["gain"] is None else f"{result['gain']:+.1f}"
+    spread = "" if result["mean_std"] is None else f"  ± {result['mean_std']:.1f} over seeds"
+    return f"{name}  {result['mean']:8.1f} %  {gain:>4}  {100 * result['ece']:4.1f}{spread}"
+
+
 def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
     counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
-    killed = run["exit_reason"] == "running" and alive is False
-    state = "was killed, and --resume goes on with it" if killed else run["exit_reason"]
+    state = _state(run["exit_reason"], alive, "killed")
     return [
         f"run          {state}; started {timing['started']}, {timing['seconds']} s, "
         f"{timing['images_per_s']} images/s on {run['environment']['device']}",
-        f"source       {printable(run['source']['name'])} ({run['source']['kind']})",
-        f"model        {model.get('name', 'unknown')}, {model['num_classes']} classes, "
+        f"source       {run['source']['name']} ({run['source']['kind']})",
+        f"model        {model.get('name') or 'unknown'}, {model['num_classes']} classes, "
         f"base {model['base_sha256'][:12]}",
-        f"method       {method['name']}, batch {method['batch_size']}, {_settings(method)}",
+        f"method       {method['name']}, batch {method['batch_size']}{_settings(method)}",
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
         *_guard_lines(run.get("guard")),
     ]
@@ -66,7 +95,7 @@ def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
 def _guard_lines(guard: dict[str, Any] | None) -> list[str]:
     if guard is None:
         return []
-    ended = "; adaptation has ended" if guard["retired"] else ""
+    ended = "; adaptation has ended" if guard.get("retired") else ""
     return [
         f"guard        {guard['alarms']} alarms, {guard['answered_by_source']} frames answered by the source{ended}"
     ]
@@ -79,17 +108,16 @@ def _more(counts: dict[str, int]) -> str:
 
 
 def _settings(method: dict[str, Any]) -> str:
-    settings = [f"lr {method['lr']:g} ({method['optimizer']})"]
-    if "mask_ratios" in method:
+    settings = [f"lr {method['lr']:g} ({method.get('optimizer')})"] if method.get("lr") is not None else []
+    if method.get("mask_ratios") is not None:
         settings.append(f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}")
+    if method.get("ranking_weight") is not None:
         settings.append(f"lambda {method['ranking_weight']:g}")
-    return ", ".join(settings)
+    return "".join(f", {setting}" for setting in settings)
 
 
 def _prediction_lines(predictions: dict[str, Any]) -> list[str]:
-    common = ", ".join(
-        f"{printable(str(entry['label'] or entry['class']))} {entry['frames']}" for entry in predictions["most_common"]
-    )
+    common = ", ".join(f"{entry['label'] or entry['class']} {entry['frames']}" for entry in predictions["most_common"])
     if not predictions["predicted"]:
         return ["predictions  none"]
     return [

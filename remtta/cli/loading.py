@@ -39,9 +39,10 @@ def load_classifier(
     Raises:
         RemttaError: If it cannot be adapted or loaded.
     """
-    from remtta.backbones.registry import check_adaptable
+    from remtta.backbones.registry import check_adaptable, check_name
     from remtta.models.loading import load_model
 
     if adapts:
+        check_name(arguments["name"])
         check_adaptable(arguments["name"], arguments.get("model_kwargs"))
     return load_model(**arguments, labels=labels, device=device)

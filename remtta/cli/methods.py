@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from remtta.cli.completion import method_names
 from remtta.cli.reporting import command
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
@@ -19,7 +20,9 @@ _INDENT = " " * 6
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method; without one, all are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A method; without one, all are listed.", autocompletion=method_names)
+    ] = None,
 ) -> None:
     """List the methods, or the settings of one with their defaults.
 

@@ -17,7 +17,7 @@ import typer
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError
 from remtta.runs.interrupts import Interrupts, Stopped
 
-_EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
+EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
 _FAILURE = 1
 _SIGNAL_BASE = 128
 
@@ -37,7 +37,7 @@ class _StderrHandler(logging.Handler):
         sys.stderr.write(f"{prefix}{printable(record.getMessage())}\n")
 
 
-def say(text: str, level: str = "info", *, as_json: bool = False, **more: str) -> None:
+def say(text: str, level: str = "info", *, as_json: bool = False, **more: object) -> None:
     """Write a command's own words to standard error: as they are, or as JSON Lines with more fields."""
     if as_json:
         _write_json_line(level, text, **more)
@@ -45,7 +45,7 @@ def say(text: str, level: str = "info", *, as_json: bool = False, **more: str) -
         typer.echo(text, err=True)
 
 
-def _write_json_line(level: str, message: str, **more: str) -> None:
+def _write_json_line(level: str, message: str, **more: object) -> None:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     sys.stderr.write(json.dumps({"time": now, "level": level.lower(), "message": message, **more}) + "\n")
     sys.stderr.flush()
@@ -56,10 +56,10 @@ def command(
     *, verbose: bool = False, quiet: bool = False, debug: bool = False, as_json: bool = False
 ) -> Iterator[Interrupts]:
     """Run a command's body: set up messages and signals, turn errors into one line and an exit code."""
-    if quiet and verbose:
-        raise typer.BadParameter("--quiet and --verbose exclude each other")
     interrupts = Interrupts()
     try:
+        if quiet and verbose:
+            raise UsageError("--quiet and --verbose exclude each other")
         level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
         with _messages(level, as_json=as_json), interrupts:
             yield interrupts
@@ -74,11 +74,11 @@ def command(
     except Exception as error:
         if as_json:
             more = {"traceback": traceback.format_exc()} if debug else {}
-            say(_one_line(error, debug), "error", as_json=True, **more)
+            say(_told(error, debug), "error", as_json=True, **more)
         else:
             if debug:
                 traceback.print_exc()
-            say(f"Error: {_one_line(error, debug)}")
+            say(f"Error: {_told(error, debug)}")
         raise typer.Exit(_exit_code(error)) from None
 
 
@@ -100,11 +100,16 @@ def _messages(level: int, *, as_json: bool) -> Iterator[None]:
 
 
 def _exit_code(error: Exception) -> int:
-    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)
 
 
-def _one_line(error: Exception, debug: bool) -> str:
-    text = printable(" ".join(str(error).split()))
+def one_line(text: str) -> str:
+    """A text in one line, without what a terminal would obey."""
+    return printable(" ".join(text.split()))
+
+
+def _told(error: Exception, debug: bool) -> str:
+    text = one_line(str(error))
     if isinstance(error, RemttaError):
         return text
     advice = "" if debug else " (--debug shows where)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from remtta.corruptions.record import RECORD
-from remtta.errors import StreamError, UsageError
+from remtta.errors import UsageError
 from remtta.streams.images import image_suffixes, list_files
 
 SUFFIXES = {"jpeg": ".JPEG", "png": ".png"}
@@ -43,8 +43,7 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
         limit: Take the first so many of every class (the folders in `source`).
 
     Raises:
-        UsageError: If there is no such source, or it is the destination.
-        StreamError: If it holds no images.
+        UsageError: If there is no such source, it holds no images, or it is the destination.
     """
     if not os.path.exists(source):
         raise UsageError(f"{source}: no such file or folder")
@@ -60,7 +59,7 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
         names = [file.relative_to(source) for file in files]
         root = source
     if not names:
-        raise StreamError(f"{source}: no images in this folder or below it")
+        raise UsageError(f"{source}: no images in this folder or below it")
     targets = {kind: target_names(names, kind) for kind in SUFFIXES}
     return [
         SourceImage(root / name, name.as_posix(), {kind: targets[kind][name] for kind in SUFFIXES})

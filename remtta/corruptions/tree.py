@@ -91,8 +91,8 @@ def corrupt_tree(
         The counts; also after a signal.
 
     Raises:
-        UsageError: If there is no such source, or the destination holds something else.
-        StreamError: If the source holds no image that can be read.
+        UsageError: If there is no such source, it holds no images, or the destination holds something else.
+        StreamError: If none of its images can be read.
         OutputError: If a file cannot be written.
         RemttaError: If OpenCV cannot be loaded, or an image cannot be corrupted for lack of memory.
     """

@@ -15,18 +15,16 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.deltas import DELTA
-from remtta.deltas.tensor_files import CHECKSUM, UNREADABLE, file_sha256, read_tensors, save_tensors
-from remtta.errors import DeltaError, UsageError
+from remtta.deltas.reading import CHECKSUM, FORMAT_VERSION, delta_errors, delta_fields
+from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
+from remtta.errors import DeltaError
 from remtta.models.hashing import state_sha256
 from remtta.models.weights import check_delta
 
-FORMAT_VERSION = "1"
 ABSURD = 100.0
 """Size of a change over that of the weights, from which on no adaptation can have meant it."""
 
 _log = logging.getLogger("remtta")
-
-_REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
 
 @dataclass(frozen=True)
@@ -106,48 +104,14 @@ def load_delta(path: str | Path) -> Delta:
     """
     if Path(path).is_dir():
         path = Path(path, DELTA)
-    try:
+    with delta_errors(path):
         header, tensors = read_tensors(path)
         sha256 = file_sha256(path)
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such delta file") from error
-    except UNREADABLE as error:
-        raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
-    missing = [name for name in _REQUIRED if name not in header]
-    if missing:
-        raise DeltaError(f"{path} is not a remtta delta: its header lacks {', '.join(missing)}")
-    if header["format_version"] != FORMAT_VERSION:
-        raise DeltaError(
-            f"{path} has delta format {header['format_version']}, this remtta reads {FORMAT_VERSION}; update remtta"
-        )
+    fields = delta_fields(path, header)
     check_delta(tensors, tensors)
     if CHECKSUM not in header:
         _log.info("%s has no checksum, as files of older versions have none: damage to it would go unseen", path)
-    try:
-        return Delta(
-            tensors=tensors,
-            model=header["model"],
-            base_sha256=header["base_sha256"],
-            method=header["method"],
-            hyperparameters=_mapping(header.get("hyperparameters", "{}")),
-            frames=int(header["frames"]),
-            updates=int(header["updates"]),
-            model_options=_mapping(header.get("model_options", "{}")),
-            preprocessing=_mapping(header.get("preprocessing", "{}")),
-            created=header["created"],
-            remtta_version=header["remtta_version"],
-            path=str(path),
-            file_sha256=sha256,
-        )
-    except (ValueError, RecursionError) as error:
-        raise DeltaError(f"{path} has a damaged header: {error}") from error
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    content = json.loads(text)
-    if not isinstance(content, dict):
-        raise ValueError(f"expected a JSON object, got {text[:40]}")
-    return content
+    return Delta(tensors=tensors, path=str(path), file_sha256=sha256, **fields)
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:

@@ -23,7 +23,7 @@ from remtta.options import RunOptions
 from remtta.runs.adapt import adapt_stream
 from remtta.runs.folder import PREDICTIONS, check_folder
 from remtta.runs.interrupts import Interrupts, Stopped
-from remtta.runs.rows import read_rows
+from remtta.runs.reading import read_rows
 
 BATCH_SIZE = 20
 FRAMES_PER_CONDITION = 400

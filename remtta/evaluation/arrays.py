@@ -18,11 +18,11 @@ def find_arrays(root: Path) -> dict[str, Path]:
     """The arrays by corruption.
 
     Raises:
-        StreamError: If there is none.
+        UsageError: If there is none.
     """
     arrays = {path.stem: path for path in root.glob("*.npy") if path.name != LABELS}
     if not arrays:
-        raise StreamError(f"{root} has {LABELS} but no <corruption>.npy")
+        raise UsageError(f"{root} has {LABELS} but no <corruption>.npy")
     return arrays
 
 
@@ -30,12 +30,12 @@ def load_labels(root: Path, num_classes: int) -> np.ndarray:
     """Class numbers, shape (N,) or (5 N,), int64.
 
     Raises:
-        StreamError: If they are no class numbers.
-        UsageError: If the model has no such class.
+        UsageError: If they are no class numbers, or the model has no such class.
+        StreamError: If they cannot be read.
     """
     labels = _load_array(root / LABELS)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
-        raise StreamError(f"{root / LABELS} must hold one whole number per image, got {labels.shape}")
+        raise UsageError(f"{root / LABELS} must hold one whole number per image, got {labels.shape}")
     if labels.min() < 0 or labels.max() >= num_classes:
         raise UsageError(
             f"{root / LABELS} names class {labels.max()}, but the model has {num_classes}; see --num-classes"
@@ -47,14 +47,15 @@ def array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | Non
     """One severity of an array, or its first `limit` images.
 
     Raises:
-        StreamError: If the array cannot be read, or its shape does not fit.
+        UsageError: If it is no array, or its shape does not fit.
+        StreamError: If it cannot be read.
     """
     pixels = _load_array(path)
     if pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.dtype != np.uint8 or len(pixels) % len(SEVERITIES):
-        raise StreamError(f"{path} must hold 5 severities of uint8 images (5 N, H, W, 3), got {pixels.shape}")
+        raise UsageError(f"{path} must hold 5 severities of uint8 images (5 N, H, W, 3), got {pixels.shape}")
     rows = len(pixels) // len(SEVERITIES)
     if len(labels) not in (rows, len(pixels)):
-        raise StreamError(f"{path} has {len(pixels)} images, but {LABELS} has {len(labels)} labels")
+        raise UsageError(f"{path} has {len(pixels)} images, but {LABELS} has {len(labels)} labels")
     start = (severity - 1) * rows
     count = min(rows, limit or rows)
     own = labels[:count] if len(labels) == rows else labels[start : start + count]
@@ -75,6 +76,8 @@ def _image(pixels: np.ndarray, start: int, position: int) -> Image.Image:
 def _load_array(path: Path) -> np.ndarray:
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise StreamError(f"{path} cannot be read as an array: {error}") from error
+    except OSError as error:
+        raise StreamError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read as an array: {error}") from error
     return array

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
 from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of, wanted_domains
@@ -90,8 +90,9 @@ def open_dataset(
         complete: Where some of the fifteen standard corruptions are there, all must be, unless `domains` names some.
 
     Raises:
-        UsageError: If there is no such folder, domain or severity, or a class cannot be mapped.
-        StreamError: If a domain holds no images.
+        UsageError: If there is no such folder, domain or severity, a domain holds no images, arrays do not fit, or a
+            class cannot be mapped.
+        StreamError: If an array cannot be read.
     """
     place = Path(root)
     if not place.is_dir():
@@ -174,7 +175,7 @@ def _tree_domain(
     else:
         files = _listed(title, folders, image_list[:limit])
     if not files:
-        raise StreamError(f"{title} is empty: no images below {next(iter(folders.values())).parent}")
+        raise UsageError(f"{title} is empty: no images below {next(iter(folders.values())).parent}")
     sources = [path for _, path in files]
     labels = np.array([mapping.numbers[folder] for folder, _ in files], dtype=np.int64)
     return Domain(name, severity, sources, labels, lambda position: load_image(Path(sources[position])))

@@ -12,8 +12,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.domains import title_of
 from remtta.evaluation.progress import Progress
 from remtta.runs.folder import EVENTS, PREDICTIONS, check_same_settings
-from remtta.runs.place import read_record
-from remtta.runs.rows import read_rows
+from remtta.runs.reading import read_record, read_rows
 
 
 def read_earlier(record: Path) -> dict[str, Any]:

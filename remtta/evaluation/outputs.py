@@ -11,8 +11,8 @@ from remtta.evaluation.by_class import write_confusion
 from remtta.evaluation.results import Tallies
 from remtta.evaluation.tables import csv_table, latex_table, markdown_table
 from remtta.files import write_atomically, write_json, writing
+from remtta.runs.folder import RESULTS
 
-RESULTS = "results.json"
 TABLE = "table.md"
 CONFUSION = "confusion"
 

@@ -20,7 +20,7 @@ from remtta.files import write_atomically
 from remtta.models.classes import restricted_classes
 from remtta.models.preprocessing import Preprocessing
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.rows import read_rows
+from remtta.runs.reading import read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

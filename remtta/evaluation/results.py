@@ -9,7 +9,7 @@ from typing import Any
 from remtta.evaluation.by_class import class_errors
 from remtta.evaluation.metrics import TOP, Tally, harmonic_mean, mean_and_std
 from remtta.evaluation.uncertainty import Outcomes, paired_standard_error, same_in_every_severity, standard_error
-from remtta.runs.rows import read_rows
+from remtta.runs.reading import read_rows
 
 DELTAS = "deltas"
 PLOTS = "plots"

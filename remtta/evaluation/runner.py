@@ -18,7 +18,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import progress_of_completed, read_earlier, run_order
 from remtta.evaluation.ledger import PROGRESS, Ledger
-from remtta.evaluation.outputs import CONFUSION, RESULTS, TABLES, write_results
+from remtta.evaluation.outputs import CONFUSION, TABLES, write_results
 from remtta.evaluation.plan import EvalPlan, checked_methods
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
 from remtta.evaluation.results import DELTAS, PLOTS, summarise, tally_rows
@@ -39,7 +39,7 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.runs.adapter import Adapter
 from remtta.runs.environment import environment
-from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
 from remtta.runs.interrupts import Interrupts
 
 _log = logging.getLogger("remtta")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import UsageError
 from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, title_of
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
@@ -30,12 +30,11 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     """The layout's name, and class folders by domain and severity.
 
     Raises:
-        StreamError: If there are no images.
-        UsageError: If the layout is none known here.
+        UsageError: If there are no images, or the layout is none known here.
     """
     first = _first_with_images(root)
     if first is None:
-        raise StreamError(f"{root}: no images in this folder or below it")
+        raise UsageError(f"{root}: no images in this folder or below it")
     levels = first.relative_to(root).parts
     top = _subfolders(root)
     if len(levels) == 1:
@@ -79,8 +78,7 @@ def choose_folders(
     """The domains and severities asked for, with their class folders.
 
     Raises:
-        UsageError: If there is no such severity.
-        StreamError: If there are no class folders in it.
+        UsageError: If there is no such severity, or there are no class folders in it.
     """
     chosen = []
     for name in names:
@@ -90,7 +88,7 @@ def choose_folders(
                 there = ", ".join(str(level) for level in sorted(level or 0 for level in tree[name])) or "none"
                 raise UsageError(f"{name} in {root} has no severity {severity}; it has {there}")
             if not tree[name][severity]:
-                raise StreamError(f"{title_of(name, severity)} is empty: no class folders in it")
+                raise UsageError(f"{title_of(name, severity)} is empty: no class folders in it")
             chosen.append((name, severity, tree[name][severity]))
     return chosen
 

@@ -30,8 +30,8 @@ from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.policy import AllFrames
+from remtta.runs.reading import read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
-from remtta.runs.rows import read_rows
 from remtta.runs.session import Moment, Session
 from remtta.streams.batches import in_batches
 from remtta.streams.frames import Frame

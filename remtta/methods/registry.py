@@ -83,5 +83,7 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
         raise UsageError(f'unknown method "{name}"; choose {", ".join(METHODS)}')
     try:
         return METHODS[name](model, config or METHOD_CONFIGS[name]())
+    except UsageError:
+        raise
     except ValueError as error:  # such as a mask ratio that leaves no patch of this model
         raise UsageError(str(error)) from error

@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.deltas.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
+from remtta.deltas.reading import UNREADABLE
+from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.files import remove_leftovers, writing
 from remtta.methods.method import Method
@@ -97,8 +98,8 @@ def learn_from_source(
         and the number of "images" behind it, for the records.
 
     Raises:
-        UsageError: If there is no such file or folder.
-        StreamError: If the folder holds no readable image.
+        UsageError: If there is no such file or folder, or the folder holds no images.
+        StreamError: If none of them can be read.
         CheckpointError: If a named file is damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
@@ -156,7 +157,7 @@ def _source_files(folder: Path) -> list[Path]:
         raise UsageError(f"--source-data: {folder} is no folder of images and no {_SUFFIX} file of statistics")
     files = list_files(folder, image_suffixes(), "name")
     if not files:
-        raise StreamError(f"--source-data: no images in {folder} or below it")
+        raise UsageError(f"--source-data: no images in {folder} or below it")
     return files
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from remtta.models.digests import Part, parts_sha256
 
 
 def state_sha256(model: nn.Module) -> str:
@@ -16,9 +17,9 @@ def state_sha256(model: nn.Module) -> str:
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over the sorted name, dtype, shape and bytes of tensors."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return parts_sha256(_part(name, tensors[name]) for name in sorted(tensors))
+
+
+def _part(name: str, tensor: Tensor) -> Part:
+    content = tensor.detach().cpu().contiguous()
+    return name, str(content.dtype), tuple(content.shape), content.reshape(-1).view(torch.uint8).numpy().data

@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import nn
 
-from remtta.errors import ModelError, UsageError
+from remtta.errors import DownloadError, ModelError, RemttaError, UsageError
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
@@ -66,8 +66,8 @@ def load_model(
         The timm model.
 
     Raises:
-        ModelError: If the weights cannot be downloaded, or the model cannot
-            be built or is no classifier of RGB images.
+        ModelError: If the model cannot be built or is no classifier of RGB images.
+        DownloadError: If the weights cannot be downloaded.
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value cannot be used.
     """
@@ -110,12 +110,8 @@ def load_model(
 
 def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     source = name.partition(":")[0] if ":" in name else ""
-    if not source and name.split(".")[0] not in timm.list_models():
-        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
-        if "/" in name:
-            hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
-        raise UsageError(f'unknown model "{name}"; {hint}')
+    if not is_known(name):
+        raise unknown_model(name, names_like(name, timm.list_models(), 3))
     if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
         raise UsageError(f"{name}: no such folder with a config.json")
     if not source and "." in name and name not in timm.list_pretrained():
@@ -130,20 +126,40 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     except TypeError as error:
         raise UsageError(f"{name} does not take these model arguments: {error}") from error
     except Exception as error:  # timm and its download libraries share no base class
-        raise ModelError(_creation_failure(name, pretrained, error)) from error
+        raise _creation_failure(name, pretrained, error) from error
     return model
 
 
-def _creation_failure(name: str, pretrained: bool, error: Exception) -> str:
+def is_known(name: str) -> bool:
+    """Whether a name is one of timm's, of the embedded model, or says where else to look."""
+    return ":" in name or name == EMBEDDED or name.split(".")[0] in timm.list_models()
+
+
+def names_like(name: str, names: Sequence[str], most: int) -> list[str]:
+    """The names most like one that there is not, the most alike first."""
+    return difflib.get_close_matches(name, names, n=most, cutoff=0.4)
+
+
+def unknown_model(name: str, like: Sequence[str]) -> UsageError:
+    """What to raise of a name that is none, with names that may have been meant."""
+    hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
+    if "/" in name:
+        hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
+    return UsageError(f'unknown model "{name}"; {hint}')
+
+
+def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:
     lines = (str(error).strip() or type(error).__name__).splitlines()
     reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
-    if pretrained and offline and not name.startswith("local-dir:"):
-        return (
-            f"the pretrained weights of {name} could not be downloaded; check the network, "
-            f"or give a weights file with --checkpoint ({type(error).__name__})"
-        )
-    return f"{name} could not be built: {reason}"
+    if not offline or name.startswith("local-dir:"):
+        return ModelError(f"{name} could not be built: {reason}")
+    if not pretrained:
+        return DownloadError(f"the configuration of {name} could not be downloaded; check the network: {reason}")
+    return DownloadError(
+        f"the pretrained weights of {name} could not be downloaded; check the network, "
+        f"or give a weights file with --checkpoint ({type(error).__name__})"
+    )
 
 
 def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:

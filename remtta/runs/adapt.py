@@ -28,7 +28,7 @@ from remtta.runs.adapter import Adapter
 from remtta.runs.folder import RECORD, check_folder, check_writable, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.place import read_record
+from remtta.runs.reading import read_record
 from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
@@ -58,7 +58,8 @@ def adapt_stream(
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
     and `run.json` into the output folder. A source that yields no frame at all
-    leaves nothing behind. Of a method that changes every weight a delta is
+    leaves nothing behind; of a list of paths, which may be empty, that is no error
+    unless `require_frames` says so. Of a method that changes every weight a delta is
     written only with `save_full`.
 
     Args:
@@ -83,7 +84,7 @@ def adapt_stream(
     Raises:
         UsageError: If the source does not exist, the folder holds another run, source images are missing,
             or `save_full` asks for what the method cannot save.
-        StreamError: If the source yields no readable frame.
+        StreamError: If the source fails, or yields no readable frame.
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """

@@ -14,6 +14,7 @@ from remtta.files import FolderLock, Reserve, check_can_hold, check_not_in_use, 
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
+RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
 RESERVE = ".reserve"

@@ -1,75 +1,127 @@
-"""Read back what runs left behind."""
+"""Read back what runs and evaluations left behind; imports no torch."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from remtta.deltas import DELTA
-from remtta.deltas.delta import load_delta
+from remtta.deltas.reading import read_arrays
 from remtta.errors import RemttaError, UsageError
 from remtta.files import is_locked
-from remtta.runs.folder import PREDICTIONS, RECORD
-from remtta.runs.rows import read_rows
+from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS
+from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
 
 _MOST_COMMON = 5
+_LONGEST_NUMBER = 10  # digits; no model has so many blocks
+
+_RUN: Shape = {
+    "exit_reason": str,
+    "counts.frames": int,
+    "counts.skipped": int,
+    "counts.updates": int,
+    "timing.started": str,
+    "timing.seconds": float,
+    "timing.images_per_s": float,
+    "environment.device": str,
+    "source.name": str,
+    "source.kind": str,
+    "model.num_classes": int,
+    "model.base_sha256": str,
+    "method.name": str,
+    "method.batch_size": int,
+}
+_RUN_MAY_HAVE: Shape = {
+    "counts.not_adapted": int,
+    "counts.dropped": int,
+    "counts.gaps": int,
+    "model.name": str,
+    "method.lr": float,
+    "method.optimizer": str,
+    "method.mask_ratios": list,
+    "method.ranking_weight": float,
+    "guard": dict,
+}
+_GUARD: Shape = {"alarms": int, "answered_by_source": int}
+_EVALUATION: Shape = {
+    "status": str,
+    "settings.data.root": str,
+    "settings.data.layout": str,
+    "settings.data.domains": list,
+    "settings.model.base_sha256": str,
+    "settings.methods": dict,
+    "settings.options.scenario": str,
+    "settings.options.batch_size": int,
+    "settings.options.seeds": list,
+}
+_EVALUATION_MAY_HAVE: Shape = {"settings.model.name": str, "settings.device": str, "methods": dict}
+_RESULT: Shape = {"mean": float, "error": dict, "ece": float}
+_RESULT_MAY_HAVE: Shape = {"mean_std": float, "gain": float}
 
 
 def describe_delta(path: Path) -> dict[str, Any]:
     """A delta's origin and size, and how far each layer moved.
 
     Raises:
+        UsageError: If there is no such file.
         DeltaError: If it is no delta file.
     """
-    delta = load_delta(path)
-    layers: dict[str, list[Tensor]] = {}
-    for name, tensor in sorted(delta.tensors.items(), key=lambda item: _natural(item[0])):
-        layers.setdefault(name.rpartition(".")[0], []).append(tensor.reshape(-1))
-    moved = {name: torch.cat(tensors).double() for name, tensors in layers.items()}
+    fields, arrays = read_arrays(path)
+    layers: dict[str, list[np.ndarray]] = {}
+    for name, array in sorted(arrays.items(), key=lambda item: _natural(item[0])):
+        layers.setdefault(name.rpartition(".")[0], []).append(array.reshape(-1))
+    names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
     return {
         "path": str(path),
         "bytes": path.stat().st_size,
-        "model": delta.model,
-        "model_options": dict(delta.model_options),
-        "base_sha256": delta.base_sha256,
-        "method": delta.method,
-        "hyperparameters": dict(delta.hyperparameters),
-        "frames": delta.frames,
-        "updates": delta.updates,
-        "created": delta.created,
-        "remtta_version": delta.remtta_version,
-        "tensors": len(delta.tensors),
-        "parameters": sum(tensor.numel() for tensor in delta.tensors.values()),
-        "layers": [
-            {"layer": name, "rms": change.square().mean().sqrt().item(), "max": change.abs().max().item()}
-            for name, change in moved.items()
-        ],
+        **{name: fields[name] for name in names},
+        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version")},
+        "tensors": len(arrays),
+        "parameters": sum(array.size for array in arrays.values()),
+        "layers": [{"layer": name, **_moved(np.concatenate(parts))} for name, parts in layers.items()],
     }
 
 
-def describe_run(folder: Path) -> dict[str, Any]:
-    """What a run folder holds: its record, its predictions in numbers, its delta.
+def _moved(change: np.ndarray) -> dict[str, float]:
+    """Root of the mean square of a layer's change, and its largest."""
+    sizes = np.abs(change.astype(np.float64))
+    most = float(sizes.max(initial=0.0))
+    rms = most * float(np.sqrt(np.square(sizes / most).mean())) if most else 0.0  # the squares may be too large
+    return {"rms": rms, "max": most}
+
+
+def describe_folder(folder: Path) -> dict[str, Any]:
+    """What the folder of a run or of an evaluation holds.
 
     "alive" says whether a process is writing to it, and is None where nothing can tell.
 
     Raises:
-        UsageError: If the folder holds no run.
+        UsageError: If the folder holds neither.
         RemttaError: If its record is damaged.
     """
-    if not (folder / RECORD).is_file():
-        below = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
-        hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
-        raise UsageError(f"{folder} holds no run (no {RECORD}){hint}")
+    if (folder / RECORD).is_file():
+        return _describe_run(folder)
+    if (folder / RESULTS).is_file():
+        return _describe_evaluation(folder)
+    below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
+    hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
+    raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
+
+
+def _describe_run(folder: Path) -> dict[str, Any]:
+    """A run's record, its predictions in numbers, its delta."""
     try:
-        content: dict[str, Any] = {"run": json.loads((folder / RECORD).read_text(encoding="utf-8"))}
+        run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
+        if run.get("guard") is not None:
+            check_entries(run["guard"], _GUARD)
+        for ratio in run["method"].get("mask_ratios") or ():
+            check_entries({"mask ratio": ratio}, {"mask ratio": float})
     except ValueError as error:
         raise RemttaError(f"{folder / RECORD} is damaged: {error}") from error
-    content["alive"] = is_locked(folder)
+    content: dict[str, Any] = {"run": run, "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():
@@ -77,16 +129,36 @@ def describe_run(folder: Path) -> dict[str, Any]:
     return content
 
 
+def _describe_evaluation(folder: Path) -> dict[str, Any]:
+    """An evaluation's status and settings, and what came out for each method, where it is complete."""
+    try:
+        record = checked_record(folder / RESULTS, _EVALUATION, _EVALUATION_MAY_HAVE)
+        for name, result in (record.get("methods") or {}).items():
+            try:
+                check_entries(result, _RESULT, _RESULT_MAY_HAVE)
+            except ValueError as error:
+                raise ValueError(f"of {name}, {error}") from error
+    except ValueError as error:
+        raise RemttaError(f"{folder / RESULTS} is damaged: {error}") from error
+    results = {
+        name: {entry: result.get(entry) for entry in (*_RESULT, *_RESULT_MAY_HAVE)}
+        for name, result in (record.get("methods") or {}).items()
+    }
+    evaluation = {"status": record["status"], "settings": record["settings"], "methods": results}
+    return {"evaluation": evaluation, "alive": is_locked(folder)}
+
+
 def _describe_predictions(path: Path) -> dict[str, Any]:
     classes: Counter[tuple[int, str | None]] = Counter()
     entropy, errors, gaps = 0.0, 0, 0
-    for row in read_rows(path):
+    for number, row in enumerate(read_rows(path), 1):
         if "gap" in row:
             gaps += 1
         elif "error" in row:
             errors += 1
         else:
-            classes[row["class"], row["label"]] += 1
+            _check_row(path, number, row)
+            classes[row["class"], row.get("label")] += 1
             entropy += row["entropy"]
     predicted = classes.total()
     return {
@@ -102,5 +174,14 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
     }
 
 
+def _check_row(path: Path, number: int, row: Row) -> None:
+    try:
+        check_entries(row, {"class": int, "entropy": float}, {"label": str})
+    except ValueError as error:
+        raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+
+
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
+    return [
+        (int(part), "") if part.isdecimal() and len(part) < _LONGEST_NUMBER else (-1, part) for part in name.split(".")
+    ]

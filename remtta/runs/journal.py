@@ -15,7 +15,8 @@ from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import Place
-from remtta.runs.rows import Row, prediction_rows
+from remtta.runs.reading import Row
+from remtta.runs.rows import prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import UsageError
 from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
-from remtta.runs.rows import Row
+from remtta.runs.reading import Row
 from remtta.runs.states import load_state, other_version, save_state
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
@@ -110,24 +110,6 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
     return place, state
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """A run's `run.json`.
-
-    Raises:
-        UsageError: If it is damaged.
-        RemttaError: If it cannot be read.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError("it is no record of a run")
-    except OSError as error:
-        raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return record
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:

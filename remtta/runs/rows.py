@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from remtta.errors import RemttaError
 from remtta.methods.losses import entropy
+from remtta.runs.reading import Row
 from remtta.streams.prefetch import DecodedFrame
-
-Row = dict[str, Any]
 
 
 def prediction_rows(
@@ -84,17 +79,3 @@ def _class_rows(logits: Tensor, labels: Sequence[str] | None, topk: int, with_lo
         if with_logits:
             row["logits"] = [float(f"{value:.9g}") for value in row_logits.tolist()]  # 9 digits restore a float32
         yield row
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a JSON Lines file such as `predictions.jsonl`.
-
-    Raises:
-        RemttaError: If a line is damaged.
-    """
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise RemttaError(f"{path}, line {number} is damaged: {error}") from error

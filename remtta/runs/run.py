@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from remtta.errors import OutputError, StreamError, UsageError
+from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.journal import Journal
-from remtta.runs.place import Place, check_same_run, load_place, read_record, unseen_frames
+from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
 from remtta.runs.policy import FitFrames
+from remtta.runs.reading import read_record
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
@@ -27,6 +29,7 @@ from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batches, Early
 from remtta.streams.prefetch import DecodedFrame
+from remtta.streams.sources import Stream
 
 _log = logging.getLogger("remtta")
 
@@ -97,7 +100,9 @@ class Run:
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    raise StreamError(f"{stream.name}: the stream held no frames")
+                    _refuse_none(stream, self._plan.options)
+                    summary.exit_reason = "completed"
+                    return summary
                 with self._interrupts.held():  # a folder claimed by half could not be finished
                     self._begin(first)
                     begun = True
@@ -209,3 +214,10 @@ class Run:
             except OutputError as error:
                 self.summary.end(error)
                 raise
+
+
+def _refuse_none(stream: Stream, options: RunOptions) -> None:
+    """Refuse a source without a frame, unless it is a list, which may be empty."""
+    if stream.kind != "paths" or options.require_frames:
+        raise StreamError(f"{stream.name}: the stream held no frames")
+    _log.info("the list of frames is empty: nothing was done, and no run folder is left")

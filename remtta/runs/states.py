@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from remtta.deltas.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.deltas.reading import UNREADABLE
+from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
 
 _POSITION = "position"

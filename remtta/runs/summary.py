@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.errors import RemttaError
@@ -107,6 +108,21 @@ class RunSummary:
     @property
     def _guarded(self) -> bool:
         return self.num_alarms > 0 or self.num_by_source > 0
+
+    def figures(self) -> dict[str, Any]:
+        """What the report says, by name."""
+        return {
+            "output": str(self.output),
+            "exit_reason": self.exit_reason,
+            "frames": self.num_frames,
+            "predicted": self.num_predicted,
+            "skipped": self.num_skipped,
+            "updates": self.num_updates,
+            "not_adapted": self.num_not_adapted,
+            "guard_alarms": self.num_alarms,
+            "answered_by_source": self.num_by_source,
+            "images_per_s": round(self.images_per_s, 2),
+        }
 
     def report(self) -> str:
         """A few lines for a person."""

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from remtta.errors import OutputError, UsageError
 from remtta.files import writing
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.rows import Row
+from remtta.runs.reading import Row
 
 READER_PATIENCE_S = 2.0  # in which the reader is to take the rest, once the run has been told to stop
 _POLL_S = 0.1

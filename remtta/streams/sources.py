@@ -88,9 +88,8 @@ def open_stream(
         The stream. Its frames are decoded only when they are loaded.
 
     Raises:
-        UsageError: If there is no such source, a glob matches nothing, or a source that is not live is to be
-            reconnected to or buffered.
-        StreamError: If a folder holds no images.
+        UsageError: If there is no such source, a folder holds no images, a glob matches nothing, or a source that is
+            not live is to be reconnected to or buffered.
     """
     given = {"reconnect_for": reconnect_for, "buffer": buffer}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -179,7 +178,7 @@ def _folder_files(folder: Path, sort: Sort) -> list[str]:
     images = list_files(folder, image_suffixes(), sort)
     videos = list_files(folder, VIDEO_SUFFIXES, sort)
     if not (images or videos):
-        raise StreamError(f"{folder}: no images or videos in this folder or below it")
+        raise UsageError(f"{folder}: no images or videos in this folder or below it")
     if images and videos:
         _log.warning("%s is read as a folder of images: %d video(s) in it are left out", folder, len(videos))
     return [str(file) for file in images or videos]

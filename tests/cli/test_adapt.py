@@ -64,3 +64,47 @@ def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path
     assert record["exit_reason"] == "guard" and record["guard"]["retired"]
     assert remtta_here("adapt", folder, *options, "--output", tmp_path / "off", "--guard", "off") == 0
     assert record_of(tmp_path / "off")["guard"] is None
+
+
+def test_an_empty_list_is_no_failure_unless_frames_are_required(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("remtta.streams.sources.read_paths", lambda descriptor, null_separated: iter(()))
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint)]
+    before = set(tmp_path.iterdir())
+    assert remtta_here("adapt", "-", *options) == 0
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert told.err == "the list of frames is empty: nothing was done, and no run folder is left\n"
+    assert remtta_here("adapt", "-", *options, "--resume", "-o", "run", "-q", "--predictions", "-") == 0
+    assert capfd.readouterr() == ("", "")
+    assert remtta_here("adapt", "-", *options, "--require-frames") == 1
+    assert capfd.readouterr().err == "Error: -: the stream held no frames\n"
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_the_folder_that_was_chosen_is_the_only_line_on_standard_output(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--method", "source"]
+    assert remtta_here("adapt", frames, *options) == 0
+    [line] = capfd.readouterr().out.splitlines()
+    assert Path(line).parent == Path("runs") and record_of(Path(line))["exit_reason"] == "completed"
+    for args, out in ((["-q"], 0), (["-o", "run"], 0), (["--predictions", "-"], 12)):
+        assert remtta_here("adapt", frames, *options, *args) == 0
+        assert capfd.readouterr().out.count("\n") == out
+
+
+def test_replay_passes_on_again_what_the_reader_may_not_have_had(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4", "-q", "--predictions", "-"]
+    run = tmp_path / "run"
+    assert remtta_here("adapt", frames, *options, "-o", run, "--limit", "8") == 0
+    first = capfd.readouterr().out
+    assert remtta_here("adapt", frames, *options, "-o", run, "--resume", "--replay") == 0
+    whole = (run / "predictions.jsonl").read_text()
+    assert capfd.readouterr().out == whole
+    assert whole.startswith(first) and whole.count("\n") == 12

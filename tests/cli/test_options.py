@@ -20,7 +20,7 @@ from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, Resul
 from remtta.cli.options.method import MethodOptions, SharedSettings, SourceDataOptions, StreamSettings
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import RunningOptions
-from remtta.cli.options.stream import OutputOptions, ServiceOptions, run_options
+from remtta.cli.options.stream import OutputOptions, ServiceOptions, StreamOptions, run_options
 from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.frozen import SourceConfig
@@ -108,7 +108,7 @@ def test_what_is_not_given_is_as_in_the_library() -> None:
     method = MethodOptions(shared=StreamSettings(), source=SourceDataOptions())
     methods = MethodsOptions(shared=SharedSettings(), source=SourceDataOptions())
     running, protocol, shared = RunningOptions(), ProtocolOptions(), methods.shared.given("auto")
-    assert run_options(method, OutputOptions(), ServiceOptions(), seed=running.seed) == RunOptions()
+    assert run_options(method, OutputOptions(), StreamOptions(), ServiceOptions(), seed=running.seed) == RunOptions()
     assert method.config(running.precision) == REMConfig()
     size, scenario = methods.batch_size(None), protocol.chosen_scenario()
     assert eval_options(scenario, size, protocol, methods, ResultOptions()) == EvalOptions()

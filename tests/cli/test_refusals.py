@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,18 +20,26 @@ def _errors() -> list[Any]:
     other = [part if part != str(NUM_CLASSES) else "9" for part in tiny]
     return [
         (["adapt", "nowhere"], 2, "nowhere: no such file or folder"),
-        (["adapt", "empty"], 1, "empty: no images or videos in this folder or below it"),
+        (["adapt", "empty"], 2, "empty: no images or videos in this folder or below it"),
         (["adapt", "*.gif"], 2, "*.gif: no file matches"),
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
         (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame(s) could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
         (
             ["adapt", "frames", "--model", "resnet18"],
-            1,
+            2,
             "resnet18 cannot be adapted: REM adapts timm VisionTransformer",
         ),
-        (["adapt", "frames", "--model", "resnet18", "--checkpoint", "tiny.safetensors"], 1, "and ResNet is none"),
-        (["eval", "frames", "--model", "resnet18"], 1, "and ResNet is none"),
+        (["adapt", "frames", "--model", "resnet18", "--checkpoint", "tiny.safetensors"], 2, "and ResNet is none"),
+        (["eval", "frames", "--model", "resnet18"], 2, "and ResNet is none"),
+        (["adapt", "frames", "--model", "vit_base_patch16_siglip_224"], 2, "the model has no class token"),
+        (["adapt", "frames", *tiny, "--model-kwargs", "num_heads=5"], 2, "could not be built: dim should be divisible"),
+        (["eval", "empty", *tiny], 2, "empty: no images in this folder or below it"),
+        (["corrupt", "empty", "c"], 2, "empty: no images in this folder or below it"),
+        (["eval", "arrays", *tiny], 2, "fog.npy has 15 images, but labels.npy has 20 labels"),
+        (["adapt", "frames", *tiny, "--predictions", "-", "--replay"], 2, "add --predictions - and --resume"),
+        (["adapt", "frames", *tiny, "--resume", "-o", "text", "--replay"], 2, "add --predictions - and --resume"),
+        (["adapt", "frames", "--model", "vit_base_patch16_siglip_255"], 2, "did you mean vit_base_patch16_clip_2"),
         (["adapt", "frames", *tiny, "--mask-ratios", "0.1,0.2"], 2, "mask ratios must start with 0"),
         (["adapt", "frames", *tiny, "--mask-ratios", "x"], 2, "--mask-ratios takes numbers"),
         (["adapt", "frames", *tiny, "--lr", "0"], 2, "learning rate must be > 0"),
@@ -85,6 +94,9 @@ def test_bad_input_gets_one_clear_line_and_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "fog.npy", np.zeros((15, 32, 32, 3), np.uint8))
+    np.save(tmp_path / "arrays" / "labels.npy", np.zeros(20, np.int64))
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "run.json").write_text("{}")
     (tmp_path / "text.mp4").write_text("no video")

@@ -29,6 +29,9 @@ def test_messages_are_json_lines(
     [skipped] = [line for line in told if line["level"] == "warning"]
     assert skipped["message"].startswith("skipped frame 4, ")
     assert told[-1]["level"] == "info" and told[-1]["message"].startswith("12 frames, 11 predicted, 1 skipped")
+    assert all("\n" not in line["message"] for line in told)
+    figures = {"frames": 12, "predicted": 11, "skipped": 1, "exit_reason": "completed", "output": str(tmp_path / "run")}
+    assert figures.items() <= told[-1].items()
 
 
 @pytest.mark.parametrize("debug", [False, True])

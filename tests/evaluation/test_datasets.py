@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remtta.errors import RemttaError, StreamError, UsageError
+from remtta.errors import UsageError
 from remtta.evaluation.datasets import read_image_list
 from remtta.evaluation.domains import STANDARD, default_order
 from tests.conftest import NUM_CLASSES, draw_image
@@ -102,7 +102,7 @@ def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
 def test_arrays_that_do_not_fit_are_refused(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     root = write_arrays(tmp_path / "c10")
     spoil(root)
-    with pytest.raises(RemttaError, match=message):
+    with pytest.raises(UsageError, match=message):
         open_tree(root)
 
 
@@ -128,7 +128,7 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     root = write_tree(tmp_path / "c")
     for path in (root / "fog" / "5").rglob("*.png"):
         path.unlink()
-    with pytest.raises(StreamError, match="fog5 is empty"):
+    with pytest.raises(UsageError, match="fog5 is empty"):
         open_tree(root)
     for number in range(2):
         (tmp_path / "bare" / "fog" / str(number + 1)).mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"without class folders.* remtta adapt needs none"):
         open_tree(tmp_path / "bare")
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(StreamError, match="no images"):
+    with pytest.raises(UsageError, match="no images"):
         open_tree(tmp_path / "nothing")
 
 

@@ -189,7 +189,7 @@ def test_images_that_cannot_be_read_are_left_out(
 def test_folders_without_a_readable_image_are_refused(frames: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     folder.mkdir()
-    with pytest.raises(StreamError, match="no images in"):
+    with pytest.raises(UsageError, match="no images in"):
         adapt(frames, tmp_path / "run", folder)
     (folder / "broken.png").write_text("no image")
     with pytest.raises(StreamError, match=r"none of 1 image\(s\) could be read"):

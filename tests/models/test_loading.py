@@ -16,7 +16,7 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import nn
 
 from remtta.backbones.registry import check_adaptable
-from remtta.errors import CheckpointError, ModelError, UsageError
+from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
 from remtta.models.devices import select_device
 from remtta.models.hashing import state_sha256
 from remtta.models.labels import labels_of
@@ -309,7 +309,7 @@ def test_weights_that_cannot_be_downloaded_are_told_in_one_line(monkeypatch: pyt
 
     monkeypatch.setattr(socket, "getaddrinfo", _no_network)
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(DownloadError) as caught:
         load_model(NAME)
     assert str(caught.value) == (
         f"the pretrained weights of {NAME} could not be downloaded; check the network, "

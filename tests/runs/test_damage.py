@@ -118,6 +118,29 @@ def test_a_time_in_the_state_that_is_none_is_told_and_nothing_written(
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("resumed", "abc", "its resumed is no whole number"),
+        ("timing", [], "its timing is no group of entries"),
+        ("timing", {"latency_ms": [1]}, "its timing.latency_ms is no group of entries"),
+        ("model", "x", "its model is no group of entries"),
+        ("options", [1], "its options is no group of entries"),
+        ("method", 3, "its method is no group of entries"),
+    ],
+)
+def test_a_record_that_is_none_is_told_and_nothing_written(
+    name: str, value: object, reason: str, frames: Path, tmp_path: Path
+) -> None:
+    stopped(frames, tmp_path / "run")
+    path = tmp_path / "run" / RECORD
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    with pytest.raises(UsageError, match=rf"run.json is damaged \({reason}\); start again with --overwrite"):
+        adapt_tiny(frames, tmp_path / "run", resume=True, options={"max_memory": 10**12})
+    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
+
+
 def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_domain(tmp_path / "tree")
     dataset = open_dataset(tmp_path / "tree", num_classes=7, labels=None)

@@ -18,7 +18,7 @@ import pytest
 from remtta.errors import StreamError, UsageError
 from remtta.runs.adapt import RunSummary
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.inspection import describe_run
+from remtta.runs.inspection import describe_folder
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import load_place
 from remtta.streams.live import LiveOptions, LiveSource
@@ -52,7 +52,7 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
     assert {"frame": 2, "event": "gap", **GAP}.items() <= event.items() and "time" in event
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (5, 1, 2)
     assert record_of(tmp_path)["counts"]["gaps"] == 1 and record_of(tmp_path)["counts"]["dropped"] == 0
-    told = describe_run(tmp_path)["predictions"]
+    told = describe_folder(tmp_path)["predictions"]
     assert (told["predicted"], told["errors"], told["gaps"]) == (4, 1, 1)
 
 

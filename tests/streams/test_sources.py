@@ -119,7 +119,7 @@ def test_pipes_and_sockets_in_a_folder_are_ignored(tmp_path: Path, monkeypatch: 
 def test_a_folder_of_nothing_but_pipes_is_empty(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     os.mkfifo(tmp_path / "pipe.mp4")
-    with pytest.raises(StreamError):
+    with pytest.raises(UsageError, match="no images or videos"):
         in_time(lambda: open_stream(tmp_path))
 
 
@@ -148,10 +148,10 @@ def test_links_to_images_count_and_dangling_ones_do_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "notes.txt"])
-def test_a_folder_without_images_is_a_stream_error(tmp_path: Path, content: str | None) -> None:
+def test_a_folder_without_images_is_a_usage_error(tmp_path: Path, content: str | None) -> None:
     if content:
         (tmp_path / content).touch()
-    with pytest.raises(StreamError, match=r"no images or videos in this folder or below it$"):
+    with pytest.raises(UsageError, match=r"no images or videos in this folder or below it$"):
         open_stream(tmp_path)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from remtta.cli.completion import method_list, scenarios
 from remtta.cli.options.method import SharedSettings, SourceDataOptions
 from remtta.cli.parsing import parse_names, parse_numbers, parse_pairs
 from remtta.cli.reporting import refused_values
@@ -86,7 +87,9 @@ class ProtocolOptions:
     """In which order a method meets the domains, and what is fixed by a publication."""
 
     protocol: Annotated[str | None, _protocol(help="rem-paper or rem-paper-cifar: the paper's settings.")] = None
-    scenario: Annotated[str | None, _protocol(help=f"{', '.join(SCENARIOS)}. Default: continual.")] = None
+    scenario: Annotated[
+        str | None, _protocol(help=f"{', '.join(SCENARIOS)}. Default: continual.", autocompletion=scenarios)
+    ] = None
     continual: Annotated[bool, _protocol("--continual", help="Reset only at the start.")] = False
     episodic: Annotated[bool, _protocol("--episodic", help="Reset at each domain.")] = False
     imbalance: Annotated[float, _protocol(help="Label shift: imbalance ratio, 1 to inf.")] = EvalOptions.imbalance
@@ -139,6 +142,7 @@ class MethodsOptions:
         _method(
             help=f"Of {', '.join(METHOD_CONFIGS)}. rem+guard: under the guard. LABEL=rem: one more row, "
             "for --set LABEL.KEY=VALUE.",
+            autocompletion=method_list,
         ),
     ] = "source,rem"
     settings: Annotated[

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from remtta.cli.completion import stream_methods
 from remtta.cli.parsing import parse_mask_ratios, parse_pairs
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
@@ -106,7 +107,9 @@ class SourceDataOptions:
 class MethodOptions:
     """The one method of a stream."""
 
-    method: Annotated[str, _option(help=f"{', '.join(_METHODS)}; see remtta methods.")] = "rem"
+    method: Annotated[
+        str, _option(help=f"{', '.join(_METHODS)}; see remtta methods.", autocompletion=stream_methods)
+    ] = "rem"
     shared: StreamSettings
     settings: Annotated[
         list[str] | None,

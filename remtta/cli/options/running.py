@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from remtta.cli.config import read_config
 from remtta.cli.reporting import command
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.base import Precision
@@ -37,6 +39,18 @@ class RunningOptions:
     log_format: Annotated[
         Literal["text", "json"], _option(help="Messages as text, or as JSON Lines with time, level and message.")
     ] = "text"
+    config: Annotated[
+        Path | None,
+        _option(
+            metavar="FILE",
+            callback=read_config,
+            is_eager=True,
+            help="YAML file of options by their long names; the command line wins.",
+        ),
+    ] = None
+    print_config: Annotated[
+        bool, _option("--print-config", help="Print all options as --config reads them, and do nothing else.")
+    ] = False
     verbose: Annotated[bool, _option("--verbose", "-v", help="More messages.")] = False
     quiet: Annotated[bool, _option("--quiet", "-q", help="Errors only, no progress.")] = False
     debug: Annotated[bool, _option("--debug", help="Show tracebacks.")] = False

@@ -39,6 +39,9 @@ class StreamOptions:
     frame_stride: Annotated[int, _option(min=1, help="Take every K-th frame.")] = 1
     limit: Annotated[int | None, _option(min=1, help="Stop after this many frames.")] = None
     null: Annotated[bool, _option("-0", "--null", help="Paths on stdin end in NUL.")] = False
+    require_frames: Annotated[
+        bool, _option("--require-frames", help="Fail (exit code 1) where the list on stdin is empty.")
+    ] = RunOptions.require_frames
     reconnect_for: Annotated[
         float | None,
         _option(
@@ -88,6 +91,13 @@ class OutputOptions:
     guard_retries: Annotated[int, _option(min=0, help="Rollbacks; the alarm after them ends adaptation.")] = (
         GuardOptions.retries
     )
+    replay: Annotated[
+        bool,
+        _option(
+            "--replay",
+            help="With --resume and --predictions -: first pass on again what the reader may not have had.",
+        ),
+    ] = RunOptions.replay
     predictions: Annotated[
         str | None, _option(metavar="-", help="- also writes the JSON Lines to standard output.")
     ] = None
@@ -101,9 +111,14 @@ class OutputOptions:
     )
 
     def check_predictions(self) -> None:
-        """Refuse predictions to anything but standard output."""
+        """Refuse predictions to anything but standard output, and a replay of none."""
         if self.predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        if self.replay and not (self.predictions and self.resume):
+            raise UsageError(
+                "--replay passes on again what the reader of an earlier part may not have had; add --predictions - and "
+                "--resume"
+            )
 
     def check_resume(self) -> None:
         """Refuse to go on with a run in no folder."""
@@ -175,7 +190,9 @@ class ServiceOptions:
 
 
 @refused_values()
-def run_options(method: MethodOptions, output: OutputOptions, service: ServiceOptions, *, seed: int) -> RunOptions:
+def run_options(
+    method: MethodOptions, output: OutputOptions, stream: StreamOptions, service: ServiceOptions, *, seed: int
+) -> RunOptions:
     """How the stream is run.
 
     Raises:
@@ -189,8 +206,10 @@ def run_options(method: MethodOptions, output: OutputOptions, service: ServiceOp
         save_full=output.save_full,
         reset_every=method.reset_every,
         on_error=service.on_error,
+        require_frames=stream.require_frames,
         overwrite=output.overwrite,
         resume=output.resume,
+        replay=output.replay,
         seed=seed,
         max_ms=service.max_ms,
         realtime=service.realtime,

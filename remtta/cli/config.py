@@ -1,0 +1,137 @@
+"""Options of a command from a YAML file, and back."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from remtta.errors import UsageError
+
+_NOT_IN_FILES = ("help", "config", "print_config")
+_TRUTH = {"true": True, "false": False}
+
+
+def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Take the options in the file of --config for defaults; the command line wins.
+
+    Raises:
+        UsageError: If it cannot be read, holds an option that the command does not have, or a value that is none.
+    """
+    if path is None or ctx.resilient_parsing:
+        return path
+    options = {_key(option): option for option in _options(ctx)}
+    names = {name.replace("_", "-"): key for key, option in options.items() for name in _names(option)}
+    values: dict[str, Any] = {}
+    for given, value in _load(path).items():
+        key = names.get(given.replace("_", "-"))
+        if key is None:
+            close = difflib.get_close_matches(given.replace("_", "-"), names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"remtta {ctx.info_name} --help names them all"
+            raise UsageError(f'{path}: remtta {ctx.info_name} has no option "{given}"; {hint}')
+        option = options[key]
+        if option.name in values:
+            raise UsageError(f"{path}: {key} is given twice")
+        values[option.name] = _value(f"{path}: {given}", option, value)
+    ctx.default_map = values
+    return path
+
+
+def config_text(ctx: typer.Context) -> str:
+    """A command's options as --config reads them back; null is what was not given."""
+    import yaml
+
+    content = {_key(option): _plain(ctx.params[option.name]) for option in _options(ctx)}
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return f"# remtta {ctx.info_name} --config FILE; null is as if it were not given\n{text}"
+
+
+def _options(ctx: typer.Context) -> list[Any]:
+    parameters: list[Any] = ctx.command.params
+    return [each for each in parameters if each.param_type_name == "option" and each.name not in _NOT_IN_FILES]
+
+
+def _names(option: Any) -> list[str]:
+    return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
+
+
+def _key(option: Any) -> str:
+    name, *_ = _names(option)
+    return name
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A file's options; every value is a text, a list or mapping of them, or None."""
+    import yaml
+
+    # All but null is taken as it is written, so that the option decides what it is: `off`, `1e-3`, `0,1`.
+    resolvers = {
+        first: [each for each in kinds if each[0] == "tag:yaml.org,2002:null"]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    loader = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+    try:
+        text = path.read_bytes()
+        _refuse_twice(path, yaml.compose(text, loader))
+        content = yaml.load(text, loader)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UsageError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
+    if content is None:
+        return {}
+    if isinstance(content, dict) and None in content:  # the option --null, not quoted
+        content["null"] = content.pop(None)
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise UsageError(f'{path} holds no options; write one per line, such as "batch-size: 20"')
+    return content
+
+
+def _refuse_twice(path: Path, content: Any) -> None:
+    """Refuse an option that is given twice, of which YAML would take the last."""
+    names = [name.value for name, _ in content.value] if getattr(content, "id", None) == "mapping" else []
+    if twice := {str(name) for name in names if names.count(name) > 1}:
+        raise UsageError(f"{path}: {', '.join(sorted(twice))} is given twice")
+
+
+def _value(where: str, option: Any, value: Any) -> Any:
+    """A value as the command line would have it."""
+    if value is None:
+        return None
+    if option.is_flag:
+        if (truth := _TRUTH.get(str(value).lower())) is None:
+            raise UsageError(f"{where} is true or false, got {value}")
+        return truth
+    if isinstance(value, dict) and option.multiple:  # pairs, such as img_size: 32
+        value = [f"{name}={_text(where, each)}" for name, each in value.items()]
+    texts = [_text(where, each) for each in value] if isinstance(value, list) else [_text(where, value)]
+    if option.multiple:
+        return texts
+    if option.nargs > 1:
+        texts *= option.nargs if len(texts) == 1 else 1
+        if len(texts) != option.nargs:
+            raise UsageError(f"{where} takes {option.nargs} numbers, or one for all; got {' '.join(texts)}")
+        return texts
+    return ",".join(texts)  # a list where the command line has commas: [source, rem]
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{where} takes a single value, a list of them, or pairs; got {value}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has it; its infinities are not those of the command line."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value

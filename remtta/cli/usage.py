@@ -1,0 +1,133 @@
+"""How the command line is taken: values spread out, --config and --print-config, and wrong use told in one line."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from remtta.cli.config import config_text
+from remtta.cli.reporting import EXIT_CODES, one_line, say
+from remtta.errors import UsageError
+
+_NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
+"""Options of several numbers, for all of which one may stand."""
+
+_MOST_SHOWN = 3
+
+
+class Application(TyperGroup):
+    """All commands; what is wrong with how one was called is one line, on a terminal too."""
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run a command; exits with its code, unless it is not to stand alone."""
+        if not more.get("standalone_mode", True):
+            return super().main(*args, **more)
+        try:
+            code = super().main(*args, **{**more, "standalone_mode": False})
+        except UsageError as error:
+            text, code = str(error), EXIT_CODES[UsageError]
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # what all errors of Typer have
+                raise
+            text, code = error.format_message(), getattr(error, "exit_code", 1)
+        else:
+            sys.exit(code)
+        if text.strip():  # without any command the help is shown, and no error
+            say(f"Error: {one_line(text)}")
+        sys.exit(code)
+
+
+class Command(TyperCommand):
+    """A command whose values may be spread over several words, and may come from a file."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the words of the command line.
+
+        Raises:
+            UsageError: If there are too many, or not as many numbers as an option takes.
+        """
+        ctx.allow_extra_args = True
+        printing = "--print-config" in args
+        try:
+            rest = TyperCommand.parse_args(_with_nothing_required(self) if printing else self, ctx, spread_values(args))
+        except Exception as error:
+            option = getattr(error, "param", None)
+            if option is None or ctx.get_parameter_source(option.name).name != "DEFAULT_MAP":
+                raise
+            raise UsageError(f"{ctx.params['config']}: {error.format_message()}") from error  # type: ignore[attr-defined]
+        if rest and not ctx.resilient_parsing:
+            source = [ctx.params["source"]] if self.name == "adapt" else []
+            raise UsageError(_too_many(source, rest))
+        if printing:
+            typer.echo(config_text(ctx), nl=False)
+            ctx.exit()
+        return rest
+
+
+def _with_nothing_required(command: TyperCommand) -> TyperCommand:
+    """The same command, of which no argument and option has to be given."""
+    lenient = copy.copy(command)
+    lenient.params = [copy.copy(parameter) for parameter in command.params]
+    for parameter in lenient.params:
+        parameter.required = False
+    return lenient
+
+
+def spread_values(args: Sequence[str]) -> list[str]:
+    """Let one `--model-kwargs` take several key=value pairs, as timm's scripts do, and one number stand for several.
+
+    Raises:
+        UsageError: If an option of several numbers has another number of them.
+    """
+    spread: list[str] = []
+    words = list(args)
+    while words:
+        option, given, value = words.pop(0).partition("=")
+        if option == "--":
+            return [*spread, option, *words]
+        values = [value] if given else []
+        if option == "--model-kwargs":
+            values += [] if given or not words else [words.pop(0)]
+            values += _leading(words, r"[A-Za-z_]\w*=.*")
+            spread += [part for pair in values for part in (option, pair)] or [option]
+        elif option in _NUMBERS:
+            values += _leading(words, r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", _NUMBERS[option] - len(values))
+            spread += [option, *_numbers(option, values, words)]
+        else:
+            spread.append(f"{option}{given}{value}")
+    return spread
+
+
+def _leading(words: list[str], pattern: str, most: int | None = None) -> list[str]:
+    """Take the first words off the list, as long as they look so, and are no more than these."""
+    count = 0
+    while count < len(words[:most]) and re.fullmatch(pattern, words[count], re.IGNORECASE | re.DOTALL):
+        count += 1
+    taken, words[:] = words[:count], words[count:]
+    return taken
+
+
+def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
+    wanted = _NUMBERS[option]
+    if len(values) not in (1, wanted):
+        got = " ".join(values or words[:1]) or "none"
+        raise UsageError(f"{option} takes {wanted} numbers, or one for all; got {got}")
+    return values * (wanted if len(values) == 1 else 1)
+
+
+def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:
+    """What to say of arguments that a command has no use for; several sources are a pattern that was not quoted."""
+    if not source:
+        more = f" and {len(rest) - _MOST_SHOWN} more" if len(rest) > _MOST_SHOWN else ""
+        return f"unexpected argument(s): {', '.join(rest[:_MOST_SHOWN])}{more}"
+    paths = [PurePath(path) for path in (*source, *rest)]
+    folders, suffixes = {path.parent for path in paths}, {path.suffix for path in paths}
+    pattern = f": '{folders.pop() / ('*' + suffixes.pop())}'" if len(folders) == len(suffixes) == 1 else ""
+    return f"got {len(paths)} sources; quote the pattern{pattern}, or name the folder"

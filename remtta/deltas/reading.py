@@ -1,0 +1,132 @@
+"""What a delta's file says, and whether it is whole; imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from remtta.errors import DeltaError, UsageError
+from remtta.models.digests import parts_sha256
+
+FORMAT_VERSION = "1"
+CHECKSUM = "content_sha256"
+"""Header entry with a hash over the tensors and the header's other entries."""
+
+UNREADABLE = (SafetensorError, OSError, ValueError)
+"""What reading raises of a file that is damaged, or none of these."""
+
+_MOST_HEADER_BYTES = 8 * 1024**2  # a hundred times that of a large model's
+_REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A delta's fields but its tensors, and these as arrays by name, all finite.
+
+    Raises:
+        DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
+        UsageError: If there is no such file.
+    """
+    with delta_errors(path):
+        check_header_size(path)
+        with safe_open(path, framework="np") as file:
+            header = file.metadata() or {}
+            try:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            except (TypeError, AttributeError, KeyError) as error:
+                raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
+        parts = (
+            (name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays)
+        )
+        check_content(header, parts_sha256(parts))
+    fields = delta_fields(path, header)
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise DeltaError(f"the delta's {name} holds values that are not finite numbers")
+    return fields, arrays
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+@contextlib.contextmanager
+def delta_errors(path: str | Path) -> Iterator[None]:
+    """Tell what reading a delta's file raises.
+
+    Raises:
+        UsageError, DeltaError: In place of `UNREADABLE`.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such delta file") from error
+    except UNREADABLE as error:
+        raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def delta_fields(path: str | Path, header: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a `Delta` but its tensors, from a file's header.
+
+    Raises:
+        DeltaError: If one is missing or damaged.
+    """
+    missing = [name for name in _REQUIRED if name not in header]
+    if missing:
+        raise DeltaError(f"{path} is not a remtta delta: its header lacks {', '.join(missing)}")
+    if header["format_version"] != FORMAT_VERSION:
+        raise DeltaError(
+            f"{path} has delta format {header['format_version']}, this remtta reads {FORMAT_VERSION}; update remtta"
+        )
+    try:
+        return {
+            **{name: header[name] for name in ("model", "base_sha256", "method", "created", "remtta_version")},
+            **{name: int(header[name]) for name in ("frames", "updates")},
+            **{
+                name: _mapping(header.get(name, "{}")) for name in ("hyperparameters", "model_options", "preprocessing")
+            },
+        }
+    except (ValueError, RecursionError) as error:
+        raise DeltaError(f"{path} has a damaged header: {error}") from error
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object, got {text[:40]}")
+    return content
+
+
+def check_header_size(path: str | Path) -> None:
+    """Refuse a file whose header would take longer to read than any model's.
+
+    Raises:
+        OSError, ValueError: Two of `UNREADABLE`.
+    """
+    with open(path, "rb") as content:
+        if int.from_bytes(content.read(8), "little") > _MOST_HEADER_BYTES:
+            raise ValueError("its header is longer than that of any model")
+
+
+def check_content(header: Mapping[str, str], tensors_sha256: str) -> None:
+    """Refuse tensors that are not those its checksum was made of, where a header has one.
+
+    Raises:
+        ValueError: One of `UNREADABLE`.
+    """
+    if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, tensors_sha256):
+        raise ValueError("its content does not match its checksum")
+
+
+def content_sha256(header: Mapping[str, str], tensors_sha256: str) -> str:
+    """A checksum over tensors, by their hash, and the header's other entries."""
+    digest = hashlib.sha256(tensors_sha256.encode())
+    for name in sorted(header.keys() - {CHECKSUM}):
+        digest.update(f"\n{len(name)} {name} {header[name]}".encode())
+    return digest.hexdigest()

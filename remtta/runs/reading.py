@@ -1,0 +1,106 @@
+"""Rows and records read back, and checked; imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from remtta.errors import RemttaError, UsageError
+
+Row = dict[str, Any]
+Shape = Mapping[str, type]
+"""What entries of a record are, by their names with dots between them; `float` is any number."""
+
+_WHEN_GOING_ON: Shape = {
+    "resumed": int,
+    "timing": dict,
+    "timing.started": str,
+    "timing.latency_ms": dict,
+    "model": dict,
+    "method": dict,
+    "method.micro_batch": int,
+    "options": dict,
+    "settings": dict,
+    "methods": dict,
+    "status": str,
+}
+_NAMES: Mapping[type, str] = {str: "text", int: "whole number", float: "number", dict: "group of entries", list: "list"}
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSON Lines file such as `predictions.jsonl`.
+
+    Raises:
+        RemttaError: If a line is damaged.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line.decode())
+                if not isinstance(row, dict):
+                    raise ValueError("it is no row")
+            except (ValueError, RecursionError) as error:
+                raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+            yield row
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A run's `run.json` or an evaluation's `results.json`, to go on with it.
+
+    Raises:
+        UsageError: If it is damaged.
+        RemttaError: If it cannot be read.
+    """
+    try:
+        return checked_record(path, optional=_WHEN_GOING_ON)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
+
+
+def checked_record(path: Path, needed: Shape | None = None, optional: Shape | None = None) -> dict[str, Any]:
+    """A record, in which some entries are what they should be.
+
+    Args:
+        path: The JSON file.
+        needed: Entries that must be there.
+        optional: Entries that may be absent or null.
+
+    Raises:
+        ValueError: Saying which one is not.
+        RemttaError: If the file cannot be read.
+    """
+    try:
+        record = json.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(record, dict):
+        raise ValueError("it is no record")
+    check_entries(record, needed or {}, optional or {})
+    return record
+
+
+def check_entries(content: Mapping[str, Any], needed: Shape, optional: Shape | None = None) -> None:
+    """Refuse a group of which some entries are not what they should be; those that are optional may be absent or null.
+
+    Raises:
+        ValueError: Saying which one is not.
+    """
+    for name, kind in {**needed, **(optional or {})}.items():
+        value: Any = content
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is None and name not in needed:
+            continue
+        if not _is(value, kind):
+            raise ValueError(f"its {name} is {'missing' if value is None else f'no {_NAMES[kind]}'}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, kind) and (kind is not int or not isinstance(value, bool))

@@ -1,0 +1,127 @@
+"""Options from a file, and a file from options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.command import refusal_of, remtta_here
+from tests.conftest import TINY, TINY_OPTIONS
+from tests.records import record_of
+
+
+def printed(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[str, dict[str, Any]]:
+    """What --print-config prints, as it is and read."""
+    assert remtta_here(*args, "--print-config") == 0
+    text, error = capfd.readouterr()
+    assert error == ""
+    return text, yaml.safe_load(text)
+
+
+EVERYTHING = [
+    *("--model-kwargs", "depth=6", "img_size=32", "--mean", "0.1", "0.2", "0.3", "--input-size", "32", "--lr", "1e-5"),
+    *("--mask-ratios", "0,0.2", "--set", "ratio=1", "--guard", "off", "--null", "--max-memory", "2G", "--topk", "3"),
+    *("--compile", "--labels", "null", "--crop-pct", "1", "--model", "1", "-q", "--reconnect-for", "0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("adapt", []),
+        ("adapt", EVERYTHING),
+        ("eval", []),
+        ("eval", ["--methods", "source,tent", "--severity", "1,3", "--no-plots", "--seeds", "0,1", "--set", "a.b=c"]),
+        ("apply", []),
+        ("apply", ["-o", "x.safetensors"]),
+        ("corrupt", ["--size", "32"]),
+        ("bench", ["--no-memory"]),
+    ],
+)
+def test_what_is_printed_is_read_back(
+    command: str, options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, _ = printed(capfd, command, *options)
+    (tmp_path / "run.yaml").write_text(text)
+    assert printed(capfd, command, "--config", tmp_path / "run.yaml")[0] == text
+
+
+def test_defaults_are_printed_and_the_command_line_wins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, defaults = printed(capfd, "adapt")
+    assert defaults["batch-size"] == 50 and defaults["guard"] == "rollback" and defaults["lambda"] is None
+    assert not {"config", "print-config", "help"} & defaults.keys()
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "batch_size: 20\nguard: off\nlr: 1e-3\nnull: true\nset: [a=1]\nmodel-kwargs: {depth: 6, img_size: 32}\n"
+        "mean: 0.5\nmask-ratios: [0, 0.1]\nlabels: 2026-11-21\n"
+    )
+    _, values = printed(capfd, "adapt", "--config", config, "--batch-size", "8", "--set", "b=2")
+    assert (values["batch-size"], values["guard"], values["lr"], values["null"]) == (8, "off", 0.001, True)
+    assert (values["set"], values["mean"], values["mask-ratios"]) == (["b=2"], [0.5, 0.5, 0.5], "0,0.1")
+    assert values["model-kwargs"] == ["depth=6", "img_size=32"] and values["labels"] == "2026-11-21"
+
+
+def test_a_run_takes_its_options_from_a_file(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {"model": "vit_tiny_patch16_224", "num-classes": 7, "crop-pct": 1.0, "model-kwargs": TINY}
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump({**options, "checkpoint": str(checkpoint), "batch-size": 4, "quiet": True}))
+    assert remtta_here("adapt", frames, "--config", config, "-o", tmp_path / "a") == 0
+    arguments = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "4", "-q"]
+    assert remtta_here("adapt", frames, *arguments, "-o", tmp_path / "b") == 0
+    assert capfd.readouterr() == ("", "")
+    first, second = (tmp_path / name / "predictions.jsonl" for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    assert record_of(tmp_path / "a")["model"] == record_of(tmp_path / "b")["model"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("batchsize: 3", 'run.yaml: remtta adapt has no option "batchsize"; did you mean batch-size?'),
+        ("xyzzy: 3", 'has no option "xyzzy"; remtta adapt --help names them all'),
+        ("config: a.yaml", 'has no option "config"'),
+        ("batch-size: 3\nbatch_size: 4", "run.yaml: batch-size is given twice"),
+        ("lr: 1\nlr: 2", "run.yaml: lr is given twice"),
+        ("lr: abc", "run.yaml: Invalid value for '--lr'"),
+        ("sort: foo", "run.yaml: Invalid value for '--sort'"),
+        ("limit: 0", "run.yaml: Invalid value for '--limit'"),
+        ("resume: 3", "run.yaml: resume is true or false, got 3"),
+        ("resume: [yes]", "run.yaml: resume is true or false, got ['yes']"),
+        ("mean: [1, 2]", "run.yaml: mean takes 3 numbers, or one for all; got 1 2"),
+        ("lr: {a: 1}", "run.yaml: lr takes a single value, a list of them, or pairs; got {'a': '1'}"),
+        ("- lr", "run.yaml holds no options; write one per line"),
+        ("3: 4", 'has no option "3"'),
+        ("lr: [", "run.yaml cannot be read as YAML: while parsing a flow"),
+        ("lr: \x07", "run.yaml cannot be read as YAML"),
+        ("lr: !!python/object/apply:os.getcwd []", "run.yaml cannot be read as YAML: could not determine a constr"),
+        (None, "run.yaml: no such file"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_in_one_line(
+    content: str | None,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("run.yaml").write_text(content)
+    code, line = refusal_of(capfd, "adapt", "nowhere", "--config", "run.yaml")
+    assert code == 2 and told in line
+    assert not {path.name for path in tmp_path.iterdir()} - {"run.yaml"}
+
+
+def test_wrong_options_are_told_when_printing_too(capfd: pytest.CaptureFixture[str]) -> None:
+    code, line = refusal_of(capfd, "adapt", "--lr", "abc", "--print-config")
+    assert code == 2 and "'--lr'" in line
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("# nothing\n")
+    assert printed(capfd, "corrupt", "--config", tmp_path / "run.yaml") == printed(capfd, "corrupt")

@@ -1,0 +1,255 @@
+"""What inspect says of runs and evaluations, and of files that are not what they should be."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from remtta import adapt_stream, load_delta
+from remtta.evaluation import evaluate, open_dataset
+from remtta.methods.settings import method_config
+from remtta.options import EvalOptions, RunOptions
+from tests.command import remtta_here
+from tests.conftest import draw_folder, tiny_vit
+from tests.evaluation.trees import write_tree
+
+ESCAPE = "\x1b]0;stolen\x07\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inspected")
+    adapt_stream(tiny_vit(), draw_folder(folder / "frames", range(6)), folder / "run", options=RunOptions(batch_size=3))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    dataset = open_dataset(write_tree(folder / "tree"), num_classes=7, labels=None, severities=[5])
+    methods = {name: method_config(name, {}, batch_size=4) for name in ("source", "rem")}
+    evaluate(tiny_vit(), dataset, folder / "out", methods=methods, options=EvalOptions(batch_size=4, seeds=(0, 1)))
+    return folder / "out"
+
+
+def told(path: Path, *args: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of inspect."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = remtta_here("inspect", path, *args)
+    return code, out.getvalue(), err.getvalue()
+
+
+def check_told(path: Path) -> None:
+    """Whatever a folder holds, inspect shows it or says in one line what is wrong, and passes nothing raw on."""
+    for args in ((), ("--json",)):
+        code, out, err = told(path, *args)
+        assert code in (0, 1, 2, 4)
+        assert out.replace("\n", "").isprintable()
+        if code:
+            assert out == "" and err.startswith("Error: ") and err.count("\n") == 1 and err[:-1].isprintable()
+            assert "--debug" not in err, err
+        else:
+            assert err == ""
+
+
+def test_it_imports_no_torch(run: Path) -> None:
+    code = (
+        "import sys\nfrom remtta.cli import app\ntry: app(['inspect', sys.argv[1]])\n"
+        "finally: print(sys.modules.keys() & {'torch', 'timm', 'cv2'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True, check=True)
+    assert "blocks.0.norm1" in done.stdout and done.stdout.endswith("set()\n")
+
+
+def test_layers_moved_as_far_as_the_delta_says(run: Path) -> None:
+    content = json.loads(told(run / "delta.safetensors", "--json")[1])["delta"]
+    delta = load_delta(run)
+    assert content["model_options"] == delta.model_options and content["hyperparameters"] == delta.hyperparameters
+    for layer in content["layers"]:
+        parts = [tensor.numpy().ravel() for name, tensor in delta.tensors.items() if name.startswith(layer["layer"])]
+        change = np.concatenate(parts).astype(np.float64)
+        assert layer["rms"] == pytest.approx(np.sqrt((change**2).mean()), rel=1e-12)
+        assert layer["max"] == np.abs(change).max()
+
+
+def test_an_evaluation_is_shown_with_its_results(evaluation: Path, tmp_path: Path) -> None:
+    code, out, _ = told(evaluation)
+    results = json.loads((evaluation / "results.json").read_text())
+    rem = results["methods"]["rem"]
+    assert code == 0
+    assert out.startswith("evaluation   completed; continual, batch 4, seeds 0,1 on cpu\ndata         ")
+    assert "methods      source, rem\n" in out
+    assert f"rem     {rem['mean']:8.1f} %  {rem['gain']:+.1f}  {100 * rem['ece']:4.1f}  ± {rem['mean_std']:.1f}" in out
+    content = json.loads(told(evaluation, "--json")[1])
+    assert content["evaluation"]["methods"]["rem"]["mean"] == rem["mean"]
+    assert content["evaluation"]["settings"] == results["settings"] and content["alive"] is False
+    code, _, err = told(evaluation.parent.parent)
+    assert code == 2 and "holds no run (no run.json) and no evaluation (no results.json)" in err
+    assert f"there are runs in {evaluation}" in told(evaluation.parent)[2]
+    del results["methods"]
+    (tmp_path / "results.json").write_text(json.dumps({**results, "status": "running"}))
+    out = told(tmp_path)[1]
+    assert out.startswith("evaluation   was stopped, and --resume goes on with it; ") and "; no results yet\n" in out
+
+
+def with_header(source: Path, target: Path, **changes: str) -> None:
+    """A delta whose header says something else, without a checksum."""
+    with safe_open(source, framework="np") as file:
+        header = {key: value for key, value in file.metadata().items() if key != "content_sha256"} | changes
+        save_file({name: file.get_tensor(name) for name in file.keys()}, target, header)  # noqa: SIM118
+
+
+def test_what_a_header_says_is_not_obeyed_by_the_terminal(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "delta.safetensors"
+    texts = dict.fromkeys(("model", "method", "created", "base_sha256", "remtta_version"), ESCAPE)
+    with_header(run / "delta.safetensors", path, **texts)
+    code, out, _ = told(path)
+    assert code == 0 and "\x1b" not in out and r"\x1b[31m" in out
+    shutil.copytree(run, tmp_path / "run")
+    text = (tmp_path / "run" / "run.json").read_text()
+    record = json.loads(text)
+    record["environment"]["device"] = record["method"]["name"] = record["exit_reason"] = ESCAPE
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    check_told(tmp_path / "run")
+    save_file({f"{ESCAPE}.weight": np.ones(3, np.float32)}, tmp_path / "names.safetensors", header_of(path))
+    check_told(tmp_path / "names.safetensors")
+
+
+def header_of(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="np") as file:
+        return dict(file.metadata())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("model", "x", "its model.num_classes is missing"),
+        ("timing", [], "its timing.started is missing"),
+        ("counts", {"frames": "many", "skipped": 0, "updates": 0}, "its counts.frames is no whole number"),
+        ("guard", 3, "its guard is no group of entries"),
+        ("guard", {}, "its alarms is missing"),
+        ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is no number"),
+    ],
+)
+def test_a_damaged_record_is_told(run: Path, tmp_path: Path, name: str, value: object, reason: str) -> None:
+    record = json.loads((run / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**record, name: value}))
+    assert told(tmp_path) == (1, "", f"Error: {tmp_path / 'run.json'} is damaged: {reason}\n")
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.just(10**400),
+    st.floats(),
+    st.sampled_from([ESCAPE, "", "\ud800", "\u2028", "x" * 100_000]),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where there is anything in a record."""
+    if place:
+        yield place
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*place, key))
+        else:
+            yield (*place, key)
+
+
+def mutated(data: st.DataObject, content: Any) -> str:
+    """A record in which a few things are other ones, or gone."""
+    changed = copy.deepcopy(content)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *parents, last = data.draw(st.sampled_from(sorted(places(changed), key=repr)))
+        inner = changed
+        for parent in parents:
+            inner = inner[parent]
+        if data.draw(st.booleans()):
+            inner[last] = data.draw(VALUES)
+        else:
+            del inner[last]
+        if not changed:
+            break
+    return json.dumps(changed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ["run", "evaluation"])
+def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    path = folder / ("run.json" if kind == "run" else "results.json")
+    whole = path.read_text()
+    try:
+        path.write_text(mutated(data, json.loads(whole)))
+        check_told(folder)
+    finally:
+        path.write_text(whole)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
+    path = run / "predictions.jsonl"
+    whole = path.read_bytes()
+    first, *others = whole.splitlines(keepends=True)
+    try:
+        path.write_bytes(mutated(data, json.loads(first)).encode() + b"\n" + b"".join(others))
+        check_told(run)
+    finally:
+        path.write_bytes(whole)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(
+            ["format_version", "model", "base_sha256", "method", "frames", "updates", "created", "hyperparameters"]
+        ),
+        st.one_of(
+            st.text(max_size=5),
+            st.sampled_from([ESCAPE, "1", "{}", "[]", "NaN", "9" * 5000, "[" * 50_000]),
+        ),
+    ),
+    values=st.lists(st.floats(width=32), max_size=3),
+    name=st.one_of(st.text(max_size=4), st.sampled_from(["blocks." + "9" * 5000, ESCAPE])),
+    kind=st.sampled_from(["float32", "float64", "float16", "int64", "bool"]),
+)
+def test_no_delta_makes_it_fail(
+    changes: dict[str, str], values: list[float], name: str, kind: str, run: Path, tmp_path_factory: Any
+) -> None:
+    path = run.parent / "mutated.safetensors"
+    header = {key: value for key, value in header_of(run / "delta.safetensors").items() if key != "content_sha256"}
+    with np.errstate(all="ignore"):
+        array = np.array(values).astype(kind)
+    save_file({name: array}, path, {**header, **changes})
+    check_told(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}", b'{"counts": {}}'])
+@pytest.mark.parametrize("name", ["run.json", "results.json"])
+def test_what_is_no_record_is_told(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    code, _, err = told(tmp_path)
+    assert code == 1 and f"{name} is damaged: " in err
+    check_told(tmp_path)

@@ -1,0 +1,105 @@
+"""Wrong use is one line; values spread over several words; what a shell completes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from remtta.cli import app
+from remtta.cli.usage import spread_values
+from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_CONFIGS
+from tests.command import remtta, remtta_here
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["adapt"], "Missing argument 'source'."),
+        (["adapt", "x", "--lrr", "3"], "No such option: --lrr (Possible options: --lr)"),
+        (["adapt", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
+        (["apply", "x"], "Missing option '--output' / '-o'."),
+        (["adpt"], "No such command 'adpt'. Did you mean 'adapt'?"),
+        (["--bogus"], "No such option: --bogus"),
+        (["eval", *"abcdef"], "unexpected argument(s): b, c, d and 2 more"),
+        (["adapt", "frames/1.jpg", "frames/2.jpg", "-q"], "got 2 sources; quote the pattern: 'frames/*.jpg', or name"),
+        (["adapt", *(f"{n}.png" for n in range(10_000))], "got 10000 sources; quote the pattern: '*.png', or name the"),
+        (["adapt", "a/1.jpg", "b/1.jpg"], "got 2 sources; quote the pattern, or name the folder"),
+        (["adapt", "a/\x1b[31m\n.jpg", "a/b.jpg", "c"], "got 3 sources; quote the pattern, or name the folder"),
+        (["eval", "a", "\x1b[31m\n"], r"unexpected argument(s): \x1b[31m"),
+        (["adapt", "x", "--mean", "0.5", "0.4"], "--mean takes 3 numbers, or one for all; got 0.5 0.4"),
+        (["adapt", "x", "--std", "half"], "--std takes 3 numbers, or one for all; got half"),
+        (["adapt", "x", "--input-size"], "--input-size takes 2 numbers, or one for all; got none"),
+    ],
+)
+def test_wrong_use_is_one_line(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here(*args) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"Error: {told}")
+
+
+def test_without_a_command_there_is_help_and_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here() == 2
+    out, err = capfd.readouterr()
+    assert "Usage: " in out and err == ""
+
+
+def test_a_command_that_does_not_stand_alone_raises() -> None:
+    with pytest.raises(UsageError, match="got 2 sources"):
+        app(["adapt", "a", "b"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "spread"),
+    [
+        ("--mean 0.5 frames", "--mean 0.5 0.5 0.5 frames"),
+        ("--mean=0.5 --std .5 1 1e-3", "--mean 0.5 0.5 0.5 --std .5 1 1e-3"),
+        ("--mean 1 2 3 0", "--mean 1 2 3 0"),
+        ("--input-size 224 --lr 1", "--input-size 224 224 --lr 1"),
+        ("--model-kwargs a=1 b=2 c", "--model-kwargs a=1 --model-kwargs b=2 c"),
+        ("--model-kwargs=a=1 b=2", "--model-kwargs a=1 --model-kwargs b=2"),
+        ("--model-kwargs depth", "--model-kwargs depth"),
+        ("--model-kwargs", "--model-kwargs"),
+        ("-- --mean 0.5", "-- --mean 0.5"),
+    ],
+)
+def test_values_are_spread(given: str, spread: str) -> None:
+    assert spread_values(given.split()) == spread.split()
+
+
+def completed(command: str, option: str, incomplete: str) -> list[str]:
+    main: Any = typer.main.get_command(app)
+    [parameter] = [each for each in main.commands[command].params if each.name == option]
+    context = typer.Context(main.commands[command])
+    return [item.value for item in parameter.shell_complete(context, incomplete)]
+
+
+def test_methods_and_scenarios_are_completed() -> None:
+    assert completed("adapt", "method", "te") == ["tent", "tent-come"]
+    assert set(completed("adapt", "method", "")) == set(METHOD_CONFIGS) - {"supervised"}
+    assert completed("eval", "methods", "source,ten") == ["source,tent"]
+    assert completed("methods", "name", "sup") == ["supervised"]
+    assert completed("eval", "scenario", "t") == ["time-constrained"]
+
+
+def test_completion_imports_no_torch() -> None:
+    code = (
+        "import sys\nfrom remtta.cli import app\ntry: app(prog_name='remtta')\n"
+        "finally: print(sys.modules.keys() & {'torch', 'numpy', 'yaml'})"
+    )
+    words = {"_REMTTA_COMPLETE": "complete_bash", "COMP_WORDS": "remtta adapt --method de", "COMP_CWORD": "3"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **words})
+    assert done.stdout == "deyo\nset()\n"
+
+
+def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) -> None:
+    done = remtta("adapt", "a.jpg", "b.jpg", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
