@@ -9,6 +9,7 @@ from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import RunOptions
 from remtta.streams.frames import Frame
+from remtta.streams.memory import Budget, decoding_bytes
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
@@ -33,6 +34,7 @@ class Batches:
         self._live = stream.live_source
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
+        self._memory = Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
             self._live.keep(self._size)
@@ -51,6 +53,7 @@ class Batches:
             self._preprocessing.transform(),
             ahead=BATCHES_AHEAD * self._size,
             first=first,
+            memory=self._memory,
             demand=self._demand,
             wait=wait,
             paused=self._is_lost,
