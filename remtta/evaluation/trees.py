@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image
-
 from remtta.errors import UsageError
 from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, title_of
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
+from remtta.streams.pillow import opened
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
@@ -96,7 +95,7 @@ def choose_folders(
 def list_images(folder: Path) -> list[str]:
     """The images right in a folder, in natural order."""
     suffixes = image_suffixes()
-    paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    paths = [entry.path for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
     return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
 
 
@@ -108,8 +107,8 @@ def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
 
 def _image_size(path: str) -> tuple[int, int] | None:
     try:
-        with Image.open(path) as image:
-            return image.size
+        with opened(Path(path)) as image:
+            return image.size[:2]
     except Exception:  # told when it is decoded, with its reason
         return None
 

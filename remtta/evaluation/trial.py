@@ -35,6 +35,7 @@ from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.session import Moment, Session
 from remtta.streams.batches import in_batches
 from remtta.streams.frames import Frame
+from remtta.streams.memory import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2
@@ -152,6 +153,7 @@ class Trial:
             self._plan.card.preprocessing.transform(),
             ahead=BATCHES_AHEAD * self._plan.options.batch_size,
             first=self._position.frames,
+            memory=Budget(afterwards=self._plan.card.preprocessing.resized_bytes),
             wait=self._interrupts.check,
         )
 

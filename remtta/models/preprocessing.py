@@ -17,6 +17,9 @@ from remtta.errors import UsageError
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
+_PIXEL_BYTES = 4  # in Pillow, which first resizes the rows, then the columns
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """How an image becomes a model's input: resize the short side, centre crop, normalise.
@@ -47,6 +50,13 @@ class Preprocessing:
             normalize=False,
         )
         return transform
+
+    def resized_bytes(self, width: int, height: int) -> int:
+        """Bytes that resizing an image takes: of a line of one pixel, a multiple of the line."""
+        if self.crop_mode != "center":
+            return 0  # no more than the model's input
+        scale = max(self.input_size) / self.crop_pct / min(width, height)
+        return _PIXEL_BYTES * math.ceil(scale * width) * (math.ceil(scale * height) + height)
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (B, 3, H, W) to the float32 the model expects, on the same device."""

@@ -32,7 +32,7 @@ from remtta.runs.reading import read_record
 from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
-from remtta.streams.sources import Stream, open_stream
+from remtta.streams.sources import Stream, open_stream, shown_counts
 
 __all__ = ["RunSummary", "adapt_stream"]
 
@@ -114,10 +114,15 @@ def adapt_stream(
     guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config))
     plan = Plan(card, guarded_adapter, method, config, options, stream, delta, learned)
     run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
-    if health is None:
-        return run.execute()
-    with contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record))):
-        return run.execute()
+    with contextlib.ExitStack() as during:
+        if health is not None:
+            during.enter_context(
+                contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record)))
+            )
+        summary = run.execute()
+    if stream.left_out:
+        _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))
+    return summary
 
 
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:

@@ -10,6 +10,7 @@ from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import RunOptions
 from remtta.streams.frames import Frame
+from remtta.streams.memory import Budget, decoding_bytes
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
@@ -77,6 +78,7 @@ class Batches:
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
         self._waiting = Waiting(options.flush_after)
+        self._memory = Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
             self._live.keep(self._size)
@@ -95,6 +97,7 @@ class Batches:
             self._preprocessing.transform(),
             ahead=BATCHES_AHEAD * self._size,
             first=first,
+            memory=self._memory,
             demand=self._demand,
             wait=wait,
             paused=lambda: self._is_lost() or self._waiting.due,

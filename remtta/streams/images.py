@@ -5,29 +5,42 @@ from __future__ import annotations
 import logging
 import os
 import re
-import stat
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from remtta.errors import FrameError
+from remtta.streams.memory import Share, current_share
+from remtta.streams.pillow import load_plugins, opened
 
 Sort = Literal["name", "mtime", "none"]
 
 _log = logging.getLogger("remtta")
 
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
-"""Larger images are refused as decompression bombs (Pillow's own limit)."""
+_BAND_PIXELS = 2**18
+_LEAST_REDUCED = 1024  # pixels on the short side: more than a model takes in
 
+_SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to them
+_DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
+"""What decoders take per pixel beside the image itself, as measured; the others keep a copy or two."""
+
+
+_ORIENTATION = 0x0112
+
+_OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is taken
 _NOT_STILLS = frozenset({".pdf", ".ps", ".eps", ".mpg", ".mpeg", ".hdf", ".h5", ".grib", ".bufr"})
 
 
 def image_suffixes() -> frozenset[str]:
     """File name endings, in lower case, of the still images that Pillow reads."""
-    readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    load_plugins()
+    kinds = Image.registered_extensions().items()
+    readable = {suffix for suffix, kind in kinds if _OPENED_AS.get(kind, kind) in Image.OPEN}
     return frozenset(readable) - _NOT_STILLS
 
 
@@ -41,27 +54,49 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
     return parts, path
 
 
-def list_files(folder: Path, suffixes: Collection[str], sort: Sort) -> list[Path]:
+def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Counter[str] | None = None) -> list[Path]:
     """Regular files under a folder with one of these endings, recursively.
 
-    Linked folders are followed, each folder once. Named pipes, sockets and
-    devices are left out, so nothing can hang.
+    Linked folders are followed, each folder once. Named pipes, sockets and devices are left out, so nothing can hang;
+    so is what is hidden, such as the `._x.jpg` that macOS leaves beside a picture.
+
+    Args:
+        folder: Where to look.
+        suffixes: Endings in lower case.
+        sort: The files' order.
+        left_out: Counts the other files, by their ending, or as "hidden" or "no file".
     """
 
     def report(error: OSError) -> None:
         _log.warning("skipping the folder %s: %s", error.filename, error.strerror)
 
     found: list[Path] = []
+    others: Counter[str] = Counter() if left_out is None else left_out
     walked = {os.path.realpath(folder)}
     for root, below, names in os.walk(folder, onerror=report, followlinks=True):
-        paths = (Path(root, name) for name in names if has_suffix(name, suffixes))
-        found += (path for path in paths if path.is_file())
+        for name in names:
+            path = Path(root, name)
+            reason = _why_left_out(path, suffixes)
+            if reason is None:
+                found.append(path)
+            else:
+                others[reason] += 1
         for name in sorted(below):
             place = os.path.realpath(os.path.join(root, name))
-            if place in walked:  # a loop of links, or a second way to the same folder
+            if name.startswith("."):
+                others["hidden"] += 1
+            if name.startswith(".") or place in walked:  # a loop of links, or a second way to the same folder
                 below.remove(name)
             walked.add(place)
     return sort_files(iter(found), sort)
+
+
+def _why_left_out(path: Path, suffixes: Collection[str]) -> str | None:
+    if path.name.startswith("."):
+        return "hidden"
+    if not has_suffix(path.name, suffixes):
+        return path.suffix.lower() or "no ending"
+    return None if path.is_file() else "no file"
 
 
 def has_suffix(path: str, suffixes: Collection[str]) -> bool:
@@ -90,20 +125,20 @@ def load_image(path: Path) -> Image.Image:
 
     EXIF orientation is applied, transparency is laid on white, 16-bit and
     float samples are scaled to 8 bit; of an animation the first frame is taken.
+    Waits for memory where a budget is shared; a JPEG that would take more than
+    all of it is decoded at a half, a quarter or an eighth of its size.
 
     Raises:
         FrameError: If the file is missing, no image, truncated, or too large.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FrameError("not a regular file")
-        with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise FrameError(
-                    f"{image.width}x{image.height} pixels is over the limit of {MAX_PIXELS} (decompression bomb?)"
-                )
+        with opened(path) as image:
+            share = current_share()
+            if share:
+                _make_room(image, share)
             image.load()
-            return to_rgb(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)
+            return to_rgb(image)
     except FrameError:
         raise
     except UnidentifiedImageError as error:
@@ -116,25 +151,87 @@ def load_image(path: Path) -> Image.Image:
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
 
+def _make_room(image: Image.Image, share: Share) -> None:
+    """Reserve the memory that decoding takes, of a smaller image where the whole one takes too much."""
+    width, height = image.size[:2]
+    cost = _bytes_per_pixel(image)
+    if not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
+        for power in (1, 2, 3):
+            smaller = -(-width >> power), -(-height >> power)
+            if min(smaller) >= _LEAST_REDUCED and share.fits(*smaller, cost):
+                width, height = _reduce(image, power)
+                break
+    share.reserve(width, height, cost)
+
+
+def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
+    """Have an image decoded at a fraction of its size; the size it will have."""
+    width, height = image.size[:2]
+    if image.format == "JPEG2000":
+        image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
+        return -(-width >> power), -(-height >> power)
+    image.draft(image.mode, (width >> power, height >> power))
+    return image.size
+
+
+def _bytes_per_pixel(image: Image.Image) -> int:
+    """What decoding an image and making it RGB take at most."""
+    own = _SAMPLE_BYTES.get(image.mode, 4)
+    decoder = _DECODER_BYTES.get(image.format or "", 8)
+    if image.info.get("progressive"):  # all its coefficients are kept until the last scan
+        decoder = 2 * len(image.getbands())
+    # Without "exif", to ask a PNG for it would be to decode it.
+    turned = own if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1 else 0
+    converted = 0 if image.mode == "RGB" and not image.has_transparency_data else 4
+    return own + max(decoder, turned, converted)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow mode to 8-bit RGB."""
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        image = _to_eight_bits(image)
+        full = _full_scale(image)
+        return _in_bands(image, lambda band: _to_eight_bits(band, full))
     if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, layer).convert("RGB")
+        return _in_bands(image, _on_white)
     return image.convert("RGB")
 
 
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit, 32-bit and float greys; the range is taken from the mode, else from the values."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert a few rows at a time, so that the copies made on the way are small."""
+    if image.width * image.height <= _BAND_PIXELS:
+        return convert(image)
+    done = Image.new("RGB", image.size)
+    for band, top in _bands(image):
+        done.paste(convert(band), (0, top))
+    return done
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height))), top
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    layer = image.convert("RGBA")
+    white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, layer).convert("RGB")
+
+
+def _full_scale(image: Image.Image) -> float:
+    """What is white among 16-bit, 32-bit and float greys: by the mode, else by the values."""
     if image.mode.startswith("I;16"):
-        full = 65535.0
-    else:
-        peak = float(values.max(initial=0.0))
-        full = next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
-    return Image.fromarray((values / full * 255).round().clip(0, 255).astype(np.uint8))
+        return 65535.0
+    peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
+    return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
+
+
+def _values(image: Image.Image) -> NDArray[np.float64]:
+    return np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _to_eight_bits(image: Image.Image, full: float) -> Image.Image:
+    levels = (_values(image) / full * 255).round().clip(0, 255).astype(np.uint8)
+    return Image.fromarray(levels).convert("RGB")

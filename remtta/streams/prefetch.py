@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from PIL import Image
 from torch import Tensor
 
 from remtta.errors import FrameError
 from remtta.streams.frames import Frame, Gap
+from remtta.streams.memory import Budget
 
 _POLL_S = 0.1
 
@@ -56,6 +58,7 @@ def prefetch(
     ahead: int,
     first: int = 0,
     workers: int | None = None,
+    memory: Budget | None = None,
     demand: threading.Semaphore | None = None,
     wait: Callable[[], None] = lambda: None,
     paused: Callable[[], bool] = lambda: False,
@@ -68,6 +71,7 @@ def prefetch(
         ahead: Most frames to hold decoded or in decoding.
         first: Index of the first frame.
         workers: Decoding threads; by default one per core, at most 8.
+        memory: What decoding may take, at most, in all threads together; by default a part of the machine's.
         demand: A permit is taken before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
         paused: Asked as often; whenever it says so, `PAUSE` is yielded.
@@ -79,9 +83,10 @@ def prefetch(
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
     pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
+    decode = partial(_decode, transform=transform, memory=memory or Budget())
     # A daemon: a reader blocked on a pipe or a camera must not keep the process alive.
     reader = threading.Thread(
-        target=_read, args=(enumerate(frames, first), transform, pool, ready, room, demand, stop), daemon=True
+        target=_read, args=(enumerate(frames, first), decode, pool, ready, room, demand, stop), daemon=True
     )
     reader.start()
     try:
@@ -121,7 +126,7 @@ def _result(decoded: Future[DecodedFrame], wait: Callable[[], None]) -> DecodedF
 
 def _read(
     numbered: Iterable[tuple[int, Frame]],
-    transform: Callable[[Image.Image], Tensor],
+    decode: Callable[[int, Frame], DecodedFrame],
     pool: ThreadPoolExecutor,
     ready: _Ready,
     room: threading.Semaphore,
@@ -131,9 +136,9 @@ def _read(
     # Video frames arrive decoded and large: keep few of them waiting for a worker.
     waiting = threading.Semaphore(2 * pool._max_workers)
 
-    def decode(index: int, frame: Frame) -> DecodedFrame:
+    def decode_one(index: int, frame: Frame) -> DecodedFrame:
         try:
-            return _decode(index, frame, transform)
+            return decode(index, frame)
         finally:
             waiting.release()
 
@@ -145,7 +150,7 @@ def _read(
                 break
             if not (_acquire(room, stop) and _acquire(waiting, stop)):
                 return
-            ready.put(pool.submit(decode, index, frame))
+            ready.put(pool.submit(decode_one, index, frame))
     except Exception as error:  # handed to the consumer, which raises it in its own thread
         ready.put(error)
         return
@@ -160,10 +165,11 @@ def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
     return False
 
 
-def _decode(index: int, frame: Frame, transform: Callable[[Image.Image], Tensor]) -> DecodedFrame:
+def _decode(index: int, frame: Frame, *, transform: Callable[[Image.Image], Tensor], memory: Budget) -> DecodedFrame:
     image, error = None, None
     try:
-        image = transform(frame.load())
+        with memory.share():
+            image = transform(frame.load())
     except FrameError as problem:
         error = str(problem)
     except Exception as problem:  # an image of extreme shape can defeat resizing: report it, keep going

@@ -7,8 +7,9 @@ import itertools
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Stream:
         frames: The frames, found and read as they are asked for.
         num_frames: How many there are, where that is known beforehand.
         live_source: What reads a camera or network stream.
+        left_out: Counts of a folder's files that are no frames, by ending, or as "hidden" or "no file".
     """
 
     name: str
@@ -45,6 +47,7 @@ class Stream:
     frames: Iterator[Frame]
     num_frames: int | None = None
     live_source: LiveSource | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def live(self) -> bool:
@@ -121,7 +124,8 @@ def _open(
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
     exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names too long to exist
     if os.path.isdir(name):
-        return _of_paths(name, "folder", _folder_files(Path(name), sort), frame_stride, limit)
+        files, left_out = _folder_files(Path(name), sort)
+        return replace(_of_paths(name, "folder", files, frame_stride, limit), left_out=left_out)
     if exists and stat.S_ISCHR(os.stat(name).st_mode):  # such as /dev/video0
         return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
     if exists and _is_video(name):
@@ -134,10 +138,11 @@ def _open(
     if name.isdecimal():
         return _of_live("camera", LiveSource(int(name), live, stride=frame_stride), name, limit)
     if glob.has_magic(name):
-        files = sort_files((Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found)), sort)
+        matches = (Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found))
+        files = [str(file) for file in sort_files(matches, sort)]
         if not files:
             raise UsageError(f"{name}: no file matches; quote the pattern and check it")
-        return _of_paths(name, "glob", [str(file) for file in files], frame_stride, limit)
+        return _of_paths(name, "glob", files, frame_stride, limit)
     raise UsageError(f"{name}: no such file or folder")
 
 
@@ -174,14 +179,24 @@ def _check_separator(path: bytes, null_separated: bool) -> None:
         raise UsageError(f"a path on standard input is longer than {_LONGEST_PATH} bytes; {advice}")
 
 
-def _folder_files(folder: Path, sort: Sort) -> list[str]:
-    images = list_files(folder, image_suffixes(), sort)
-    videos = list_files(folder, VIDEO_SUFFIXES, sort)
-    if not (images or videos):
-        raise UsageError(f"{folder}: no images or videos in this folder or below it")
-    if images and videos:
-        _log.warning("%s is read as a folder of images: %d video(s) in it are left out", folder, len(videos))
-    return [str(file) for file in images or videos]
+def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int]]:
+    """The images of a folder, or else its videos; and counts of the other files."""
+    left_out: Counter[str] = Counter()
+    files = list_files(folder, image_suffixes(), sort, left_out)
+    if not files:
+        left_out.clear()
+        files = list_files(folder, VIDEO_SUFFIXES, sort, left_out)
+    elif videos := sum(count for suffix, count in left_out.items() if suffix in VIDEO_SUFFIXES):
+        _log.warning("%s is read as a folder of images: %d video(s) in it are left out", folder, videos)
+    if not files:
+        there = f"{shown_counts(left_out)}, and " if left_out else ""
+        raise UsageError(f"{folder}: {there}no images or videos in this folder or below it")
+    return [str(file) for file in files], dict(left_out.most_common())
+
+
+def shown_counts(left_out: Mapping[str, int]) -> str:
+    """Counts of files as people read them: "3 .heic, 1 hidden"."""
+    return ", ".join(f"{count} {what}" for what, count in left_out.items())
 
 
 def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | None) -> Stream:
@@ -197,7 +212,7 @@ def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Str
 def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:
     stop = None if limit is None else (limit - 1) * stride + 1  # never reads on past the last frame
     frames = itertools.islice(stream.frames, 0, stop, stride)
-    return Stream(stream.name, stream.kind, frames, stream.num_frames)
+    return replace(stream, frames=frames)
 
 
 def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:

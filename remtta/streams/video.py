@@ -11,10 +11,13 @@ from PIL import Image
 
 from remtta.errors import FrameError, StreamError
 from remtta.streams.frames import Frame, Gap
+from remtta.streams.memory import current_share
 from remtta.streams.opencv import load_opencv
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
+_FRAME_BYTES = 7  # per pixel: in RGB, and as an image
+
 OPEN_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
 
@@ -83,6 +86,8 @@ def video_frame(
     def load() -> Image.Image:
         if pixels is None:
             raise FrameError("cannot be decoded")
+        if share := current_share():
+            share.reserve(pixels.shape[1], pixels.shape[0], _FRAME_BYTES)
         return Image.fromarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
 
     return Frame(name, load, number, round(max(time_s, 0.0), 6), gap, read_at)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from remtta.errors import FrameError
-from remtta.streams import images
+from remtta.streams import pillow
 from remtta.streams.images import Sort, image_suffixes, list_files, load_image, natural_key, to_rgb
 from tests.conftest import draw_image
 
@@ -300,7 +300,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
 
 
 def test_images_over_the_limit_are_refused_with_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_PIXELS", 12)
+    monkeypatch.setattr(pillow, "MAX_PIXELS", 12)
     for name, size in (("fits", (4, 3)), ("over", (13, 1))):
         Image.new("RGB", size).save(tmp_path / f"{name}.png")
     assert load_image(tmp_path / "fits.png").size == (4, 3)

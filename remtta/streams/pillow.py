@@ -1,0 +1,118 @@
+"""Pillow, held to the same answer for the same file, and to bounds on what one file may cost."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image, _imaging
+
+from remtta.errors import FrameError
+
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+"""Larger images are refused as decompression bombs (Pillow's own limit)."""
+
+_MIB = 2**20
+_CHUNK_BYTES, _LARGE_BYTES = 65_536, 4096
+_READS_PER_CLOCK = 64  # of small ones
+_MOST_READS = 4_000_000  # a few seconds of a decoder that goes through a file byte by byte
+_MOST_SECONDS = 120.0  # of computing, not of waiting for a slow disk
+_MOST_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read whole before their size is known
+_MOST_BYTES_PER_PIXEL = 32
+_READ_BY_PIXEL = ("QOI", "DDS")  # in Python; they read no more than that
+_MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG: each of its scans goes through the whole image
+
+
+@functools.cache
+def load_plugins() -> None:
+    """Have Pillow know all its formats.
+
+    By itself it knows some at first, and more once a file needs them: what opens a file that several formats would
+    take, such as a TGA, which has no signature, would depend on the files before it.
+    """
+    Image.init()
+    with contextlib.suppress(OSError, AttributeError):  # linked in another way: then libtiff keeps talking
+        # What libtiff has to say goes to standard error, past Python; Pillow raises what matters.
+        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+        set_handler.restype = ctypes.c_void_p
+        set_handler(None)
+
+
+def formats() -> tuple[str, ...]:
+    """Formats in the order in which they are tried: those that have no signature last."""
+    load_plugins()
+    return tuple(sorted(Image.OPEN, key=lambda name: (Image.OPEN[name][1] is None, name)))
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """An image whose header has been read; its pixels are when they are asked for.
+
+    Raises:
+        FrameError: If it is no regular file, too large, or takes too much to be read.
+        OSError, ...: Whatever Pillow raises.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FrameError("not a regular file")
+    with _File(path) as file, Image.open(file, formats=formats()) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise FrameError(
+                f"{image.width}x{image.height} pixels is over the limit of {MAX_PIXELS} (decompression bomb?)"
+            )
+        file.header_is_read(image)
+        yield image
+
+
+class _File(io.BufferedReader):
+    """A file that gives up on a decoder that asks for too much of it, or takes too long over it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = os.fstat(self.fileno()).st_size
+        self._left_reads, self._left_bytes = _MOST_READS, _MOST_HEADER_BYTES
+        self._left_scans: int | None = None
+        self._began = time.thread_time()
+
+    def header_is_read(self, image: Image.Image) -> None:
+        """From now on, what may be read is measured by the number of pixels."""
+        pixels = image.width * image.height
+        self._left_bytes = _MOST_HEADER_BYTES + _MOST_BYTES_PER_PIXEL * pixels
+        if image.format in _READ_BY_PIXEL:
+            self.read = super().read  # type: ignore[method-assign]
+        if image.info.get("progressive"):
+            self._left_scans = _MOST_SCANNED_PIXELS // pixels
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _CHUNK_BYTES:
+            there = max(0, self._size - self.tell())
+            size = there if size is None or size < 0 else min(size, there)
+        self._count(size)
+        data = super().read(size)
+        if self._left_scans is not None:
+            self._left_scans -= data.count(b"\xff\xda")
+            self._refuse_if(self._left_scans < 0)
+        return data
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(_CHUNK_BYTES if size is None or size < 0 else min(size, _CHUNK_BYTES))
+        self._count(len(line))
+        return line
+
+    def _count(self, num_bytes: int) -> None:
+        self._left_reads -= 1
+        self._left_bytes -= num_bytes
+        self._refuse_if(self._left_reads < 0 or self._left_bytes < 0)
+        is_due = num_bytes >= _LARGE_BYTES or self._left_reads % _READS_PER_CLOCK == 0
+        if is_due and time.thread_time() - self._began > _MOST_SECONDS:
+            raise FrameError(f"it takes more than {_MOST_SECONDS:.0f} s to decode")
+
+    def _refuse_if(self, too_much: bool) -> None:
+        if too_much:
+            raise FrameError("too much of it has to be read for the image in it; it is damaged, or made to do harm")

@@ -1,0 +1,176 @@
+"""What opens a file, and what a file may cost."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from remtta.errors import FrameError
+from remtta.streams import pillow
+from remtta.streams.images import load_image
+from remtta.streams.sources import open_stream
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS, draw_image
+
+KINDS = "tga ico png pcx jpg bmp gif tif webp ppm sgi jp2 dds qoi icns"
+
+OPEN_ALL = """
+import hashlib, json, sys
+from pathlib import Path
+from remtta.errors import FrameError
+from remtta.streams.images import load_image
+answers = {}
+for path in sys.argv[1:]:
+    try:
+        image = load_image(Path(path))
+        answers[path] = [*image.size, hashlib.sha256(image.tobytes()).hexdigest()]
+    except FrameError as error:
+        answers[path] = str(error)
+print(json.dumps(answers, sort_keys=True))
+"""
+
+
+def draw_formats(folder: Path) -> list[Path]:
+    """Files of many formats, and some that more than one format would take."""
+    image = draw_image(0, 32, 32)
+    names = [f"a.{kind}" for kind in KINDS.split(" ")]
+    for name in names:
+        image.save(folder / name)
+    draw_icon(folder / "large.ico")
+    (folder / "zeros.ico").write_bytes(b"\0\0\1\0\1\0\x10\x10" + bytes(500))
+    (folder / "odd.ico").write_bytes((folder / "a.ico").read_bytes()[:40] + bytes(3000))
+    (folder / "cut.cur").write_bytes(b"\0\0\2\0\1\0\x20\x20\0\0\1\0\x18\0" + bytes(3000))
+    return [folder / name for name in (*names, "large.ico", "zeros.ico", "odd.ico", "cut.cur")]
+
+
+def draw_icon(path: Path) -> None:
+    """An icon whose header a TGA's, which have no signature, may look like: by the 67,624 bytes of its pixels."""
+    draw_image(0, 128, 128).convert("RGBA").save(path, sizes=[(128, 128)], bitmap_format="bmp")
+
+
+def test_what_opens_a_file_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+    paths = [str(path) for path in draw_formats(tmp_path)]
+    orders = [paths, paths[::-1], paths[5:] + paths[:5]]
+    answers = {
+        subprocess.run([sys.executable, "-c", OPEN_ALL, *order], capture_output=True, check=True).stdout
+        for order in orders
+    }
+    assert len(answers) == 1
+
+
+def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(tmp_path: Path, checkpoint: Path) -> None:
+    files = [tmp_path / "a.tga", *(tmp_path / f"{number}.png" for number in range(7))]
+    files += [tmp_path / "b.ico", *(tmp_path / f"{number}.png" for number in range(7, 14))]
+    for number, file in enumerate(files):
+        if file.suffix != ".ico":
+            draw_image(number).save(file)
+    draw_icon(tmp_path / "b.ico")
+    listed = "".join(f"{file}\n" for file in files)
+
+    def run(output: str, *more: str) -> None:
+        command = ["-m", "remtta", "adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
+        command += ["--guard", "off", "-o", tmp_path / output, *more]
+        subprocess.run([sys.executable, *map(str, command)], input=listed.encode(), check=True, capture_output=True)
+
+    run("whole")
+    run("parts", "--limit", "8")
+    run("parts", "--resume")
+    whole, parts = ((tmp_path / name / "predictions.jsonl").read_text() for name in ("whole", "parts"))
+    assert parts == whole
+    assert "error" not in whole
+
+
+def test_an_mpo_is_a_frame_of_a_folder(tmp_path: Path) -> None:
+    draw_image(0).save(tmp_path / "a.mpo", save_all=True, append_images=[draw_image(1)])
+    [frame] = open_stream(tmp_path).frames
+    assert frame.load().size == (40, 36)
+
+
+def test_an_endless_header_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pillow, "_MOST_READS", 20_000)
+    path = tmp_path / "a.jpg"
+    draw_image(0).save(path)
+    header = path.read_bytes()[:20]  # SOI and JFIF
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(2 * 2**30)  # zeros that take no room
+    with pytest.raises(FrameError, match=r"^too much of it has to be read for the image in it"):
+        load_image(path)
+
+
+def test_a_file_that_is_read_whole_may_not_be_of_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "a.webp"
+    draw_image(0).save(path)
+    with path.open("r+b") as file:
+        file.truncate(2 * 2**30)
+    with pytest.raises(FrameError, match=r"^too much of it has to be read"):
+        load_image(path)
+
+
+def test_a_file_may_be_computed_on_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)).save(path)
+    monkeypatch.setattr(pillow, "_MOST_SECONDS", -1.0)
+    with pytest.raises(FrameError, match=r"s to decode$"):
+        load_image(path)
+
+
+def test_a_progressive_jpeg_of_endless_scans_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jpg"
+    draw_image(0).save(path, progressive=True)
+    assert load_image(path).size == (40, 36)
+    data = path.read_bytes()
+    last = data.rindex(b"\xff\xda")
+    path.write_bytes(data[:last] + data[last:-2] * 5000 + data[-2:])
+    monkeypatch.setattr(pillow, "_MOST_SCANNED_PIXELS", 1_000_000)  # 694 scans of 40 x 36
+    with pytest.raises(FrameError, match=r"^too much of it has to be read"):
+        load_image(path)
+
+
+def test_an_endless_row_of_chunks_behind_the_pixels_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.png"
+    draw_image(0).save(path)
+    chunk = struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
+    path.write_bytes(path.read_bytes()[:-12] + chunk * 20_000 + path.read_bytes()[-12:])
+    assert load_image(path).size == (40, 36)
+    monkeypatch.setattr(pillow, "_MOST_READS", 10_000)
+    with pytest.raises(FrameError, match=r"^too much of it has to be read"):
+        load_image(path)
+
+
+def test_libtiff_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.tif"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path, compression="tiff_lzw")
+    data = bytearray(path.read_bytes())
+    data[200:4000] = bytes(3800)
+    path.write_bytes(data)
+    with pytest.raises(FrameError):
+        load_image(path)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_was_left_out_of_a_folder_is_told_and_recorded(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.heic", "b.HEIC", "notes.txt", "._frame_1.png", ".hidden/x.png", "README"):
+        (frames / name).parent.mkdir(exist_ok=True)
+        (frames / name).touch()
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", tmp_path / "run") == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    left_out = {".heic": 2, ".txt": 1, "hidden": 2, "no ending": 1}
+    assert record["source"]["num_frames"] == 12
+    assert record["source"]["left_out"] == left_out
+    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("left out of")]
+    assert line.startswith(f"left out of {frames}: 2 ")
+    assert set(line.split(": ")[1].split(", ")) == {f"{count} {what}" for what, count in left_out.items()}
