@@ -80,14 +80,14 @@ class AdaptingMethod(MethodBase, ABC):
         return self._backbone.device
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Predict a batch with the weights as they are, then adapt to it.
+        """Predict a batch with the weights as they are, or as they are before its last step, then adapt to it.
 
         Args:
             images: Shape (B, 3, H, W), preprocessed, B >= 1.
             labels: Shape (B,), only for methods that need them.
 
         Returns:
-            Logits of shape (B, C) from before the update, without gradient.
+            Logits of shape (B, C) from before that update, without gradient.
 
         Raises:
             ValueError: If images is not a batch of at least one image, or labels are missing.
@@ -102,6 +102,8 @@ class AdaptingMethod(MethodBase, ABC):
     def answer(self, images: Tensor) -> Tensor:
         """Predict a batch and nothing more, so that nobody waits for an update; `learn` then adapts to it.
 
+        An answer from a batch's last step is there after all but one, and comes from a whole call.
+
         Args:
             images: As in a call, which does the same in one go.
 
@@ -111,6 +113,9 @@ class AdaptingMethod(MethodBase, ABC):
         Raises:
             ValueError: If images is not a batch of at least one image.
         """
+        if self._config.answer == "last" and self._config.steps > 1:
+            self._answered = None
+            return self(images)
         check_images(images, self._backbone.input_size)
         if self._config.episodic:
             self.reset()

@@ -47,8 +47,8 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
     One set of numbers is drawn for all images; the noise is each image's own.
     Brightness 0.6-1.4, contrast and gamma 0.7-1.3, saturation 0.5-1.5 and hue
-    within 0.06, in random order; rotation within 15 degrees, shift within
-    1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
+    within 0.06, in random order; rotation within 15 degrees, shift by whole
+    pixels within 1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
     deviation of 0.001-0.5; a flip every second time; noise of deviation 0.005.
 
     Args:
@@ -99,13 +99,13 @@ def _recoloured(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
-    """Turned, shifted and scaled a little, still with the half of a side of padding that hides black corners."""
+    """As by torchvision's RandomAffine, still with the half of a side of padding that hides black corners."""
     height, width = pixels.shape[-2:]
     pixels = T.pad(pixels, [width // 2, height // 2], padding_mode=edges)
     moved: Tensor = T.affine(
         pixels,
         angle=uniform(generator, -15, 15),
-        translate=[uniform(generator, -1, 1) * size / 16 for size in (pixels.shape[-1], pixels.shape[-2])],
+        translate=[round(uniform(generator, -1, 1) * size / 16) for size in (pixels.shape[-1], pixels.shape[-2])],
         scale=uniform(generator, 0.9, 1.1),
         shear=[0.0, 0.0],
         interpolation=_BILINEAR,

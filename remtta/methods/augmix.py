@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as T
 
-from remtta.methods.augmentations import Augmentation
 from remtta.methods.randomness import integer, uniform
 
+Colour = tuple[float, float, float]
+_BLACK: Colour = (0.0, 0.0, 0.0)
 
-def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
+
+def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) -> Tensor:
     """AugMix at severity 1 of a random crop and flip: chains of 1 to 3 operations, mixed with the crop.
 
     Three chains are averaged with weights from a flat Dirichlet, and the
@@ -22,6 +25,7 @@ def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
     Args:
         pixels: One image, shape (3, H, W), in [0, 1].
         generator: Where the numbers come from.
+        border: The colour, in [0, 1], of what lies beyond the crop's edges.
 
     Returns:
         The same shape, in [0, 1].
@@ -36,7 +40,7 @@ def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
     for weight in (weights / weights.sum()).tolist():
         chain = crop
         for _ in range(integer(generator, 1, 3)):
-            chain = _OPERATIONS[integer(generator, 0, len(_OPERATIONS) - 1)](chain, generator)
+            chain = _OPERATIONS[integer(generator, 0, len(_OPERATIONS) - 1)](chain, generator, border)
         mixed += weight * chain
     return torch.lerp(crop, mixed, uniform(generator, 0, 1))
 
@@ -65,35 +69,46 @@ def _signed(generator: torch.Generator, value: float) -> float:
 
 
 def _affine(
-    pixels: Tensor, angle: float = 0.0, shift: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
+    pixels: Tensor,
+    border: Colour,
+    angle: float = 0.0,
+    shift: tuple[float, float] = (0.0, 0.0),
+    shear: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
     degrees = [math.degrees(math.atan(factor)) for factor in shear]
     corner = [0.0, 0.0] if any(shear) else None  # which a shear leaves in its place; a rotation, the centre
     moved: Tensor = T.affine(
-        pixels, angle, list(shift), 1.0, degrees, interpolation=InterpolationMode.BILINEAR, center=corner
+        pixels,
+        angle,
+        list(shift),
+        1.0,
+        degrees,
+        interpolation=InterpolationMode.BILINEAR,
+        fill=list(border),
+        center=corner,
     )
     return moved
 
 
-def _shift(pixels: Tensor, generator: torch.Generator, axis: int) -> Tensor:
+def _shift(pixels: Tensor, generator: torch.Generator, border: Colour, axis: int) -> Tensor:
     size = pixels.shape[-1 - axis]
     amount = _signed(generator, int(_level(generator) * size / 3))
-    return _affine(pixels, shift=(0.0, amount) if axis else (amount, 0.0))
+    return _affine(pixels, border, shift=(0.0, amount) if axis else (amount, 0.0))
 
 
-def _shear(pixels: Tensor, generator: torch.Generator, axis: int) -> Tensor:
+def _shear(pixels: Tensor, generator: torch.Generator, border: Colour, axis: int) -> Tensor:
     amount = _signed(generator, 0.3 * _level(generator))
-    return _affine(pixels, shear=(0.0, amount) if axis else (amount, 0.0))
+    return _affine(pixels, border, shear=(0.0, amount) if axis else (amount, 0.0))
 
 
-_OPERATIONS: tuple[Augmentation, ...] = (
-    lambda pixels, generator: T.autocontrast(pixels),
-    lambda pixels, generator: T.equalize(pixels),
-    lambda pixels, generator: T.posterize(pixels, 4 - int(4 * _level(generator))),
-    lambda pixels, generator: T.solarize(pixels, 1 - int(256 * _level(generator)) / 256),
-    lambda pixels, generator: _affine(pixels, angle=_signed(generator, int(30 * _level(generator)))),
-    lambda pixels, generator: _shear(pixels, generator, 0),
-    lambda pixels, generator: _shear(pixels, generator, 1),
-    lambda pixels, generator: _shift(pixels, generator, 0),
-    lambda pixels, generator: _shift(pixels, generator, 1),
+_OPERATIONS: tuple[Callable[[Tensor, torch.Generator, Colour], Tensor], ...] = (
+    lambda pixels, generator, border: T.autocontrast(pixels),
+    lambda pixels, generator, border: T.equalize(pixels),
+    lambda pixels, generator, border: T.posterize(pixels, 4 - int(4 * _level(generator))),
+    lambda pixels, generator, border: T.solarize(pixels, 1 - int(256 * _level(generator)) / 256),
+    lambda pixels, generator, border: _affine(pixels, border, angle=_signed(generator, int(30 * _level(generator)))),
+    lambda pixels, generator, border: _shear(pixels, generator, border, 0),
+    lambda pixels, generator, border: _shear(pixels, generator, border, 1),
+    lambda pixels, generator, border: _shift(pixels, generator, border, 0),
+    lambda pixels, generator, border: _shift(pixels, generator, border, 1),
 )

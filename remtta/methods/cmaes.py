@@ -18,7 +18,7 @@ _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales
 
 @dataclass(frozen=True)
 class _Constants:
-    """The tutorial's default constants, under its names in words.
+    """The default constants of pycma's step-size adaptation by path length, under the tutorial's names in words.
 
     Attributes:
         weights: Of the best candidates, falling, with sum 1.
@@ -47,9 +47,9 @@ def _constants(dim: int, population: int) -> _Constants:
     raw = math.log((population + 1) / 2) - torch.arange(1, population // 2 + 1, dtype=torch.float64).log()
     weights = raw / raw.sum()
     mass = float(1 / weights.square().sum())
-    sigma_rate = (mass + 2) / (dim + mass + 5)
+    sigma_rate = (mass + 2) / (dim + mass + 3)  # as in pycma, by which FOA searches; the tutorial has + 5
     rank_one_rate = 2 / ((dim + 1.3) ** 2 + mass)
-    rank_mu_rate = min(1 - rank_one_rate, 2 * (mass - 2 + 1 / mass) / ((dim + 2) ** 2 + mass))
+    rank_mu_rate = min(1 - rank_one_rate, 2 * (mass - 1.75 + 1 / mass) / ((dim + 2) ** 2 + mass))
     return _Constants(
         weights=weights,
         mass=mass,
@@ -64,13 +64,14 @@ def _constants(dim: int, population: int) -> _Constants:
 
 
 class CMAES:
-    """The covariance matrix adaptation evolution strategy with its default constants, on the CPU.
+    """The covariance matrix adaptation evolution strategy with pycma's default constants, on the CPU.
 
     Args:
         dim: Numbers to find; they start at mean 0 and deviation 1.
         population: Candidates per generation; 4 + floor(3 ln dim) if None.
 
-    Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights.
+    Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights, and the damping of the
+    step size is the tutorial's for populations of any size.
     """
 
     def __init__(self, dim: int, population: int | None = None) -> None:

@@ -52,9 +52,20 @@ class CoTTA(TeacherMethod):
         """Backward passes per image: the student's."""
         return self.config.steps
 
+    def _trainable(self) -> Mapping[str, Tensor]:
+        weights = super()._trainable()
+        if self.config.all_parameters:
+            return weights
+        return {name: tensor for name, tensor in weights.items() if name.rpartition(".")[2] in ("weight", "bias")}
+
+    def _origin(self) -> Mapping[str, Tensor]:
+        """The weights whose confidence decides about augmentations, and that restored ones go back to."""
+        return self._weights.source
+
     @torch.no_grad()
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        source = self._in_parts(lambda part: self._run(self._weights.source, part), images)
+        origin = self._origin()
+        source = self._in_parts(lambda part: self._run(origin, part), images)
         unsure = bool(source.softmax(-1).amax(-1).mean() < self._augment_below)
         self._counts = self._counts + torch.tensor([1, int(unsure)])
         if not unsure:
@@ -76,7 +87,7 @@ class CoTTA(TeacherMethod):
 
     def _restore(self) -> None:
         """Put some of the student's weights back to the source's."""
-        restore_at_random(self._trained, self._weights.source, self.config.restore, self._generator)
+        restore_at_random(self._trained, self._origin(), self.config.restore, self._generator)
 
     def _own_state(self) -> dict[str, Tensor]:
         return {**super()._own_state(), _COUNTS: self._counts}

@@ -118,10 +118,8 @@ class GradientMethod(AdaptingMethod):
 
     def _adapt(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """All steps on a batch; returns the views behind its prediction."""
-        views = self._step(images, labels)
-        for _ in range(self._config.steps - 1):
-            self._step(images, labels)
-        return views
+        views = [self._step(images, labels) for _ in range(self._config.steps)]
+        return views[-1 if self._config.answer == "last" else 0]
 
     @torch.inference_mode(False)  # the caller may predict under no_grad or inference_mode
     @torch.enable_grad()

@@ -20,10 +20,9 @@ class LAME(Source):
     """Predict so that images with near features get near predictions; no weight changes.
 
     What is returned are log-probabilities: their softmax is the corrected
-    prediction. A batch of one has no neighbours, and is predicted as it is.
+    prediction. By nearest neighbours, a batch of one is predicted as it is; by
+    a dense affinity each image is near itself, too, and grows more certain.
     Micro-batches split the forward passes; the correction sees the whole batch.
-
-    Written from the paper's mathematics and not compared with official code.
 
     Args:
         model: The classifier, put in eval mode and frozen.
@@ -49,8 +48,15 @@ class LAME(Source):
                 predicted, feature = self._backbone.classify_with_features(part)
             logits.append(predicted.float())
             features.append(feature.float())
-        affinity = neighbour_affinity(torch.cat(features), self.config.neighbours)
-        return laplacian_correction(torch.cat(logits).log_softmax(-1), affinity)
+        return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))
+
+    def _affinity(self, features: Tensor) -> Tensor:
+        """How strongly each image's prediction is pulled to each other's (B, B), by their features (B, D)."""
+        if self.config.affinity == "linear":
+            return cosine_affinity(features)
+        if self.config.affinity == "rbf":
+            return gaussian_affinity(features, self.config.neighbours)
+        return neighbour_affinity(features, self.config.neighbours)
 
 
 def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
@@ -67,6 +73,31 @@ def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
     similarity.fill_diagonal_(-torch.inf)
     nearest = similarity.topk(min(neighbours, len(features) - 1), dim=-1).indices
     return torch.zeros_like(similarity).scatter_(1, nearest, 1.0)
+
+
+def gaussian_affinity(features: Tensor, neighbours: int) -> Tensor:
+    """How near any two images are: exp(-d^2 / (2 s^2)), d the distance of their features at length one.
+
+    Args:
+        features: Shape (B, D).
+        neighbours: s is the mean over the images of the distance to the
+            nearest one of this number, itself the first; the farthest in a
+            smaller batch. Where s is 0, only images of one feature are near.
+
+    Returns:
+        Shape (B, B), in [0, 1], 1 on the diagonal.
+    """
+    unit = F.normalize(features, dim=-1)
+    distances = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")  # exact where they are 0
+    nearest = distances.topk(min(neighbours, len(features)), dim=-1, largest=False).values
+    scale = nearest[:, -1].mean().clamp(min=torch.finfo(distances.dtype).tiny)
+    return (-0.5 * (distances / scale).square()).exp()
+
+
+def cosine_affinity(features: Tensor) -> Tensor:
+    """Cosines (B, B) of any two images' features (B, D)."""
+    unit = F.normalize(features, dim=-1)
+    return unit @ unit.T
 
 
 def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,24 @@ from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.settings import MEMOConfig
+from remtta.methods.settings.whole_model import Border
 
 _log = logging.getLogger("remtta")
+
+_HALF = 128 / 255
+_BORDERS: dict[Border, tuple[float, float, float]] = {
+    "red": (_HALF, 0.0, 0.0),
+    "grey": (_HALF, _HALF, _HALF),
+    "black": (0.0, 0.0, 0.0),
+}
 
 
 class MEMO(GradientMethod):
     """Adapt to each image alone, predict it with the adapted weights, and put the weights back.
 
     The loss is the entropy of the mean prediction over augmented views of the
-    image. Images do not see one another, so the batch size changes nothing.
+    image. Images do not see one another (but for `keep_optimizer`, which hands
+    the optimizer's memory on), so the batch size changes nothing.
     `num_updates` counts the images adapted to; the weights keep none of them.
     The views are AugMix at severity 1, of the preprocessed image.
 
@@ -38,6 +48,7 @@ class MEMO(GradientMethod):
         self.config = config or MEMOConfig()
         super().__init__(model, self.config)
         self._pixels = PixelSpace(self._backbone.module)
+        self._augmentation = partial(augmix, border=_BORDERS[self.config.border])
 
     @property
     def num_forwards(self) -> float:
@@ -76,7 +87,8 @@ class MEMO(GradientMethod):
     @torch.no_grad()
     def _put_back(self, start: dict[str, Tensor]) -> None:
         self._optimizer.zero_grad()
-        self._optimizer.restart()
+        if not self.config.keep_optimizer:
+            self._optimizer.restart()
         for name, parameter in self._weights.parameters.items():
             parameter.copy_(start[name])
 
@@ -88,10 +100,11 @@ class MEMO(GradientMethod):
         image = image.clone() if image.is_inference() else image  # which no graph may hold
         for _ in range(self.config.steps):
             self._optimizer.zero_grad()
-            views = torch.stack(
-                [self._pixels.augment(image, augmix, self._generator) for _ in range(self.config.num_augmentations)]
+            augmented = (
+                self._pixels.augment(image, self._augmentation, self._generator)
+                for _ in range(self.config.num_augmentations)
             )
-            self._backward(views)
+            self._backward(torch.stack(list(augmented)))
             if not self._optimizer.finite():
                 _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
                 break

@@ -21,14 +21,17 @@ class PETAL(CoTTA):
 
     The loss adds posterior_weight / 2 * sum (theta - mean)^2 / (variance +
     1e-6) over the student's weights. After the step, the weights of least
-    squared gradient (under its quantile over all weights) go back to the
-    source, where CoTTA chooses at random.
+    squared gradient (under its quantile over all weights, between two of them
+    on a line) go back to the source, where CoTTA chooses at random.
 
     The posterior is SWAG's diagonal one: mean and variance of the weights
     along SGD on clean images. Streams have no labels, so each step is towards
-    the source model's own answers; this is assumed, as is the learning rate.
-    Not compared with official code. `state` leaves the posterior out: give it
-    again by `use_source` before going on.
+    the source model's own answers; this is assumed. `state` leaves the
+    posterior out: give it again by `use_source` before going on.
+
+    With `start="mean"` the posterior's mean takes the source's place in all of
+    this: `use_source` puts the weights there, unless a delta was loaded, and
+    `reset` puts them there again. Deltas are still differences from the source.
 
     Args:
         model: The classifier, whose weights become the teacher's.
@@ -46,29 +49,62 @@ class PETAL(CoTTA):
     @torch.inference_mode(False)
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Mean and variance of the weights along SGD from the source, one step per batch of clean images."""
-        source = {name: self._weights.source[name] for name in self._trained}
+        """Mean and variance of the weights along SGD from the source, one step per batch of clean images.
+
+        Raises:
+            UsageError: If there are fewer batches than `swag_every`.
+        """
+        source = self._weights.source
         weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
         mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         spread = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         optimizer = torch.optim.SGD(weights.values(), lr=self._settings.swag_lr, momentum=0.9)
-        count = 0
-        for count, images in enumerate(batches, start=1):
+        step = count = 0
+        for step, images in enumerate(batches, start=1):
             with torch.no_grad():
                 answers = self._run(source, images).argmax(-1)
             optimizer.zero_grad()
             F.cross_entropy(self._run(weights, images), answers).backward()
             optimizer.step()
+            if step % self._settings.swag_every:
+                continue
+            count += 1
             for name, tensor in weights.items():  # Welford's running variance
                 off = tensor.detach() - mean[name]
                 mean[name] += off / count
                 spread[name] += off * (tensor.detach() - mean[name])
+        if not count:
+            every = self._settings.swag_every
+            raise UsageError(
+                f"petal takes every {every}. of {step} steps on clean images; lower swag_every, or give more"
+            )
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
-        return {**statistics, **{_VARIANCE + name: (tensor / max(1, count)).cpu() for name, tensor in spread.items()}}
+        return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
+    @torch.inference_mode(False)  # the caller may be inside one
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Stay near what `source_statistics` returned, on this or an equal model."""
         self._statistics = {name: tensor.to(self.device) for name, tensor in statistics.items()}
+        if not self.drift():
+            self._begin()
+
+    @torch.inference_mode(False)
+    def reset(self) -> None:
+        """Back to where adaptation begins, exactly: the source weights, or with `start="mean"` the posterior's mean."""
+        super().reset()
+        if self._statistics is not None:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._settings.start == "mean":
+            source = self._weights.source
+            self.load_delta({name: mean - source[name] for name, mean in self._origin().items()})
+
+    def _origin(self) -> Mapping[str, Tensor]:
+        if self._settings.start == "source":
+            return super()._origin()
+        known = self._known_statistics()
+        return {name: known[_MEAN + name] for name in self._weights.parameters}
 
     def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         self._known_statistics()
@@ -95,14 +131,18 @@ class PETAL(CoTTA):
     def _before_step(self) -> None:
         squared = {name: t.grad.square() for name, t in self._trained.items() if t.grad is not None}
         flat = torch.cat([tensor.flatten() for tensor in squared.values()])
-        threshold = flat.kthvalue(1 + int(self._settings.restore * (len(flat) - 1))).values
+        position = self._settings.restore * (len(flat) - 1)
+        below = int(position)
+        least, next_least = flat.topk(below + 2, largest=False).values[-2:]  # torch.quantile takes 16 million at most
+        threshold = least + (next_least - least) * (position - below)
         self._unimportant = {name: tensor < threshold for name, tensor in squared.items()}
 
     @torch.no_grad()
     def _restore(self) -> None:
+        origin = self._origin()
         for name, unimportant in self._unimportant.items():
             weight = self._trained[name]
-            weight.copy_(torch.where(unimportant, self._weights.source[name], weight))
+            weight.copy_(torch.where(unimportant, origin[name], weight))
 
     def _known_statistics(self) -> dict[str, Tensor]:
         if self._statistics is None:

@@ -52,12 +52,15 @@ class TeacherMethod(GradientMethod):
     @torch.no_grad()
     def _forget(self) -> None:
         self._answered_targets = None
-        for name, parameter in self._weights.parameters.items():
+        for name, parameter in self._taught().items():
             self._trained[name].copy_(parameter)
 
+    def _taught(self) -> dict[str, Tensor]:
+        """Those of the teacher's weights that the student has, too; the others stay as they are."""
+        return {name: parameter for name, parameter in self._weights.parameters.items() if name in self._trained}
+
     def _after_step(self) -> None:
-        parameters = self._weights.parameters
-        follow(parameters, {name: self._trained[name] for name in parameters}, self.teacher_decay)
+        follow(self._taught(), self._trained, self.teacher_decay)
 
     def _run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""

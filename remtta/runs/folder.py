@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
-from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, Reserve, check_not_in_use, remove_leftovers, writing
+from remtta.errors import UsageError
+from remtta.files import FolderLock, Reserve, check_can_hold, check_not_in_use, remove_leftovers, writing
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -48,7 +47,7 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
             f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output, or add --overwrite to "
             "replace it, --resume to go on with it"
         )
-    _check_writable(folder)
+    check_can_hold(folder, "a run folder", "--output")
 
 
 def check_nothing_lost(folder: Path) -> None:
@@ -70,15 +69,7 @@ def check_writable(folder: Path) -> None:
         OutputError: If it is not writable.
     """
     check_not_in_use(folder)
-    _check_writable(folder)
-
-
-def _check_writable(folder: Path) -> None:
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise UsageError(f"{nearest} is a file, so {folder} cannot be a run folder; choose another --output")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{nearest} is not writable; choose another --output")
+    check_can_hold(folder, "a run folder", "--output")
 
 
 def claim_folder(folder: Path, *, overwrite: bool) -> None:

@@ -184,6 +184,20 @@ def test_one_generation_of_cma_es_moves_to_the_weighted_mean_of_the_better_half(
     assert (float(cma.sigma) < 1) == (shorter < cma._constants.expected_norm)
 
 
+@pytest.mark.parametrize(
+    ("dim", "population", "expected"),
+    [
+        (2304, 27, (0.004244279213699293, 1.0042442792136992, 0.0017345686232984713, 3.76334866e-07, 2.33282342e-06)),
+        (144, 18, (0.04850226048963684, 1.0485022604896368, 0.027266203163661032, 9.47082642e-05, 3.58964087e-04)),
+    ],
+)
+def test_the_constants_of_cma_es_are_pycmas(dim: int, population: int, expected: tuple[float, ...]) -> None:
+    """Read from cma 4.5.0, with AdaptSigma=CMAAdaptSigmaCSA: cs, damps, cc, c1, cmu."""
+    by = CMAES(dim, population)._constants
+    found = (by.sigma_rate, by.damping, by.path_rate, by.rank_one_rate, by.rank_mu_rate)
+    assert found == pytest.approx(expected, rel=1e-8)
+
+
 def test_cma_es_goes_on_from_its_state_between_two_renewals_of_its_axes() -> None:
     through, generator = CMAES(100, 4), torch.Generator().manual_seed(0)
     assert through._constants.renew_every > 1

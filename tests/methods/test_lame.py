@@ -10,16 +10,23 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.lame import LAME, laplacian_correction, neighbour_affinity
-from remtta.methods.settings import LAMEConfig
+from remtta.methods.lame import LAME, cosine_affinity, gaussian_affinity, laplacian_correction, neighbour_affinity
+from remtta.methods.settings import LAMEConfig, method_config
 from tests.conftest import random_images, tiny_vit
 
 
-def _plain(model: Any, images: Tensor, neighbours: int) -> Tensor:
+def _features(model: Any, images: Tensor) -> Tensor:
+    """At length one."""
     with torch.no_grad():
-        features = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(images)))))[:, 0]
+        features: Tensor = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(images)))))[:, 0]
+    unit: Tensor = features / features.norm(dim=1, keepdim=True)
+    return unit
+
+
+def _plain(model: Any, images: Tensor, neighbours: int) -> Tensor:
+    unit = _features(model, images)
+    with torch.no_grad():
         q: Tensor = model(images).softmax(1)
-    unit = features / features.norm(dim=1, keepdim=True)
     distance = torch.cdist(unit, unit)
     z = q.clone()
     near = [[j for j in distance[i].argsort().tolist() if j != i][:neighbours] for i in range(len(q))]
@@ -39,6 +46,41 @@ def test_corrected_predictions_equal_a_plain_loop() -> None:
         assert (corrected - model(images).softmax(1)).abs().max() > 0.05
     assert lame.last_views is not None
     assert torch.equal(lame.last_views[0].softmax(1), corrected)
+
+
+@pytest.mark.parametrize(("affinity", "neighbours"), [("rbf", 3), ("rbf", 50), ("linear", 5)])
+def test_dense_affinities_equal_a_plain_loop(affinity: Any, neighbours: int) -> None:
+    model, images = tiny_vit(), random_images(9)
+    unit = _features(model, images)
+    with torch.no_grad():
+        q: Tensor = model(images).softmax(1)
+    distance = [[float((one - other).norm()) for other in unit] for one in unit]
+    # an image is its own first neighbour, and no batch has more than its images
+    scale = sum(sorted(row)[min(neighbours, 9) - 1] for row in distance) / 9
+    z = q.clone()
+    for _ in range(100):
+        rows = []
+        for i in range(9):
+            pull = torch.zeros(len(q[i]))
+            for j in range(9):
+                near = math.exp(-(distance[i][j] ** 2) / (2 * scale**2)) if affinity == "rbf" else unit[i] @ unit[j]
+                pull = pull + near * z[j]
+            rows.append(q[i] * pull.exp() / (q[i] * pull.exp()).sum())
+        z = torch.stack(rows)
+    corrected = LAME(tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))(images).softmax(1)
+    torch.testing.assert_close(corrected, z, atol=1e-4, rtol=1e-3)
+    assert (corrected - q).abs().max() > 0.05
+
+
+def test_dense_affinities_by_hand_even_of_equal_images() -> None:
+    right, up = [2.0, 0.0], [0.0, 5.0]
+    near = math.exp(-1)  # a distance of sqrt(2), and as much to the second neighbour each: exp(-1 / 2)
+    torch.testing.assert_close(
+        gaussian_affinity(torch.tensor([right, up]), 2), torch.tensor([[1.0, near**0.5], [near**0.5, 1.0]])
+    )
+    assert gaussian_affinity(torch.tensor([right, right, up]), 1).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert gaussian_affinity(torch.tensor([up]), 5).tolist() == [[1.0]]
+    assert cosine_affinity(torch.tensor([right, up, right])).tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
 
 
 def test_two_neighbours_pull_each_other_towards_agreement() -> None:
@@ -79,6 +121,8 @@ def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:
     assert torch.isfinite(laplacian_correction(certain, torch.ones(2, 2))).all()
 
 
-def test_no_neighbours_are_refused() -> None:
+def test_an_unknown_affinity_and_no_neighbours_are_refused() -> None:
+    with pytest.raises(UsageError, match="affinity must be knn, rbf or linear, got cosine"):
+        method_config("lame", {"affinity": "cosine"}, batch_size=8)
     with pytest.raises(UsageError, match="neighbours must be >= 1, got 0"):
         LAMEConfig(neighbours=0)

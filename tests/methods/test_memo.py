@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms.functional import to_tensor
 
 from remtta.errors import UsageError
-from remtta.methods.augmix import _OPERATIONS, augmix
+from remtta.methods.augmix import _OPERATIONS, _affine, augmix
 from remtta.methods.memo import MEMO, marginal_entropy
-from remtta.methods.settings import MEMOConfig
+from remtta.methods.settings import MEMOConfig, method_config
 from tests.conftest import random_images, tiny_vit
 
 CONFIG = MEMOConfig(num_augmentations=4, lr=0.05, optimizer="sgd", momentum=0.0)
 
 
+RED = (128 / 255, 0.0, 0.0)
+GREY = (128 / 255, 128 / 255, 128 / 255)
+
+
+def _views(image: Tensor, generator: torch.Generator, border: tuple[float, float, float] = RED) -> Tensor:
+    """The tiny model's mean and deviation are 0.5."""
+    return torch.stack([augmix((image / 2 + 0.5).clamp(0, 1), generator, border) for _ in range(4)]) * 2 - 1
+
+
 def _plain(image: Tensor, generator: torch.Generator) -> tuple[nn.Module, Tensor]:
-    """One step on one image, the source model afresh; the tiny model's mean and deviation are 0.5."""
+    """One step on one image, the source model afresh."""
     model = tiny_vit()
-    views = torch.stack([augmix((image / 2 + 0.5).clamp(0, 1), generator) for _ in range(4)]) * 2 - 1
+    views = _views(image, generator)
     mean = model(views).softmax(1).mean(0)
     loss = -(mean * mean.log()).sum()
     loss.backward()
@@ -48,6 +60,33 @@ def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -
     assert memo.last_views is not None
     assert torch.equal(memo.last_views[0], predicted)
     assert (memo.num_forwards, memo.num_backwards, memo.num_models) == (5, 4, 2)
+
+
+@pytest.mark.parametrize(("border", "colour"), [("grey", GREY), ("black", (0.0, 0.0, 0.0)), ("red", RED)])
+def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches(
+    border: Any, colour: tuple[float, float, float]
+) -> None:
+    memo = MEMO(tiny_vit(), dataclasses.replace(CONFIG, momentum=0.9, keep_optimizer=True, border=border))
+    drawn = torch.Generator()
+    drawn.set_state(memo._generator.get_state())
+    model = tiny_vit()
+    source = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    expected = []
+    for image in torch.cat([random_images(2, 0), random_images(1, 1)]):
+        optimizer.zero_grad()
+        mean = model(_views(image, drawn, colour)).softmax(1).mean(0)
+        (-(mean * mean.log()).sum()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            expected.append(model(image[None])[0])
+        model.load_state_dict(source)
+    first = memo(random_images(2, 0))
+    resumed = MEMO(tiny_vit(), memo.config)
+    resumed.load_state(copy.deepcopy(memo.state()))
+    second = memo(random_images(1, 1))
+    torch.testing.assert_close(torch.cat([first, second]), torch.stack(expected), atol=1e-4, rtol=1e-4)
+    assert torch.equal(resumed(random_images(1, 1)), second)
 
 
 def test_views_in_parts_give_the_same_update() -> None:
@@ -98,9 +137,29 @@ def test_marginal_entropy_is_that_of_the_mean() -> None:
 @pytest.mark.parametrize("number", range(len(_OPERATIONS)))
 def test_every_operation_of_augmix_changes_pixels_and_keeps_their_range(number: int) -> None:
     pixels = (0.9 * random_images(1, 5)[0].sigmoid() + 0.1).clamp(0, 1)
-    outs = [_OPERATIONS[number](pixels, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    outs = [_OPERATIONS[number](pixels, torch.Generator().manual_seed(seed), RED) for seed in range(20)]
     assert any(not torch.equal(out, pixels) for out in outs)
     assert all(out.shape == pixels.shape and out.min() >= 0 and out.max() <= 1 for out in outs)
+
+
+def test_moved_views_are_pillows_and_show_what_it_makes_of_the_official_codes_border() -> None:
+    pixels = torch.nn.functional.interpolate(random_images(1, 3).sigmoid(), (64, 64), mode="bicubic")[0].clamp(0, 1)
+    image = Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
+
+    def sheared(*matrix: float) -> Image.Image:
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=128)
+
+    for ours, pillows in [
+        (_affine(pixels, RED, angle=-9.0), image.rotate(9, Image.Resampling.BILINEAR, fillcolor=128)),
+        (_affine(pixels, RED, shift=(-7.0, 0.0)), sheared(1, 0, 7, 0, 1, 0)),
+        (_affine(pixels, RED, shift=(0.0, 5.0)), sheared(1, 0, 0, 0, 1, -5)),
+        (_affine(pixels, RED, shear=(0.1, 0.0)), sheared(1, 0.1, 0, 0, 1, 0)),
+        (_affine(pixels, RED, shear=(0.0, -0.1)), sheared(1, 0, 0, -0.1, 1, 0)),
+    ]:
+        off = (ours - to_tensor(pillows)).abs().amax(0)
+        assert float((off > 0.01).float().mean()) < 0.03  # the edge of the image, which ours blends
+        red = torch.tensor(RED).view(3, 1, 1)
+        assert float(((to_tensor(pillows) - red).abs().amax(0) < 0.01).float().mean()) > 0.03
 
 
 def test_augmix_repeats_with_the_seed_and_stays_in_range() -> None:
@@ -111,6 +170,8 @@ def test_augmix_repeats_with_the_seed_and_stays_in_range() -> None:
     assert all(0 <= float(out.min()) <= float(out.max()) <= 1 + 1e-6 for out in draws)
 
 
-def test_no_views_are_refused() -> None:
+def test_no_views_and_an_unknown_border_are_refused() -> None:
+    with pytest.raises(UsageError, match="border must be red, grey or black, got white"):
+        method_config("memo", {"border": "white"}, batch_size=8)
     with pytest.raises(UsageError, match="num-augmentations must be >= 1, got 0"):
         MEMOConfig(num_augmentations=0)

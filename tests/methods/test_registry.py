@@ -194,6 +194,37 @@ def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings
     torch.testing.assert_close(apart.delta(), together.delta())
 
 
+STEPPING = [name for name in GRADIENT_METHODS if name not in ("memo", "foa")]
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
+    first, last, single = make(name, steps=3), make(name, steps=3, answer="last"), make(name)
+    for seed in range(2):
+        by_steps = [run(single, seed) for _ in range(3)]
+        assert torch.equal(run(first, seed), by_steps[0])
+        assert torch.equal(run(last, seed), by_steps[2])
+        assert last.last_views is not None and single.last_views is not None
+        assert torch.equal(last.last_views, single.last_views)
+    assert first.num_updates == last.num_updates == single.num_updates > 0
+    assert torch.equal(run(make(name, steps=1, answer="last"), 0), run(make(name), 0))
+
+
+@pytest.mark.parametrize("settings", [{}, {"episodic": True}])
+def test_an_answer_from_the_last_step_has_learned_already(settings: dict[str, Any]) -> None:
+    together, apart = (make("tent", steps=3, answer="last", **settings) for _ in range(2))
+    for seed in range(2):
+        assert torch.equal(apart.answer(random_images(5, seed)), run(together, seed))
+        apart.learn()
+    assert apart.num_updates == together.num_updates
+    assert all(torch.equal(tensor, together.delta()[key]) for key, tensor in apart.delta().items())
+
+
+def test_only_the_last_step_may_answer_in_place_of_the_first() -> None:
+    with pytest.raises(UsageError, match="answer must be last or None, got first"):
+        method_config("tent", {"answer": "first"}, batch_size=8)
+
+
 @pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}, {"micro_batch": 2}, {"masking": "random"}])
 def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional
 
 from remtta.errors import UsageError
 from remtta.methods import augmentations
@@ -44,10 +45,13 @@ def test_symmetric_cross_entropy_of_two_classes() -> None:
     torch.testing.assert_close(symmetric_cross_entropy(p, q), expected.view(1))
 
 
-def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
-    config = CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0)
+@pytest.mark.parametrize("all_parameters", [True, False])
+def test_three_updates_of_cotta_equal_a_plain_student_and_teacher(all_parameters: bool) -> None:
+    config = CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0, all_parameters=all_parameters)
     cotta = CoTTA(tiny_vit(), config)
     student, teacher = tiny_vit(), tiny_vit()
+    student.cls_token.requires_grad_(all_parameters)
+    student.pos_embed.requires_grad_(all_parameters)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     for seed in range(3):
         images = random_images(5, seed)
@@ -222,6 +226,28 @@ def test_an_augmentation_in_the_middle_of_its_ranges_only_mirrors(augmentation: 
             mirrored += flipped
             torch.testing.assert_close(view, images.flip(-1) if flipped else images, atol=0.03, rtol=0)
     assert 0 < mirrored < 6
+
+
+@pytest.mark.parametrize("augmentation", [jitter, clean_jitter])
+def test_an_augmentation_moves_as_torchvisions_random_affine(
+    augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whole pixels, up to a sixteenth of the padded image: 24 x 32 and then 48 x 64 pixels."""
+    drawn: list[tuple[float, list[float], float]] = []
+    affine = functional.affine
+
+    def noted(pixels: Tensor, angle: float, translate: list[float], scale: float, **others: Any) -> Tensor:
+        drawn.append((angle, translate, scale))
+        moved: Tensor = affine(pixels, angle, translate, scale, **others)
+        return moved
+
+    monkeypatch.setattr(functional, "affine", noted)
+    pixels = torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(1))
+    for seed in range(100):
+        augmentation(pixels, torch.Generator().manual_seed(seed))
+    assert {right for _, (right, _), _ in drawn} == set(range(-4, 5))
+    assert {down for _, (_, down), _ in drawn} == set(range(-3, 4))
+    assert all(-15 <= angle <= 15 and 0.9 <= scale <= 1.1 for angle, _, scale in drawn)
 
 
 def test_the_clean_augmentation_has_no_noise_and_mirrors_what_is_beyond_the_edge() -> None:

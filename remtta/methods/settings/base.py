@@ -9,6 +9,7 @@ from remtta.errors import check, check_finite
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
+Answer = Literal["last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,9 @@ class MethodConfig:
         momentum: SGD's momentum or Adam's first beta (the second is 0.999).
         nesterov: Nesterov's momentum, for SGD.
         steps: Optimizer steps per batch.
+        answer: Which of several steps' predictions of a batch is given: None
+            for the first, from before any of them; "last", as in the methods'
+            official codes, for that of the weights before the last one.
         anchor: Share of the way back to the source weights that every adapted
             weight goes after each step: theta <- theta + anchor (theta_0 - theta).
             0, as published, leaves it out. This project's; ROID mixes 1 % in.
@@ -43,6 +47,7 @@ class MethodConfig:
     momentum: float = 0.9
     nesterov: bool = False
     steps: int = 1
+    answer: Answer | None = None
     anchor: float = 0.0
     episodic: bool = False
     micro_batch: int | None = None
@@ -70,10 +75,11 @@ class MethodConfig:
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
         check(self.steps >= 1, "steps", self.steps, ">= 1")
+        check(self.answer in (None, "last"), "answer", self.answer, "last or None")
         check(0 <= self.anchor < 1, "anchor", self.anchor, "in [0, 1)")
         check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
         check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
 
 
-UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "anchor", "adapt_layers")
+UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "anchor", "adapt_layers")
 """Settings of methods that train weights."""

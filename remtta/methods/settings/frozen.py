@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from remtta.errors import check, check_finite
 from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
+
+Affinity = Literal["knn", "rbf", "linear"]
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,23 @@ class LAMEConfig(MethodConfig):
     """Settings of LAME, which takes no step: of the shared ones only micro_batch and precision are used.
 
     Attributes:
-        neighbours: Nearest neighbours in the batch that a prediction is pulled to.
+        affinity: Whom a prediction is pulled to: "knn", its nearest neighbours in
+            the batch, as the paper has it; "rbf", everybody by a Gaussian of
+            the distance, the official code's default; "linear", everybody by
+            the cosine of the features.
+        neighbours: Nearest neighbours for "knn". For "rbf" the Gaussian's
+            deviation is the mean distance to the one of this number, the image
+            itself being the first. "linear" has no use for it.
 
     Source: Parameter-free Online Test-time Adaptation, arXiv:2201.05718.
     """
 
+    affinity: Affinity = "knn"
     neighbours: int = 5
     unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, "episodic")
 
     def __post_init__(self) -> None:
+        check(self.affinity in get_args(Affinity), "affinity", self.affinity, "knn, rbf or linear")
         check(self.neighbours >= 1, "neighbours", self.neighbours, ">= 1")
         super().__post_init__()
 

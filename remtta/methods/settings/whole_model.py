@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from remtta.errors import check, check_finite
 from remtta.methods.settings.base import MethodConfig, Optimizer
+
+Border = Literal["red", "grey", "black"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class CoTTAConfig(WholeModelConfig):
             10 classes, 0.72 for 100, 0.1 for 1,000, and on a line in log C
             between them.
         restore: Probability of each weight to go back to the source.
+        all_parameters: Whether all of them learn, or only those called weight
+            or bias, as in the official code: not position embeddings, the class
+            token and layer scales.
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
@@ -40,6 +45,7 @@ class CoTTAConfig(WholeModelConfig):
     num_augmentations: int = 32
     augment_below: float | None = None
     restore: float = 0.001
+    all_parameters: bool = True
     lr: float = 1e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
@@ -62,15 +68,24 @@ class MEMOConfig(WholeModelConfig):
 
     Attributes:
         num_augmentations: Augmented views of each image.
+        border: What a view shows beyond the image's edges: "red", (128, 0, 0) of
+            255, which Pillow makes of the official code's 128; "grey", 128 in
+            every channel; "black", as AugMix by itself.
+        keep_optimizer: Whether the optimizer runs on from image to image, as in
+            the official code, rather than start afresh as the weights do.
 
     Source: MEMO, arXiv:2110.09506.
     """
 
     num_augmentations: int = 64
+    border: Border = "red"
+    keep_optimizer: bool = False
     lr: float = 1e-5
+    unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer")
 
     def __post_init__(self) -> None:
         check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
+        check(self.border in get_args(Border), "border", self.border, "red, grey or black")
         super().__post_init__()
 
 
@@ -152,6 +167,11 @@ class PETALConfig(CoTTAConfig):
         restore: Share of the weights, those of least squared gradient, that go back to the source.
         posterior_weight: Weight of the distance to the source's posterior.
         swag_lr: Learning rate of the steps on clean images that tell the posterior.
+        swag_every: After how many of these steps the weights count towards it.
+            The official code takes 8 snapshots in two passes over clean images.
+        start: Where student and teacher begin, restored weights go back to, and
+            the confidence is the model's of: "source", or "mean", the
+            posterior's, as in the official code.
 
     Source: A Probabilistic Framework for Lifelong Test-Time Adaptation, arXiv:2212.09713.
     """
@@ -159,10 +179,14 @@ class PETALConfig(CoTTAConfig):
     restore: float = 0.003
     posterior_weight: float = 1e-11
     swag_lr: float = 1e-4
+    swag_every: int = 1
+    start: Literal["source", "mean"] = "source"
     lr: float = 1e-2
-    source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "precision")
+    source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "swag_every", "precision")
 
     def __post_init__(self) -> None:
         check_finite(self.posterior_weight, "posterior-weight", ">= 0")
         check_finite(self.swag_lr, "swag-lr", "> 0")
+        check(self.swag_every >= 1, "swag-every", self.swag_every, ">= 1")
+        check(self.start in ("source", "mean"), "start", self.start, "source or mean")
         super().__post_init__()

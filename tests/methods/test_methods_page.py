@@ -1,0 +1,52 @@
+"""docs/methods.md names settings that exist, for methods that have a use for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from remtta.cli.parsing import parse_pairs
+from remtta.methods.settings import METHOD_CONFIGS, method_config
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()
+OFFICIAL = PAGE[PAGE.index("## The official codes") :]
+PLAIN = ("source", "pseudo-label", "supervised", "vdp")  # that no official code is said to be of
+
+
+def rows() -> list[tuple[list[str], str]]:
+    """Methods, and what to set for their official behaviour, of every row of the table."""
+    cells = [line.strip("| ").split(" | ") for line in OFFICIAL.splitlines() if line.startswith("| `")]
+    return [(re.findall(r"`([\w-]+)`", first), last) for first, _, last in cells]
+
+
+def settings() -> list[tuple[str, str]]:
+    """Every method with every `KEY=VALUE` that its rows name; of `--set A=1 --set B=2`, both in one text."""
+    return [
+        (method, re.sub(r"--set |`", "", text))
+        for methods, last in rows()
+        for method in methods
+        for text in re.findall(r"`--set [^`]*`", last)
+    ]
+
+
+@pytest.mark.parametrize(("method", "pairs"), settings())
+def test_a_setting_for_the_official_behaviour_exists_and_changes_something(method: str, pairs: str) -> None:
+    given = parse_pairs(pairs.split(), "--set")
+    config = method_config(method, given, batch_size=64 + 1)
+    assert all(getattr(config, name) == value for name, value in given.items())
+    assert not set(given) & set(config.unused)
+    default = method_config(method, {}, batch_size=64 + 1)
+    assert all(getattr(config, name) != getattr(default, name) for name in given)
+
+
+def test_every_method_with_an_official_code_has_its_rows() -> None:
+    named = {method for methods, _ in rows() for method in methods}
+    assert named == set(METHOD_CONFIGS) - set(PLAIN)
+
+
+def test_every_setting_that_the_page_names_exists() -> None:
+    known = {field for kind in METHOD_CONFIGS.values() for field in kind.__dataclass_fields__}
+    named = set(re.findall(r"(?:--set |`)(?:[\w-]+\.)?([a-z]\w*)=", PAGE))
+    assert named >= {"answer", "affinity", "masking"} and named <= known
