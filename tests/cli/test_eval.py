@@ -82,7 +82,7 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     )
     yield ["c", "--image-list", "nowhere.txt"], 2, "--image-list: nowhere.txt cannot be read"
     yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is no class map"
-    yield ["empty"], 1, "no images in this folder or below it"
+    yield ["empty"], 2, "no images in this folder or below it"
 
 
 @pytest.mark.parametrize(
