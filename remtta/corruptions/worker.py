@@ -115,7 +115,7 @@ def generator_of(seed: int, corruption: str, severity: int, name: str) -> np.ran
 
 
 def _is_there(image: SourceImage, destination: Path, name: str, severity: int) -> bool:
-    """Whether a file was made earlier, and has its end: after a power failure, or where a copy was cut off, it may not."""
+    """Whether a file was made earlier, and has its end: after a power failure, or in a cut copy, it may not."""
     folder = destination / name / str(severity)
     return any(_is_whole(folder / target, kind) for kind, target in image.targets.items())
 
