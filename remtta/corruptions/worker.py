@@ -26,6 +26,9 @@ _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
 _LONGEST_RESIZED = 8  # short sides; a line of one pixel would else be resized to millions of them
 
 
+_ENDS = {"jpeg": b"\xff\xd9", "png": b"\0\0\0\0IEND\xaeB`\x82"}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one image.
@@ -112,16 +115,19 @@ def generator_of(seed: int, corruption: str, severity: int, name: str) -> np.ran
 
 
 def _is_there(image: SourceImage, destination: Path, name: str, severity: int) -> bool:
-    """Whether a file was made earlier; one emptied by a power failure does not count."""
+    """Whether a file was made earlier, and has its end: after a power failure, or in a cut copy, it may not."""
     folder = destination / name / str(severity)
-    return any(_num_bytes(folder / target) for target in image.targets.values())
+    return any(_is_whole(folder / target, kind) for kind, target in image.targets.items())
 
 
-def _num_bytes(path: Path) -> int:
+def _is_whole(path: Path, kind: str) -> bool:
+    end = _ENDS[kind]
     try:
-        return os.stat(path).st_size
-    except OSError:  # absent, or as good as
-        return 0
+        with open(path, "rb") as file:
+            file.seek(-len(end), os.SEEK_END)
+            return file.read() == end
+    except OSError:  # absent, or shorter than that
+        return False
 
 
 def _corrupted(

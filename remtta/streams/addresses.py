@@ -8,6 +8,7 @@ import http.client
 import socket
 import urllib.error
 import urllib.request
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from remtta.errors import UsageError
@@ -56,6 +57,27 @@ def why_not_open(address: str) -> str | None:
     return None
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and takes the password along only to the server that it is for."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        onward = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if onward is not None and _origin(onward.full_url) != _origin(req.full_url):
+            onward.remove_header("Authorization")
+        return onward
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
+
+
+def _origin(address: str) -> tuple[str, str]:
+    """What must be the same for a server to be the same: protocol, host and port."""
+    parts = urlsplit(address)
+    return parts.scheme.lower(), parts.netloc.rpartition("@")[2].lower()
+
+
 def _why_not_served(address: str) -> str | None:
     parts = urlsplit(address)
     login, _, place = parts.netloc.rpartition("@")
@@ -64,7 +86,7 @@ def _why_not_served(address: str) -> str | None:
         token = base64.b64encode(unquote(login).encode()).decode()
         request.add_header("Authorization", f"Basic {token}")
     try:
-        with contextlib.closing(urllib.request.urlopen(request, timeout=_TIMEOUT_S)) as answer:
+        with contextlib.closing(_OPENER.open(request, timeout=_TIMEOUT_S)) as answer:
             kind = answer.headers.get_content_type()
     except urllib.error.HTTPError as error:
         error.close()

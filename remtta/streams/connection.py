@@ -13,7 +13,7 @@ from remtta.errors import RemttaError, StreamError
 from remtta.streams.addresses import why_not_open
 from remtta.streams.buffer import Shot, ShotBuffer
 from remtta.streams.opencv import load_opencv
-from remtta.streams.video import cannot_open, no_frame_advice, video_name
+from remtta.streams.video import cannot_open, codec_of, no_frame_advice, video_name
 from remtta.streams.watchdog import Watchdog
 
 _TRIES = 30
@@ -75,7 +75,7 @@ class Connection:
         self._feed, self._watchdog, self._shots = feed, watchdog, shots
         self._error: Exception | None = None
         self._why_not_open: str | None = None
-        self._end = "the connection ended"
+        self._end, self._codec = "the connection ended", ""
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
 
@@ -114,7 +114,7 @@ class Connection:
             return StreamError(f"{name}: {self.reason}; check the camera or the network")
         if not self._watchdog.opened:
             return StreamError(cannot_open(self._feed.source, self._why_not_open))
-        return StreamError(f"{name}: no frame could be decoded; {no_frame_advice(name)}")
+        return StreamError(f"{name}: no frame could be decoded; {no_frame_advice(name, self._codec)}")
 
     def _run(self) -> None:
         try:
@@ -128,6 +128,7 @@ class Connection:
         capture = self._feed.connect()
         try:
             if capture.isOpened():
+                self._codec = codec_of(cv2, capture)
                 self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
                 self._read(cv2, capture)
             elif not self._watchdog.timed_out():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+from pathlib import Path
 from typing import Any
 
 from remtta.errors import RemttaError
+
+_MOST_ALLOCATED = 256 * 2**20  # frames of 8K video are of 100 MB
 
 
 def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
@@ -30,3 +35,16 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
             "pip uninstall -y opencv-python; pip install opencv-python-headless"
         ) from failure
     return cv2
+
+
+def bound_allocations(cv2: Any) -> None:
+    """Have FFmpeg take no piece of memory over 256 MiB from now on, where its library can be found.
+
+    A server that never ends one picture of its MJPEG stream would fill the memory: FFmpeg keeps what it has of it.
+    """
+    place = Path(cv2.__file__)
+    for library in [place] if place.suffix == ".so" else place.parent.glob("cv2*.so"):
+        with contextlib.suppress(OSError, AttributeError):  # built without FFmpeg, or with one of its own inside
+            limit = ctypes.CDLL(str(library)).av_max_alloc
+            limit.argtypes, limit.restype = [ctypes.c_size_t], None
+            limit(_MOST_ALLOCATED)

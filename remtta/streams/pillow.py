@@ -25,6 +25,7 @@ _READS_PER_CLOCK = 64  # of small ones
 _MOST_READS = 4_000_000  # a few seconds of a decoder that goes through a file byte by byte
 _MOST_SECONDS = 120.0  # of computing, not of waiting for a slow disk
 _MOST_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read whole before their size is known
+_BLOCK_BYTES = 64 * _MIB  # glibc gives back what is over 32 MiB; less stays with the thread that had it
 _MOST_BYTES_PER_PIXEL = 32
 _READ_BY_PIXEL = ("QOI", "DDS")  # in Python; they read no more than that
 _MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG: each of its scans goes through the whole image
@@ -32,12 +33,13 @@ _MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG: each of its scans
 
 @functools.cache
 def load_plugins() -> None:
-    """Have Pillow know all its formats.
+    """Have Pillow know all its formats, and give back the memory of large images.
 
     By itself it knows some at first, and more once a file needs them: what opens a file that several formats would
     take, such as a TGA, which has no signature, would depend on the files before it.
     """
     Image.init()
+    _imaging.set_block_size(_BLOCK_BYTES)
     with contextlib.suppress(OSError, AttributeError):  # linked in another way: then libtiff keeps talking
         # What libtiff has to say goes to standard error, past Python; Pillow raises what matters.
         set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler

@@ -12,7 +12,7 @@ from PIL import Image
 from remtta.errors import FrameError, StreamError
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.memory import current_share
-from remtta.streams.opencv import load_opencv
+from remtta.streams.opencv import bound_allocations, load_opencv
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
@@ -20,6 +20,9 @@ _FRAME_BYTES = 7  # per pixel: in RGB, and as an image
 
 OPEN_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
+
+_NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
+_SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
 
 _log = logging.getLogger("remtta")
 
@@ -50,7 +53,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
                 yield video_frame(cv2, source, pixels, number, time_s)
             number += 1
         if number == 0:
-            raise StreamError(f"{source}: no frame could be decoded; {no_frame_advice(source)}")
+            raise StreamError(f"{source}: no frame could be decoded; {no_frame_advice(source, codec_of(cv2, capture))}")
         warn_if_cut(source, number, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
     finally:
         capture.release()
@@ -68,8 +71,14 @@ def video_name(source: str | int) -> str:
 
 
 def without_password(source: str) -> str:
-    """An address as it may be shown and written down: `user:password@` becomes `***@`."""
-    return re.sub(r"(?<=://)[^/]*@", "***@", source)
+    """An address as it may be shown and written down: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`.
+
+    A password with a slash is no valid address, and hidden all the same.
+    """
+    if "://" not in source:
+        return source
+    source = re.sub(r"(?<=://)(?:[^/]*@|[^/:@\[]*:(?!\d*(?:[/?#]|$)).*@)", "***@", source)
+    return _SECRETS.sub(r"\1***", source)
 
 
 def video_frame(
@@ -105,6 +114,8 @@ def open_capture(
     if isinstance(source, int):
         return cv2.VideoCapture(source)
     _require_utf8(source)
+    if "://" in source:
+        bound_allocations(cv2)
     open_ms, read_ms = round(1000 * open_timeout_s), round(1000 * read_timeout_s)
     timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
@@ -116,7 +127,8 @@ def _require_utf8(source: str) -> None:
     try:
         source.encode()
     except UnicodeEncodeError as error:  # OpenCV would crash the process
-        raise StreamError(f"{source} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
+        name = without_password(source)
+        raise StreamError(f"{name} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
 
 
 def cannot_open(source: str | int, why: str | None = None) -> str:
@@ -128,11 +140,26 @@ def cannot_open(source: str | int, why: str | None = None) -> str:
         because = f" ({why})" if why else ""
         advice = "check the address, the network, and that a video is served there"
         return f"{source} cannot be opened as a video{because}; {advice}"
-    return f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read"
+    return (
+        f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read "
+        "(ffmpeg -i INPUT -c:v libx264 out.mp4 converts it)"
+    )
 
 
-def no_frame_advice(name: str) -> str:
+def codec_of(cv2: Any, capture: Any) -> str:
+    """The four letters of a video's codec, such as "AV01"; none where it has no such name."""
+    code = int(capture.get(cv2.CAP_PROP_FOURCC))
+    letters = code.to_bytes(4, "little") if 0 < code < 2**32 else b""
+    return letters.decode("ascii", "replace").strip() if letters.isascii() and letters.decode().isprintable() else ""
+
+
+def no_frame_advice(name: str, codec: str = "") -> str:
     """What to do about a source that opened and gave no frame."""
+    if codec:
+        return (
+            f"it is damaged, or OpenCV cannot decode {codec}: convert it (ffmpeg -i INPUT -c:v libx264 out.mp4), "
+            "or " + ("have the server send H.264" if "://" in name else "check that it is whole")
+        )
     if "://" in name:  # an MP4 whose index is at its end needs a server that seeks
         return "check that it is a video, or download it first"
     return "check that it is a video"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -159,6 +159,23 @@ def test_the_tree_does_not_depend_on_the_number_of_processes_or_on_stops(
     assert capfd.readouterr().err.startswith("6 images, 2 corrupted images written, 10 there already, ")
     assert tree_of(tmp_path / "two") == expected
     assert untouched.stat().st_mtime == 1
+
+
+@pytest.mark.parametrize("form", ["jpeg", "png"])
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+def test_files_that_were_cut_off_are_made_again(
+    photos: Path, tmp_path: Path, form: Literal["jpeg", "png"], kept: float
+) -> None:
+    out, options = tmp_path / "out", CorruptOptions(corruptions=("contrast",), format=form, jobs=1)
+    corrupt_tree(photos, out, options)
+    expected = tree_of(out)
+    cut, zeroed = sorted(path for path in out.rglob("*") if path.suffix in (".JPEG", ".png"))[:2]
+    for path, rest in ((cut, b""), (zeroed, bytes(300))):
+        data = path.read_bytes()
+        path.write_bytes(data[: int(kept * len(data))] + rest)
+    summary = corrupt_tree(photos, out, options)
+    assert (summary.kept, summary.written) == (4, 2)
+    assert tree_of(out) == expected
 
 
 def test_more_corruptions_and_severities_are_added(photos: Path, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, _imaging
 
 from remtta.errors import FrameError
 from remtta.streams import pillow
 from remtta.streams.images import load_image
+from remtta.streams.pillow import load_plugins
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
@@ -86,6 +87,11 @@ def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(tmp_pat
     whole, parts = ((tmp_path / name / "predictions.jsonl").read_text() for name in ("whole", "parts"))
     assert parts == whole
     assert "error" not in whole
+
+
+def test_freed_pixels_leave_the_process() -> None:
+    load_plugins()
+    assert _imaging.get_block_size() > 32 * 2**20  # what glibc keeps, in each thread
 
 
 def test_an_mpo_is_a_frame_of_a_folder(tmp_path: Path) -> None:

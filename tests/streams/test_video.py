@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from remtta.errors import FrameError, StreamError
 from remtta.streams.frames import Frame
 from remtta.streams.sources import open_stream
-from remtta.streams.video import iter_video
+from remtta.streams.video import codec_of, iter_video
 
 FPS = 10
 FORMATS = [("clip.mp4", "mp4v"), ("clip.avi", "MJPG")]
@@ -196,3 +198,31 @@ def test_an_unfinished_read_lets_go_of_the_video(tmp_path: Path, monkeypatch: py
     assert [video.isOpened() for video in opened] == [True]
     del frames
     assert [video.isOpened() for video in opened] == [False]
+
+
+def test_a_codec_that_opencv_lacks_is_named_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    noise = [Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)) for _ in range(3)]
+    noise[0].save(path, "AVIF", save_all=True, append_images=noise[1:])  # AV1 in an MP4's container
+    try:
+        frames = list(iter_video(str(path)))
+    except StreamError as error:
+        told = rf"^{path}: no frame could be decoded; it is damaged, or OpenCV cannot decode AV01: convert it "
+        assert re.match(told + r"\(ffmpeg -i INPUT -c:v libx264 out\.mp4\), or check that it is whole$", str(error))
+    else:  # an OpenCV that decodes it
+        assert frames
+
+
+def test_what_is_no_fourcc_is_no_codec() -> None:
+    class Capture:
+        def __init__(self, code: float) -> None:
+            self.code = code
+
+        def get(self, prop: int) -> float:
+            return self.code
+
+    def named(text: bytes) -> str:
+        return codec_of(cv2, Capture(float(int.from_bytes(text, "little"))))
+
+    assert [named(b"AV01"), named(b"VP9 "), named(b"\1\0\0\0"), named(b"\xff\xffab")] == ["AV01", "VP9", "", ""]
+    assert [codec_of(cv2, Capture(code)) for code in (-1.0, 0.0, 2.0**40)] == ["", "", ""]

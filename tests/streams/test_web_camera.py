@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,3 +104,34 @@ def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
     assert time.monotonic() - signalled < 30  # a second, but for the end of a busy machine's interpreter; or else 60
     assert record_of(run)["exit_reason"] == "SIGTERM"
     assert load_delta(run).updates == 3
+
+
+class _Endless(QuietHandler):
+    """A picture that never ends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "multipart/x-mixed-replace;boundary=x")
+        self.end_headers()
+        with contextlib.suppress(OSError):  # hung up
+            self.wfile.write(b"--x\r\nContent-Type: image/jpeg\r\n\r\n\xff\xd8\xff\xe0")
+            while True:
+                self.wfile.write(bytes(2**16))
+
+
+GIVE_UP = """
+import sys
+from remtta.streams import opencv, video
+opencv._MOST_ALLOCATED = 32 * 2**20
+capture = video.open_capture(sys.argv[1], 10, 10)
+assert not capture.grab()
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_a_picture_that_never_ends_does_not_fill_the_memory() -> None:
+    with serving(_Endless) as server:
+        command = [sys.executable, "-c", GIVE_UP, f"http://127.0.0.1:{server.server_port}/"]
+        peak = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    assert int(peak) < 400 * 1024  # kB: 32 MiB of it, and the libraries
