@@ -86,7 +86,9 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
-    assert len(rows_of(run)) == 4
+    rows = rows_of(run)
+    assert len(rows) in (4, 5) and all(row["early"] for row in rows[4:])  # the fifth waits for a sixth, or is decoded
+    assert not any("early" in row for row in rows[:4])
     assert load_delta(run / "delta.safetensors").updates == 2
     assert record_of(run)["exit_reason"] == signum.name
 
