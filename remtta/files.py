@@ -171,7 +171,9 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / _LOCK
         with writing(self._path):
-            self._file = open(self._path, "wb")  # noqa: SIM115 - open as long as the lock is held
+            if self._path.is_symlink():  # which somebody put there: what it points to is not touched
+                self._path.unlink()
+            self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the lock is held
         if fcntl is None:  # Windows: nothing keeps two runs apart
             return
         try:
@@ -214,7 +216,9 @@ class Reserve:
         self._path = path
         try:
             with writing(path):
-                path.write_bytes(bytes(num_bytes))
+                path.unlink(missing_ok=True)  # a link that somebody put there is not written through
+                with open(path, "xb") as file:
+                    file.write(bytes(num_bytes))
         except OutputError:
             self.release()
             raise

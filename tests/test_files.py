@@ -219,3 +219,16 @@ def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp
     adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**again), health=health)
     [kept] = tmp_path.rglob(".*.tmp")
     assert kept.name.startswith(".mine.txt.")
+
+
+@pytest.mark.parametrize("taken", [lambda folder: Reserve(folder / ".reserve", 1000), FolderLock])
+@pytest.mark.parametrize("name", [".reserve", ".lock"])
+def test_a_planted_link_is_not_written_through(taken: Any, name: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "precious")
+    held = taken(folder)
+    assert (tmp_path / "precious").read_text() == "mine"
+    held.release()
+    assert (tmp_path / "precious").read_text() == "mine"
