@@ -232,3 +232,14 @@ def test_a_planted_link_is_not_written_through(taken: Any, name: str, tmp_path: 
     assert (tmp_path / "precious").read_text() == "mine"
     held.release()
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_process_of_another_user_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(pid: int, signum: int) -> None:
+        raise PermissionError
+
+    leftover = tmp_path / f".a.json.{os.getpid() + 1}.tmp"
+    leftover.touch()
+    monkeypatch.setattr(os, "kill", refused)
+    remove_leftovers(tmp_path, ("a.json",))
+    assert leftover.exists()

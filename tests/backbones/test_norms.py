@@ -109,3 +109,17 @@ def test_another_architecture_is_refused_by_name() -> None:
     for model, kind in ((resnet, "ResNet"), (_Wrapper(swin), "SwinTransformer")):
         with pytest.raises(ModelError, match=f"and {kind} is none; choose a ViT"):
             backbone_of(model)
+
+
+def test_a_model_too_shallow_for_three_quarters_says_what_to_do() -> None:
+    shallow = timm.create_model("vit_tiny_patch16_224", pretrained=False, depth=1, img_size=32, patch_size=8)
+    with pytest.raises(ModelError, match=r"three quarters of 1 block.s. hold no whole block; name the blocks with"):
+        adapted_norms(backbone_of(shallow))
+
+
+def test_blocks_without_norm_weights_leave_nothing_to_adapt() -> None:
+    bare = timm.create_model("vit_tiny_patch16_224", pretrained=False, depth=4, img_size=32, patch_size=8)
+    for block in bare.blocks:
+        block.norm1 = block.norm2 = nn.Identity()
+    with pytest.raises(ModelError, match="the chosen blocks have no normalisation weights"):
+        adapted_norms(backbone_of(bare))

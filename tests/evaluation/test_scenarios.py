@@ -90,3 +90,19 @@ def test_scenarios_visit_the_domains_as_they_say(tmp_path: Path) -> None:
         UsageError, match=r"not there: snow 1, snow 2, snow 3, snow 4, fog 1, ... .8 in all.; choose another"
     ):
         plan_visits(dataset, EvalOptions(scenario="gradual"), 0)
+
+
+def test_label_shift_is_by_dirichlet_bursts_where_a_concentration_is_given(tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog"], each=6))
+    orders = {}
+    for name, more in (("bursts", {"dirichlet": 0.01}), ("ratio", {"imbalance": 1.0})):
+        (visit,) = plan_visits(dataset, EvalOptions(scenario="label-shift", **more), 0)  # type: ignore[arg-type]
+        orders[name] = dataset.domains[0].labels[visit.items[:, 1]]
+        assert sorted(visit.items[:, 1]) == list(range(len(dataset.domains[0].labels)))
+    assert (np.diff(orders["bursts"]) != 0).sum() < (np.diff(orders["ratio"]) != 0).sum()
+
+
+def test_unseen_domains_leave_some_to_adapt_to(tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], each=1))
+    with pytest.raises(UsageError, match="--unseen leaves no domain to adapt to"):
+        plan_visits(dataset, EvalOptions(unseen=("fog", "snow")), 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from timm.data import create_transform, resolve_model_data_config
@@ -17,8 +18,10 @@ from torch import nn
 
 from remtta.backbones.registry import check_adaptable
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
+from remtta.models.classes import restrict_classes
 from remtta.models.devices import select_device
 from remtta.models.hashing import state_sha256
+from remtta.models.hub import reachable_or_offline
 from remtta.models.labels import labels_of
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
@@ -389,3 +392,18 @@ def test_the_hash_takes_scalars_flags_and_half_precision() -> None:
     module.register_buffer("scale", torch.tensor([1.5], dtype=torch.bfloat16))
     module.register_buffer("nothing", torch.zeros(0))
     assert len(state_sha256(module)) == 64
+
+
+def test_behind_a_proxy_the_hubs_name_need_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy:3128"})
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("the proxy resolves names"))
+    earlier = constants.HF_HUB_OFFLINE
+    with reachable_or_offline():
+        assert earlier == constants.HF_HUB_OFFLINE
+
+
+def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
+    model: Any = tiny_vit()
+    model.head = nn.Sequential(model.head)
+    with pytest.raises(ModelError, match="the model's head is no linear layer, so its classes cannot be restricted"):
+        restrict_classes(model, [0, 2])

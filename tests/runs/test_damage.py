@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from remtta.deltas import DELTA
-from remtta.errors import UsageError
+from remtta.deltas.tensor_files import save_tensors
+from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
 from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.place import load_place, save_place
+from remtta.runs.reading import read_rows
 from remtta.runs.states import load_state
 from tests.conftest import tiny_vit
 from tests.records import record_of, rows_of
@@ -211,3 +213,38 @@ def test_a_delta_beside_a_replayed_run_is_the_same(frames: Path, tmp_path: Path)
     folder = killed(frames, tmp_path / "run")[1]
     adapt_tiny(frames, folder, resume=True, echo=io.BytesIO(), options={"replay": True})
     assert (folder / DELTA).stat().st_size == (tmp_path / "run" / DELTA).stat().st_size
+
+
+@pytest.mark.parametrize("position", ["[]", "7", "null"])
+def test_a_state_without_a_position_is_told(position: str, frames: Path, tmp_path: Path) -> None:
+    stopped(frames, tmp_path / "run")
+    path = tmp_path / "run" / STATE
+    _, state = load_state(path)
+    save_tensors(path, state, {"position": position})
+    with pytest.raises(UsageError, match=r"state\.safetensors is damaged \(it holds no position\); start again"):
+        adapt_tiny(frames, tmp_path / "run", resume=True)
+
+
+def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Path) -> None:
+    stopped(frames, tmp_path / "run")
+    path = tmp_path / "run" / STATE
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RemttaError, match=r"state\.safetensors cannot be read: Is a directory") as refused:
+        adapt_tiny(frames, tmp_path / "run", resume=True)
+    assert not isinstance(refused.value, UsageError)
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"index": 0}\n[1]\n')
+    with pytest.raises(RemttaError, match="line 2 is damaged: it is no row"):
+        list(read_rows(path))
+
+
+def test_memory_is_no_matter_for_methods_that_train_no_weights(
+    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapt_tiny(frames, tmp_path / "run", "source", options={"max_memory": 2**30})
+    assert "--max-memory chooses the micro-batch of methods that train weights" in caplog.text
+    assert record_of(tmp_path / "run")["method"]["micro_batch"] is None
