@@ -198,14 +198,14 @@ def main() -> None:
 
                 def step(images: Tensor, run: Guard | Method = guard or method, by: list[bool] = answered) -> Tensor:
                     logits = run(images)
-                    by.append(isinstance(run, Guard) and run.from_source)
+                    by.append(isinstance(run, Guard) and run.said.weight == 0)
                     return logits
 
                 found = errors(step, stream)
                 print(
                     f"| {kind} | {args.method} {lr} | {setting} | {mean(found):.1f} | {mean(source):.1f} "
                     f"| {worst(found, source, names)} "
-                    f"| {guard.total_alarms if guard else ''} | {np.mean(answered):.0%} |",
+                    f"| {guard.judge.total_alarms if guard else ''} | {np.mean(answered):.0%} |",
                     flush=True,
                 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from remtta.errors import UsageError, check, check_finite
 
@@ -15,49 +15,71 @@ SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-c
 """Orders in which an evaluation visits its domains."""
 
 
+Action = Literal["off", "warn", "rollback", "stop"]
+Answer = Literal["adapted", "both", "auto"]
+
+
 @dataclass(frozen=True)
 class GuardOptions:
-    """When the guard acts on an adaptation that does harm, and how.
+    """Who answers, and what is done about an adaptation that does harm.
 
     Attributes:
         action: "rollback" to the source weights, "stop" for that and an end
-            of the run when the retries are used up, or "warn" to only tell.
+            of the run when the retries are used up, "warn" to only tell, or
+            "off".
+        answer: "adapted"; "both", the mean of the adapted and the source
+            model's probabilities; or "auto", a mean weighted by which of them
+            has seen more in the last frames.
         retries: Alarms that are rolled back; the next one ends adaptation.
-        size: Frames in the reservoir.
-        least: Frames in the reservoir before there is a verdict.
-        doubt: Share of the source's mutual information that the adapted
-            predictions may lack before the source answers.
-        alarm: The same for a rollback.
+        window: Frames that are looked at together.
+        memory: Frames by which a camera is known to look at one class only.
+        least: Frames in the window before there is a verdict.
+        renewed: New frames after which there is another.
+        doubt: How far the adapted model may be behind, as a share of what the
+            source's predictions tell apart, before it is in doubt.
+        width: How much more it takes for its weight to fall from 1/2 to 1/4 or so.
+        alarm: How far behind is an alarm.
+        patience: Frames of doubt that are one, too.
         lr_factor: What an alarm multiplies the learning rate by.
-        forgive_after: Batches without an alarm after which one is forgiven.
+        forgive_after: Frames without an alarm after which one is forgiven.
         most_drift: Norm of the change over the norm of the weights that is
             an alarm by itself.
-        cost: Share of the method's own time that the guard may take.
-        fresh: Batches after which an adapted prediction is renewed.
+        cost: Share of the method's own time that the guard may take where the
+            source is not asked for every answer.
     """
 
-    action: Literal["warn", "rollback", "stop"] = "rollback"
+    action: Action = "rollback"
+    answer: Answer = "adapted"
     retries: int = 8
-    size: int = 64
+    window: int = 100
+    memory: int = 1000
     least: int = 32
-    doubt: float = 0.015
-    alarm: float = 0.06
+    renewed: int = 10
+    doubt: float = 0.03
+    width: float = 0.02
+    alarm: float = 0.3
+    patience: int = 500
     lr_factor: float = 0.5
-    forgive_after: int = 500
+    forgive_after: int = 10_000
     most_drift: float = 0.5
     cost: float = 0.07
-    fresh: int = 16
 
     @property
     def acts(self) -> bool:
         """Whether it does more than tell."""
-        return self.action != "warn"
+        return self.action in ("rollback", "stop")
 
     def __post_init__(self) -> None:
-        check(self.action in ("warn", "rollback", "stop"), "guard", self.action, "off, warn, rollback or stop")
+        check(self.action in get_args(Action), "guard", self.action, "off, warn, rollback or stop")
+        check(self.answer in get_args(Answer), "answer", self.answer, "adapted, both or auto")
         check(self.retries >= 0, "guard retries", self.retries, ">= 0")
-        check(2 <= self.least <= self.size, "the guard's least frames", self.least, f"in 2 to its {self.size} frames")
+        for name in ("memory", "renewed", "patience", "forgive_after"):
+            check(getattr(self, name) >= 1, f"the guard's {name.replace('_', ' ')}", getattr(self, name), ">= 1")
+        check(
+            2 <= self.least <= self.window, "the guard's least frames", self.least, f"in 2 to its {self.window} frames"
+        )
         check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
+        check(0 < self.width < math.inf, "the guard's width", self.width, "> 0 and finite")
         check(0 < self.most_drift < math.inf, "the guard's most drift", self.most_drift, "> 0 and finite")
         check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
         check(0 < self.cost <= 1, "the guard's cost", self.cost, "in (0, 1]")
@@ -71,6 +93,7 @@ class RunOptions:
         batch_size: Frames per update; the last batch may be smaller.
         topk: Classes listed per prediction.
         logits: Write all logits as well.
+        each: Write what the adapted and the source model said, where both were asked.
         save_every: Updates between two saves of state and delta.
         save_every_s: Seconds after which they are saved all the same.
         save_full: Save a delta also of a method that changes every weight,
@@ -91,13 +114,14 @@ class RunOptions:
             they are learned from with the whole batch. None for never.
         max_memory: Most bytes the process, or the GPU, is to need: the
             micro-batch is chosen by it where the config leaves it open.
-        guard: When harm is undone; None for never. It watches methods that
-            train weights, and not episodic runs.
+        guard: Who answers, and when harm is undone, by methods that train
+            weights and in no episodic run; None for the adapted model, and never.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
     topk: int = 5
     logits: bool = False
+    each: bool = False
     save_every: int = 20
     save_every_s: float = 30.0
     save_full: bool = False

@@ -54,7 +54,7 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
 def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
     guard_options = script("guard_streams").guard_options
     assert guard_options("default") == GuardOptions()
-    assert guard_options("doubt=0.01,size=128,action=warn") == GuardOptions(doubt=0.01, size=128, action="warn")
+    assert guard_options("doubt=0.01,window=128,action=warn") == GuardOptions(doubt=0.01, window=128, action="warn")
     for text, told in (
         ("back_to=passed", r"of action, retries, .*, got \"back_to=passed\"$"),
         ("doubt", 'got "doubt"$'),

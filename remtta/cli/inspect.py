@@ -96,9 +96,10 @@ def _guard_lines(guard: dict[str, Any] | None) -> list[str]:
     if guard is None:
         return []
     ended = "; adaptation has ended" if guard.get("retired") else ""
-    return [
-        f"guard        {guard['alarms']} alarms, {guard['answered_by_source']} frames answered by the source{ended}"
-    ]
+    both = guard.get("answered_by_both", 0)
+    shared = f", {both} by both models" if both else ""
+    told = f"{guard['alarms']} alarms, {guard['answered_by_source']} frames answered by the source{shared}{ended}"
+    return [f"guard        {told}"]
 
 
 def _more(counts: dict[str, int]) -> str:

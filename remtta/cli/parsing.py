@@ -49,6 +49,14 @@ def parse_mask_ratios(text: str) -> tuple[float, ...]:
         raise UsageError(f"--mask-ratios takes numbers such as 0,0.1,0.2, got {text}") from None
 
 
+def parse_number(text: str, option: str) -> float:
+    """`0.1` to a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} takes a number or auto, got {text}") from None
+
+
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
     """`1,2,3` to whole numbers."""
     try:

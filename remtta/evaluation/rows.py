@@ -11,6 +11,7 @@ from torch import Tensor
 from remtta.evaluation.datasets import Dataset
 from remtta.methods.losses import entropy, total_variation
 from remtta.runs.batch import BatchResult
+from remtta.runs.rows import answered_by
 
 Row = dict[str, Any]
 
@@ -54,7 +55,7 @@ def _class_rows(result: BatchResult, numbers: Sequence[int], labels: Sequence[st
     assert result.logits is not None
     probs, guesses = result.logits.softmax(-1).max(-1)
     told: Mapping[str, Any] = {"update": result.update_told, "adapted": result.adapted}
-    told = {**told, **({"answered_by": "source"} if result.by_source else {})}
+    told = {**told, **answered_by(result.said)}
     columns = zip(probs.tolist(), guesses.tolist(), entropy(result.logits).tolist(), strict=True)
     return [
         {

@@ -29,7 +29,7 @@ from remtta.guard.guard import guarded
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import is_guarded, method_of
+from remtta.methods.settings.names import action_of, answer_of, is_guarded, method_of
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.models.card import card_of
 from remtta.models.classes import restricted_classes
@@ -167,10 +167,10 @@ class _Evaluation:
             method.reset()
 
     def _guarded(self, name: str, method: Method) -> Adapter:
-        if not is_guarded(name):
-            return Adapter(method)
-        guard = guarded(method, self._plan.options.guard, self._plan.methods[name])
-        if guard is None:
+        wanted = self._plan.options.guard
+        options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
+        guard = guarded(method, options, self._plan.methods[name])
+        if is_guarded(name) and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
         return Adapter(method, guard)
 

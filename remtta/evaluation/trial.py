@@ -225,7 +225,7 @@ class Trial:
             "forwards_per_image": method.num_forwards + looked,
             "backwards_per_image": method.num_backwards,
             "models_held": method.num_models,
-            "guard": guard_record(self._adapter, position.by_source),
+            "guard": guard_record(self._adapter, position),
             "trainable_parameters": method.num_trained,
             "adapted": list(method.adapted_names),
             "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},

@@ -3,13 +3,61 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from remtta.guard.window import Window
 from remtta.methods.losses import entropy
 
 _BISECTIONS = 14  # the scale to one part in two thousand
+_LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would be outdone by chance
+_UNKNOWN_FRAMES = 20  # that count for no class, as long as few were seen
+_PARKED = 0.3  # share of the frames, beyond one in C, that a class takes where a camera sees little else
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a window of frames says for the adapted weights.
+
+    Attributes:
+        lead: What the adapted predictions have over the source's, as a share; below 0 for harm.
+        gap: What they tell apart more than the source's, at equal confidence, in nats.
+        information: What the source's tell apart, in nats.
+    """
+
+    lead: float = 0.0
+    gap: float = 0.0
+    information: float = 0.0
+
+
+def evidence_of(window: Window) -> Evidence:
+    """Who sees more in these frames: the adapted or the source model.
+
+    Of frames of many classes, who tells more apart, as a share of what the
+    source does. A camera that looks at one class for long has nothing to tell
+    apart: who sees more of the class that the source has seen most of.
+    """
+    gap, information = information_gap(window.adapted, window.source)
+    parked = parked_class(window.votes, window.source.shape[1])
+    if parked is None:
+        return Evidence(gap / max(information, _LEAST_INFORMATION), gap, information)
+    seen, seen_by_source = (float(each.float().exp()[:, parked].mean()) for each in (window.adapted, window.source))
+    return Evidence(seen - seen_by_source, gap, information)
+
+
+def parked_class(votes: Tensor, num_classes: int) -> int | None:
+    """The class that takes more of the frames than a stream of many classes would give to one; None without one.
+
+    Args:
+        votes: The source's class of each frame.
+        num_classes: C, for each of which one in C would be a fair share.
+    """
+    counts = torch.bincount(votes, minlength=num_classes)
+    largest = int(counts.argmax())
+    share = float(counts[largest]) / (len(votes) + _UNKNOWN_FRAMES)
+    return largest if share > 1 / num_classes + _PARKED * (1 - 1 / num_classes) else None
 
 
 def mutual_information(logits: Tensor) -> float:
@@ -43,3 +91,15 @@ def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
             high = middle
     information = mutual_information(source)
     return mutual_information(adapted * low) - information, information
+
+
+def mixture(adapted: Tensor, source: Tensor, weight: float) -> Tensor:
+    """Log-probabilities (B, C) of a mixture of two models' predictions.
+
+    Args:
+        adapted: Logits (B, C).
+        source: Logits (B, C).
+        weight: The adapted model's share of each probability, in (0, 1).
+    """
+    shares = (math.log(weight) + adapted.log_softmax(-1), math.log1p(-weight) + source.log_softmax(-1))
+    return torch.logaddexp(*shares)

@@ -1,6 +1,6 @@
-"""Notice without labels that adaptation does harm, and undo it.
+"""Notice without labels that adaptation does harm, answer accordingly, and undo it.
 
-The sign: how much the predictions on the same diverse frames tell apart, adapted against source. Mutual information
+The sign: how much the predictions on the same frames tell apart, adapted against source. Mutual information
 between input and prediction, H(mean p) - mean H(p), falls when one class takes over; but adaptation also makes every
 prediction more certain, which raises it. So the adapted logits are first scaled to the source's mean entropy: what is
 left is the difference at equal confidence.
@@ -8,263 +8,202 @@ left is the difference at equal confidence.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from remtta.guard.evidence import information_gap
-from remtta.guard.reservoir import Reservoir
+from remtta.guard.evidence import mixture
+from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings import MethodConfig, SourceConfig
 from remtta.options import GuardOptions
 
 _PREFIX = "guard."
-_RENEWED_TOGETHER = 8  # a forward pass of a single image wastes most of its time
-_LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would raise alarms by chance
+_CREDIT, _LOOKED = "credit", "looked"
 
 
 def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
-    """A guard for a method whose changes to the weights add up; None for others, or if there is to be none."""
-    if options is None or config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
+    """A guard for a method, or None if there is nothing for it to do.
+
+    Only of a method whose changes to the weights add up can harm be undone; answers can be mixed of any but the
+    source's own.
+    """
+    if options is None or isinstance(config, SourceConfig):
         return None
-    return Guard(method, options)
+    if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
+        options = replace(options, action="off")
+    return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options)
 
 
-@dataclass
-class _Standing:
-    """What the guard goes by, and what it has decided so far."""
+@dataclass(frozen=True)
+class Said:
+    """An answer, and where it comes from.
 
-    clock: int = 0  # batches
-    credit: float = 0.0  # forward passes of one image that it may still spend
-    alarms: int = 0  # not yet forgiven
-    total_alarms: int = 0
-    calm: int = 0  # batches since the last alarm or pardon
-    looked: int = 0
-    doubting: bool = False
-    warned: bool = False  # of an alarm that is not over
-    retired: bool = False
+    Attributes:
+        weight: The adapted model's share in it.
+        adapted: Its logits (B, C); None where it was not asked.
+        source: The source model's; None likewise.
+    """
+
+    weight: float
+    adapted: Tensor | None
+    source: Tensor | None
+
+    def after(self, count: int) -> Said:
+        """The same without the first images."""
+        adapted, source = (None if logits is None else logits[count:] for logits in (self.adapted, self.source))
+        return Said(self.weight, adapted, source)
+
+
+ALONE = Said(1.0, None, None)
+"""What a method says that nobody guards."""
 
 
 class Guard:
-    """Runs a method and watches what it does to the weights.
+    """Runs a method, watches what it does to the weights, and answers by it, by the source model, or by both.
 
-    Before a prediction is given out, the source model sees a part of the batch, too. Where its predictions on the
-    frames of the reservoir tell more apart than the adapted ones, by the doubt threshold, the whole batch is answered
-    by the source; beyond the alarm threshold the source weights come back, with a fresh optimizer and a lower
-    learning rate. After too many alarms adaptation ends, and the source answers.
+    A window of the last frames says how far the adapted predictions are ahead of the source's. By that an
+    answer is weighed, or given to the source while adaptation is in doubt. Where it is far behind, or in doubt for
+    long, the source weights come back, with a fresh optimizer and a lower learning rate. After too many such alarms
+    adaptation ends, and the source answers.
 
     Args:
-        method: The method.
+        method: The method; one of gradient descent unless the guard's action is "off".
         options: When to act, and how.
     """
 
-    def __init__(self, method: GradientMethod, options: GuardOptions | None = None) -> None:
+    def __init__(self, method: Method, options: GuardOptions | None = None) -> None:
         self.method = method
         self.options = options or GuardOptions()
-        self.reservoir = Reservoir(self.options.size)
-        self.from_source = False
-        self._answered: tuple[Tensor, Tensor] | None = None  # images that `learn` is to adapt to, their logits
-        self._now = _Standing()
-        self._events: list[dict[str, Any]] = []
-
-    @property
-    def retired(self) -> bool:
-        """Whether adaptation has ended for good."""
-        return self._now.retired
-
-    @property
-    def standing(self) -> str:
-        """What it thinks of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
-        return "retired" if self.retired else "doubt" if self._now.doubting else "trust"
-
-    @property
-    def total_alarms(self) -> int:
-        """Alarms so far."""
-        return self._now.total_alarms
-
-    @property
-    def num_looked(self) -> int:
-        """Forward passes of one image that it took beside the method's."""
-        return self._now.looked
+        self.judge = Judge(self.options)
+        self.num_looked = 0  # forward passes of one image that it took beside the method's
+        self.said = ALONE
+        self._credit = 0.0  # such passes that it may still take
+        self._answered: tuple[Tensor, Tensor | None] | None = None  # images that `learn` is to adapt to, the source's
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, C) to answer with for preprocessed images (B, 3, H, W); the method then adapts to them.
 
-        `from_source` says afterwards whether they are the source model's.
+        `said` tells afterwards what they come from.
         """
-        self.from_source = False
-        if self.retired:
-            return self._by_source(images)
-        logits = self.method(images, labels)
-        if not torch.isfinite(logits).all():
-            self._roll_back("outputs that are not finite numbers")
-            return self._by_source(images)
-        self._now.clock += 1
-        self._now.calm += 1
-        self._look(images)
-        return self._by_source(images) if self._judge() else logits
+        if self.judge.retired:
+            return self.blend(images, None)
+        logits = self.method(images, labels) if labels is not None else self.method(images)
+        if self._watches and not torch.isfinite(logits).all():
+            self._roll_back()
+            return self.blend(images, None, weight=0)
+        source = self._look(images)
+        by_source = self._judge(len(images))
+        return self.blend(images, logits, source, weight=0 if by_source else None)
 
     def answer(self, images: Tensor) -> Tensor:
         """Logits (B, C) to answer with at once, by what was known before this batch; `learn` then adapts to it."""
-        self.from_source = self.retired or (self._now.doubting and self.options.acts)
-        if self.retired:
-            return self._by_source(images)
+        if self.judge.retired:
+            return self.blend(images, None)
         logits = self.method.answer(images)
-        self._answered = images, logits
-        return self._by_source(images) if self.from_source or not torch.isfinite(logits).all() else logits
+        if self._watches and not torch.isfinite(logits).all():
+            self._roll_back()
+            return self.blend(images, None, weight=0)
+        answer = self.blend(images, logits)
+        self._answered = images, self.said.source
+        return answer
 
     def learn(self) -> None:
         """Have the method adapt to the images of the last `answer`, and judge."""
         if self._answered is None:
             return
-        images, logits = self._answered
-        self._answered = None
-        if not torch.isfinite(logits).all():
-            self._roll_back("outputs that are not finite numbers")
-            return
+        (images, source), self._answered = self._answered, None
         self.method.learn()
-        self._now.clock += 1
-        self._now.calm += 1
-        self._look(images)
-        self._judge()
+        self._look(images, source)
+        self._judge(len(images))
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits (B, C) to answer with, without adapting: the source's while adaptation is in doubt or has ended."""
-        self.from_source = self.retired or (self._now.doubting and self.options.acts)
-        return self._by_source(images) if self.from_source else self.method.predict(images)
+        """Logits (B, C) to answer with, without adapting."""
+        return self.blend(images, None if self.judge.weight == 0 else self.method.predict(images))
+
+    @torch.no_grad()
+    def blend(
+        self, images: Tensor, adapted: Tensor | None, source: Tensor | None = None, *, weight: float | None = None
+    ) -> Tensor:
+        """An answer (B, C) of the adapted and the source model.
+
+        Args:
+            images: Shape (B, 3, H, W), preprocessed, for the source model to see if it is to have a say.
+            adapted: The adapted model's logits (B, C); None where the weight is 0.
+            source: The source model's, if they are known.
+            weight: The adapted model's share; that of the moment if None.
+        """
+        weight = self.judge.weight if weight is None else weight
+        if source is None and weight < 1:
+            source = self._see(images)
+        self.said = Said(weight, adapted, source)
+        if adapted is None or weight == 0:
+            assert source is not None
+            return source
+        return adapted if source is None or weight == 1 else mixture(adapted, source, weight)
 
     def reset(self) -> None:
         """Note that the method is back at the source weights."""
-        self.reservoir.back_to_source(self._now.clock)
-        self._now.doubting = self._now.warned = False
+        self.judge.reset()
 
-    def most_bytes(self, num_values: int, num_classes: int) -> int:
-        """What its state takes once the reservoir is full of images of so many values each, headers aside."""
-        return self.options.size * (2 * num_values + 8 * num_classes)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Decisions since the last call, with their numbers."""
-        events, self._events = self._events, []
-        return events
+    def most_bytes(self, num_classes: int) -> int:
+        """What its state takes once the window is full, headers aside."""
+        return self.options.window * 4 * num_classes + 4 * self.options.memory
 
     def state(self) -> dict[str, Tensor]:
         """Everything its next decision depends on, beside the method's state."""
-        standing = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
-        return {_PREFIX + name: tensor for name, tensor in {**standing, **self.reservoir.state()}.items()}
+        spent = {_CREDIT: torch.tensor(self._credit, dtype=torch.float64), _LOOKED: torch.tensor(self.num_looked)}
+        return {_PREFIX + name: tensor for name, tensor in {**spent, **self.judge.state()}.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned; to be called before the method's own."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        kinds = {name: type(value) for name, value in asdict(_Standing()).items()}
-        self._now = _Standing(**{name: kind(own.pop(name).item()) for name, kind in kinds.items()})
-        self.reservoir.load_state(own)
+        self._credit, self.num_looked = float(own[_CREDIT]), int(own[_LOOKED])
+        self.judge.load_state(own)
         self._set_learning_rate()
 
-    def _look(self, images: Tensor) -> None:
-        """Have the source model see some of the batch, and the adapted one frames that it saw long ago."""
-        now, batch, views = self._now, len(images), self.method.last_views
+    def _look(self, images: Tensor, source: Tensor | None = None) -> Tensor | None:
+        """Have frames judged by what both models say of them; returns the source's logits (B, C), if it saw all."""
+        views, options = self.method.last_views, self.options
         assert views is not None
-        now.credit += self.options.cost * (self.method.num_forwards + self.method.num_backwards) * batch
-        stale = self.reservoir.stale(now.clock - self.options.fresh, most=self.options.size)
-        share = 0.5 if len(stale) else 1.0
-        count = min(batch, int(share * now.credit))
-        if not count and now.clock % 2:  # batches so small that frames to renew would take every single pass
-            count = min(1, int(now.credit))
-        if count:
-            chosen = torch.linspace(0, batch - 1, count).round().long()
-            now.credit -= count
-            now.looked += count
-            picked = images[chosen]
-            self.reservoir.add(picked, self.method.predict_source(picked), views[0][chosen], now.clock)
-        stale = self.reservoir.stale(now.clock - self.options.fresh, most=int(now.credit))
-        if len(stale) >= min(_RENEWED_TOGETHER, int(now.credit)) > 0:
-            now.credit -= len(stale)
-            now.looked += len(stale)
-            again = self.reservoir.images[stale].to(images)
-            self.reservoir.renew(stale, self.method.predict_alone(again), now.clock)
-        now.credit = min(now.credit, self.options.size)
+        chosen = torch.arange(len(images))
+        if source is None and options.answer == "adapted":
+            self._credit += options.cost * (self.method.num_forwards + self.method.num_backwards) * len(images)
+            count = min(len(images), int(self._credit))
+            self._credit = min(self._credit - count, options.window)
+            chosen = torch.linspace(0, len(images) - 1, count).round().long()
+        if not len(chosen):
+            return None
+        if source is None:
+            source = self._see(images[chosen])
+        self.judge.see(source, views[0][chosen.to(views.device)])
+        return source if len(source) == len(images) else None
 
-    def _judge(self) -> bool:
-        """Act on the reservoir; returns whether the source is to answer."""
-        now, options = self._now, self.options
-        drift = self.method.drift()
-        if drift > options.most_drift:
-            self._roll_back("weights far from the source's", drift=drift)
-            return options.acts
-        if len(self.reservoir) < options.least:
-            return False
-        gap, information = information_gap(self.reservoir.adapted, self.reservoir.source)
-        if not math.isfinite(gap):
-            self._roll_back("outputs that are not finite numbers", drift=drift)
-            return options.acts
-        share = gap / max(information, _LEAST_INFORMATION)
-        if share < -options.alarm:
-            self._roll_back("the adapted predictions tell less apart", gap=gap, information=information, drift=drift)
-            return options.acts
-        doubting = share < -options.doubt
-        if doubting != now.doubting:
-            what = "doubt" if doubting else "trust"
-            self._note(what, gap=gap, information=information, drift=drift)
-        now.doubting = doubting
-        now.warned = now.warned and doubting
-        if now.calm >= options.forgive_after and now.alarms:
-            now.alarms, now.calm = now.alarms - 1, 0
-            self._set_learning_rate()
-            self._note("pardon", gap=gap, information=information, drift=drift)
-        return doubting and options.acts
-
-    def _roll_back(self, reason: str, **numbers: float) -> None:
-        now = self._now
-        if not self.options.acts:  # what is not undone would be an alarm at every batch
-            if not now.warned:
-                now.total_alarms += 1
-                self._note("warning", reason=reason, **numbers)
-            now.doubting = now.warned = True
-            return
-        now.total_alarms += 1
-        now.alarms, now.calm, now.doubting = now.alarms + 1, 0, False
-        now.retired = now.alarms > self.options.retries
+    def _judge(self, num_frames: int) -> bool:
+        """Whether harm was undone, so that the source is to answer."""
+        acted = self.judge.judge(num_frames, self.method.drift() if self._watches else 0.0)
+        if acted:
+            self.method.reset()
         self._set_learning_rate()
-        self.method.reset()
-        self.reservoir.back_to_source(now.clock)
-        self._note("retired" if now.retired else "rollback", reason=reason, **numbers)
+        return acted
+
+    def _roll_back(self) -> None:
+        """Undo what gave outputs that are not finite numbers, unless it is only to tell of it."""
+        if self.judge.alarm(NOT_FINITE):
+            self.method.reset()
+        self._set_learning_rate()
 
     def _set_learning_rate(self) -> None:
-        self.method.scale_lr(self.options.lr_factor**self._now.alarms)
+        if isinstance(self.method, GradientMethod):
+            self.method.scale_lr(self.judge.lr_scale)
 
-    def _by_source(self, images: Tensor) -> Tensor:
-        self.from_source = True
-        self._now.looked += len(images)
+    def _see(self, images: Tensor) -> Tensor:
+        self.num_looked += len(images)
         return self.method.predict_source(images)
 
-    def _note(self, event: str, **details: Any) -> None:
-        numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
-        standing = {"alarms": self._now.alarms, "lr_scale": self.options.lr_factor**self._now.alarms}
-        rest = {"frames": len(self.reservoir), "action": self.options.action}
-        self._events.append({"event": event, **numbers, **standing, **rest})
-
-
-def describe(event: Mapping[str, Any]) -> str:
-    """An event of the guard as a sentence."""
-    kind, numbers = event["event"], ""
-    if "gap" in event:
-        gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
-        numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"
-    warns = event["action"] == "warn"
-    if kind == "doubt":
-        return f"{'' if warns else 'the source answers while '}adaptation is in doubt{numbers}"
-    if kind == "trust":
-        return f"{'adaptation is out of doubt' if warns else 'the adapted model answers again'}{numbers}"
-    if kind == "pardon":
-        return f"an alarm is forgiven, and the learning rate is {event['lr_scale']:g} of its value"
-    outcome = {
-        "warning": "the guard only warns, and nothing is undone",
-        "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
-        "retired": "the run ends here" if event["action"] == "stop" else "adaptation ends, and the source answers",
-    }[kind]
-    return f"{event['reason']}{numbers}: {outcome}"
+    @property
+    def _watches(self) -> bool:
+        return self.options.action != "off"

@@ -150,10 +150,6 @@ class AdaptingMethod(MethodBase, ABC):
         with self._weights.at_source():
             return self._logits(images)
 
-    def drift(self) -> float:
-        """Norm of the change since the source over the norm of the source weights."""
-        return self._weights.drift()
-
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:
         """Go back to the source weights, exactly, and forget everything learned."""

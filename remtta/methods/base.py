@@ -61,3 +61,7 @@ class MethodBase:
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source weights, by parameter name; adding them restores the bits."""
         return self._weights.delta()
+
+    def drift(self) -> float:
+        """Norm of the change since the source over the norm of the source weights."""
+        return self._weights.drift()

@@ -81,6 +81,12 @@ class Method(Protocol):
     def predict(self, images: Tensor) -> Tensor:
         """Predict without adapting."""
 
+    def predict_source(self, images: Tensor) -> Tensor:
+        """What the source weights predict."""
+
+    def drift(self) -> float:
+        """Norm of the change since the source over the norm of the source weights."""
+
     def reset(self) -> None:
         """Back to the source weights, exactly."""
 

@@ -46,6 +46,12 @@ class Source(MethodBase):
             logits: Tensor = self.model(images)
         return logits.float()
 
+    @torch.no_grad()
+    def predict_source(self, images: Tensor) -> Tensor:
+        """The model's own logits, without any delta."""
+        with self._weights.at_source():
+            return Source.predict(self, images)
+
     def reset(self) -> None:
         """Back to the weights without any delta."""
         self._weights.reset()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from remtta.guard.guard import Guard
+from remtta.guard.guard import ALONE, Guard, Said
 from remtta.methods.method import Method
 from remtta.runs.states import take_back
 
@@ -23,6 +23,7 @@ class Adapter:
 
     def __init__(self, method: Method, guard: Guard | None = None) -> None:
         self.method, self.guard = method, guard
+        self._said = ALONE
 
     @property
     def learns(self) -> bool:
@@ -30,31 +31,31 @@ class Adapter:
         return self.method.adapts and not self.retired
 
     @property
-    def by_source(self) -> bool:
-        """Whether the last prediction was the source model's, in place of the adapted one's."""
-        return self.guard is not None and self.guard.from_source
+    def said(self) -> Said:
+        """Who made the last prediction."""
+        return self._said
 
     @property
     def retired(self) -> bool:
         """Whether the guard has ended adaptation for good."""
-        return self.guard is not None and self.guard.retired
+        return self.guard is not None and self.guard.judge.retired
 
     @property
     def ended(self) -> bool:
         """Whether the guard is to end the run now."""
-        return self.guard is not None and self.guard.retired and self.guard.options.action == "stop"
+        return self.guard is not None and self.guard.judge.retired and self.guard.options.action == "stop"
 
     @property
     def total_alarms(self) -> int:
         """Alarms of the guard so far."""
-        return self.guard.total_alarms if self.guard else 0
+        return self.guard.judge.total_alarms if self.guard else 0
 
     def predict(
         self, pixels: Tensor, fit: Tensor | None = None, labels: Tensor | None = None, *, later: bool = False
     ) -> Tensor:
         """Predict all images, from before the update on those of them that are fit for one.
 
-        The guard answers with the source for all or none.
+        What the guard comes to think of the fit ones holds for the others, too.
 
         Args:
             pixels: Shape (B, 3, H, W), preprocessed.
@@ -63,19 +64,35 @@ class Adapter:
             later: Only predict now; `learn` brings the update.
 
         Returns:
-            Logits of shape (B, C).
+            Logits of shape (B, C); `said` has what they come from.
         """
+        self._said = ALONE
         if fit is None or fit.all():
-            return self._step(pixels, labels, later=later)
-        if not fit.any():
-            return (self.guard or self.method).predict(pixels)
-        others = self.method.predict(pixels[~fit])  # before the update; the guard decides after it
-        logits = others.new_empty(len(fit), others.shape[1])
-        logits[fit] = self._step(pixels[fit], None if labels is None else labels[fit], later=later).to(logits)
-        if self.guard and self.guard.from_source:
-            others = self.guard.method.predict_source(pixels[~fit])
-        logits[~fit] = others
+            logits = self._step(pixels, labels, later=later)
+        elif not fit.any():
+            logits = (self.guard or self.method).predict(pixels)
+        else:
+            return self._predict_parts(pixels, fit, labels, later=later)
+        if self.guard:
+            self._said = self.guard.said
         return logits
+
+    def _predict_parts(self, pixels: Tensor, fit: Tensor, labels: Tensor | None, *, later: bool) -> Tensor:
+        others = None if self.retired else self.method.predict(pixels[~fit])  # before the update
+        stepped = self._step(pixels[fit], None if labels is None else labels[fit], later=later)
+        if self.guard is None:
+            assert others is not None
+            return _put_together(fit, stepped, others)
+        said = self.guard.said
+        others = self.guard.blend(pixels[~fit], others, weight=said.weight)
+        self._said = Said(
+            said.weight,
+            *(
+                None if one is None or other is None else _put_together(fit, one, other)
+                for one, other in ((said.adapted, self.guard.said.adapted), (said.source, self.guard.said.source))
+            ),
+        )
+        return _put_together(fit, stepped, others)
 
     def _step(self, pixels: Tensor, labels: Tensor | None, *, later: bool) -> Tensor:
         step = self.guard or self.method
@@ -95,7 +112,7 @@ class Adapter:
 
     def events(self) -> list[dict[str, Any]]:
         """What the guard decided since the last call."""
-        return self.guard.events() if self.guard else []
+        return self.guard.judge.events() if self.guard else []
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next update and the next decision depend on."""
@@ -108,3 +125,10 @@ class Adapter:
             UsageError: If it is not one that this would save.
         """
         take_back(path, state, *([self.guard] if self.guard else []), self.method)
+
+
+def _put_together(fit: Tensor, stepped: Tensor, others: Tensor) -> Tensor:
+    """Logits (B, C) of all images, from those of the fit ones and of the others."""
+    logits = others.new_empty(len(fit), others.shape[1])
+    logits[fit], logits[~fit] = stepped.to(logits), others
+    return logits

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from remtta.guard.guard import Said
 from remtta.streams.prefetch import DecodedFrame
 
 
@@ -21,7 +22,8 @@ class Counts:
         frames_in_delta: Frames that the weights were adapted on, an earlier delta's included.
         frames_since_reset: Those since the last reset.
         not_adapted: Frames that were predicted but not fit to be adapted on.
-        by_source: Frames that the guard had the source model answer.
+        by_source: Frames that the source model answered.
+        by_both: Frames that it had a share in.
     """
 
     frames: int = 0
@@ -31,6 +33,7 @@ class Counts:
     frames_since_reset: int = 0
     not_adapted: int = 0
     by_source: int = 0
+    by_both: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class BatchResult:
         updates_after: The same after the batch.
         adapted: Whether the fit ones of its frames entered an update.
         unfit: Why which of its readable frames did not, by frame index.
-        by_source: Whether the guard had the source model answer.
+        said: Who made the predictions.
         was_reset: Whether the weights went back to the source before it.
         called: Whether the method saw its fit frames, which has left their views in `last_views`.
         answer_seconds: What the prediction took.
@@ -91,11 +94,21 @@ class BatchResult:
     updates_after: int
     adapted: bool
     unfit: Mapping[int, str]
-    by_source: bool
+    said: Said
     was_reset: bool
     called: bool
     answer_seconds: float
     seconds: float
+
+    @property
+    def by_source(self) -> bool:
+        """Whether the source model answered alone."""
+        return self.said.weight == 0
+
+    @property
+    def by_both(self) -> bool:
+        """Whether it had a share in the answers."""
+        return 0 < self.said.weight < 1
 
     @property
     def update_told(self) -> int:

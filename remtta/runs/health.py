@@ -77,8 +77,8 @@ def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
         "updates": summary.num_updates,
         "last_frame": summary.last_frame,
         "lag_s": summary.lag_s,
-        "guard": guard.standing if guard else None,
-        "guard_alarms": guard.total_alarms if guard else None,
+        "guard": guard.judge.standing if guard else None,
+        "guard_alarms": guard.judge.total_alarms if guard else None,
         **record.live_counts(summary.place),
     }
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from remtta.guard.guard import describe
+from remtta.guard.judge import describe
 from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
@@ -112,11 +112,12 @@ class Journal:
             update=result.update_told,
             adapted=result.adapted,
             not_adapted=result.unfit,
-            by_source=result.by_source,
+            said=result.said.after(batch.num_told_readable),
             early=batch.early,
             labels=self._labels,
             topk=self._options.topk,
             with_logits=self._options.logits,
+            with_each=self._options.each,
         )
         agreed = self._rows.num_changed == 0
         self._rows.write(rows)

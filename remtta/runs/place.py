@@ -23,13 +23,14 @@ from remtta.streams.sources import Stream
 _OWN_OPTIONS = (
     "topk",
     "logits",
+    "each",
     "reset_every",
     "seed",
     "latency",
     "guard",
 )  # the others may change from one part to the next
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
-_NEWER = {"rows_sha256", "passed_bytes"}  # what states of older versions lack
+_NEWER = {"rows_sha256", "passed_bytes", "by_both"}  # what states of older versions lack
 
 
 @dataclass
@@ -69,7 +70,8 @@ class Place(Counts):
             self.frames += 1
             self.skipped += "error" in row
             self.not_adapted += "not_adapted" in row
-            self.by_source += "answered_by" in row
+            self.by_source += row.get("answered_by") == "source"
+            self.by_both += row.get("answered_by") == "both"
             self.last = row["source"], row.get("frame")
 
 

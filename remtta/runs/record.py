@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
 from remtta.options import RunOptions
 from remtta.runs.adapter import Adapter
+from remtta.runs.batch import Counts
 from remtta.runs.budget import Latencies
 from remtta.runs.environment import environment
 from remtta.runs.folder import RECORD
@@ -68,8 +68,7 @@ class Plan:
         # An optimizer's state comes with its first step, up to two more values per weight; the guard's with its frames.
         room = delta + state + 2 * delta + 3 * _HEADER_BYTES
         if self.adapter.guard:
-            values = 3 * math.prod(self.card.preprocessing.input_size)
-            room += self.adapter.guard.most_bytes(values, self.card.num_classes)
+            room += self.adapter.guard.most_bytes(self.card.num_classes)
         return min(room, _MOST_BYTES)
 
 
@@ -190,15 +189,16 @@ class Record:
             "preprocessing": plan.card.preprocessing.as_dict(),
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
-            "guard": guard_record(plan.adapter, place.by_source),
+            "guard": guard_record(plan.adapter, place),
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),
             "environment": self._environment,
         }
 
 
-def guard_record(adapter: Adapter, by_source: int) -> dict[str, Any] | None:
-    """What the guard came to, where it had the source model answer so many frames; None without one."""
+def guard_record(adapter: Adapter, counts: Counts) -> dict[str, Any] | None:
+    """What the guard came to in a run of these counts; None without one."""
     if adapter.guard is None:
         return None
-    return {"alarms": adapter.total_alarms, "retired": adapter.retired, "answered_by_source": by_source}
+    answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}
+    return {"alarms": adapter.total_alarms, "retired": adapter.retired, **answered}

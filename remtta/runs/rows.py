@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from torch import Tensor
 
+from remtta.guard.guard import ALONE, Said
 from remtta.methods.losses import entropy
 from remtta.runs.reading import Row
 from remtta.streams.prefetch import DecodedFrame
@@ -19,11 +20,12 @@ def prediction_rows(
     update: int,
     adapted: bool,
     not_adapted: Mapping[int, str] | None = None,
-    by_source: bool = False,
+    said: Said = ALONE,
     early: bool = False,
     labels: Sequence[str] | None,
     topk: int,
     with_logits: bool = False,
+    with_each: bool = False,
 ) -> list[Row]:
     """Rows for a batch of frames, unreadable ones included, in their order, and of gaps before them.
 
@@ -33,13 +35,15 @@ def prediction_rows(
         update: Updates the weights had seen when they made these predictions.
         adapted: Whether these frames then entered an update.
         not_adapted: Why some of them did not, by frame index.
-        by_source: Whether the guard had the source model answer.
+        said: Who made the predictions.
         early: Whether they are predicted before their batch is full.
         labels: One name per class, or None.
         topk: How many classes to list.
         with_logits: Add all C logits.
+        with_each: Add what the adapted and the source model said, as far as they were asked.
     """
     readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
+    each = iter(_each_rows(said, labels) if with_each else ())
     rows: list[Row] = []
     for frame in frames:
         if frame.gap:
@@ -50,10 +54,31 @@ def prediction_rows(
         else:
             reason = (not_adapted or {}).get(frame.index)
             row.update(next(readable), update=update, adapted=adapted and reason is None)
-            row.update({"not_adapted": reason} if reason else {}, **({"answered_by": "source"} if by_source else {}))
+            row.update({"not_adapted": reason} if reason else {}, **answered_by(said), **next(each, {}))
             row.update({"early": True} if early else {})
         rows.append(row)
     return rows
+
+
+def answered_by(said: Said) -> Row:
+    """What a row says of who made the prediction: nothing where it was the adapted model alone."""
+    if said.weight == 0:
+        return {"answered_by": "source"}
+    return {"answered_by": "both", "weight": round(said.weight, 6)} if said.weight < 1 else {}
+
+
+def _each_rows(said: Said, labels: Sequence[str] | None) -> list[Row]:
+    told = {name: logits for name, logits in (("adapted", said.adapted), ("source", said.source)) if logits is not None}
+    rows = {name: _class_rows(logits.cpu(), labels, 1, False) for name, logits in told.items()}
+    return [
+        {
+            "each": {
+                name: {key: row[key] for key in ("class", "label", "prob")}
+                for name, row in zip(rows, both, strict=True)
+            }
+        }
+        for both in zip(*rows.values(), strict=True)
+    ]
 
 
 def _origin(frame: DecodedFrame) -> Row:

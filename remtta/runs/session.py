@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remtta.errors import RemttaError
+from remtta.guard.guard import ALONE
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.runs.adapter import Adapter
@@ -220,7 +221,7 @@ class Session(Generic[C]):
             updates_after=update,
             adapted=called and self.adapter.learns,  # a guess, where the update is still to come
             unfit=unfit,
-            by_source=logits is not None and self.adapter.by_source,
+            said=ALONE if logits is None else self.adapter.said,
             was_reset=was_reset,
             called=called,
             answer_seconds=answer_seconds,
@@ -250,7 +251,8 @@ class Session(Generic[C]):
         num_readable = sum(frame.image is not None for frame in untold)
         self.counts.frames += len(untold)
         self.counts.skipped += len(untold) - num_readable
-        self.counts.by_source += num_readable if result.by_source else 0
+        self.counts.by_source += num_readable * result.by_source
+        self.counts.by_both += num_readable * result.by_both
 
     def _finish(self, result: BatchResult) -> None:
         counts = self.counts

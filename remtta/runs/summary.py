@@ -87,8 +87,13 @@ class RunSummary:
 
     @property
     def num_by_source(self) -> int:
-        """Frames that the guard had the source model answer."""
+        """Frames that the source model answered."""
         return self.place.by_source
+
+    @property
+    def num_by_both(self) -> int:
+        """Frames that it had a share in."""
+        return self.place.by_both
 
     @property
     def seconds(self) -> float:
@@ -121,6 +126,7 @@ class RunSummary:
             "not_adapted": self.num_not_adapted,
             "guard_alarms": self.num_alarms,
             "answered_by_source": self.num_by_source,
+            "answered_by_both": self.num_by_both,
             "images_per_s": round(self.images_per_s, 2),
         }
 
@@ -132,6 +138,7 @@ class RunSummary:
             f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
             *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
+            *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]
         return "\n".join(lines)

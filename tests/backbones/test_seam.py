@@ -244,11 +244,11 @@ def test_rem_is_its_plain_reading(settings: dict[str, Any], share: float) -> Non
 def test_the_guard_takes_a_harmful_run_back_to_the_source(name: str) -> None:
     method = make(name, lr=3.0)
     assert isinstance(method, GradientMethod)
-    guard = Guard(method, GuardOptions(size=32, least=10, retries=1))
+    guard = Guard(method, GuardOptions(window=32, memory=1, least=10, retries=1))
     for seed in range(12):
         guard(random_images(5, seed))
-    kinds = [event["event"] for event in guard.events()]
-    assert kinds.count("rollback") == 1 and guard.retired
+    kinds = [event["event"] for event in guard.judge.events()]
+    assert kinds.count("rollback") == 1 and guard.judge.retired
     with torch.no_grad():
         torch.testing.assert_close(guard(random_images(5, 20)), ToyNet()(random_images(5, 20)))
 

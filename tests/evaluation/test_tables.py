@@ -17,6 +17,7 @@ from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.results import summarise, tally_rows
 from remtta.evaluation.rows import evaluation_rows
 from remtta.evaluation.tables import csv_table, latex_table, markdown_table, notes, plain_table, table_rows
+from remtta.guard.guard import ALONE
 from remtta.options import EvalOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.streams.prefetch import DecodedFrame
@@ -145,7 +146,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
     tied = int(logits[3].softmax(-1).max(-1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
-    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}, "by_source": False}
+    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}, "said": ALONE}
     result = BatchResult(batch, logits, **told, was_reset=False, called=False, answer_seconds=0.0, seconds=0.0)
 
     images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here

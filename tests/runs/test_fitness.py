@@ -13,6 +13,7 @@ from PIL import Image
 
 from remtta import REM, REMConfig, load_delta
 from remtta.guard.guard import Guard
+from remtta.guard.judge import Judge
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
 from remtta.runs.adapt import RunSummary
@@ -122,21 +123,21 @@ def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
     images = random_images(4)
     source = rem.predict(images)
     guard(images)
-    assert not torch.equal(guard.predict(images), source) and not guard.from_source
+    assert not torch.equal(guard.predict(images), source) and guard.said.weight == 1
     state = guard.state()
     guard.load_state({**state, "guard.doubting": torch.tensor(1.0)})
-    assert torch.equal(guard.predict(images), source) and guard.from_source
+    assert torch.equal(guard.predict(images), source) and guard.said.weight == 0
 
 
 @pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])
 def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
     judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(guard: Guard) -> bool:
-        guard._now.doubting = not judged  # as the next batch finds it
-        return judged
+    def judge(judge: Judge, num_frames: int, drift: float) -> bool:
+        judge._now.doubting = judged
+        return False
 
-    monkeypatch.setattr(Guard, "_judge", judge)
+    monkeypatch.setattr(Judge, "judge", judge)
     images = [a, b, c, c, d, None]
     go(video(*images), tmp_path / "guarded")
     monkeypatch.undo()
@@ -151,7 +152,7 @@ def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
 def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Guard, "_judge", lambda self: True)
+    monkeypatch.setattr(Judge, "judge", lambda self, num_frames, drift: True)
     images = [a, b, c, None, d, d]
     go(video(*images), tmp_path)
     rows = rows_of(tmp_path)

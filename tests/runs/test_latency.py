@@ -46,7 +46,9 @@ def go(
         )
 
 
-QUICK = GuardOptions(size=24, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1)
+QUICK = GuardOptions(
+    window=24, renewed=1, memory=1, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1
+)
 
 
 def test_predictions_are_out_before_the_update_and_stay_the_same(

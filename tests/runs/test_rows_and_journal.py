@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from remtta.errors import OutputError
+from remtta.guard.guard import Said
 from remtta.runs.rows import prediction_rows
 from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.frames import Gap
@@ -38,7 +39,9 @@ def test_every_field_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     gap, read_at = Gap(2.0, "lost", 1), "2026-11-21T12:00:00.000+00:00"
     frame = DecodedFrame(0, "camera 0", 7, 0.5, IMAGE, gap=gap, read_at=read_at)
-    rows = _rows([frame, _unreadable(1)], LOGITS, not_adapted={0: "black frame"}, by_source=True, with_logits=True)
+    rows = _rows(
+        [frame, _unreadable(1)], LOGITS, not_adapted={0: "black frame"}, said=Said(0.0, None, LOGITS), with_logits=True
+    )
     fields = {field for row in rows for field in row}
     assert len(rows) == 3 and {"gap", "attempts", "logits", "answered_by", "time", "time_s", "error"} <= fields
     assert [field for field in fields if f"`{field}`" not in page] == []

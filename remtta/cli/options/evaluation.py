@@ -15,8 +15,9 @@ from remtta.cli.options.method import SharedSettings, SourceDataOptions
 from remtta.cli.parsing import parse_names, parse_numbers, parse_pairs
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
-from remtta.methods.settings.names import check_method_names, label_of, method_of
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings.names import PRESET, check_method_names, label_of, method_of
+from remtta.methods.settings.presets import named_config
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
 from remtta.runs.folder import default_folder
 
@@ -140,8 +141,9 @@ class MethodsOptions:
     methods: Annotated[
         str,
         _method(
-            help=f"Of {', '.join(METHOD_CONFIGS)}. rem+guard: under the guard. LABEL=rem: one more row, "
-            "for --set LABEL.KEY=VALUE.",
+            help=f"Of {', '.join(METHOD_CONFIGS)}. {PRESET}: rem as remtta adapt runs it. rem+guard: under the guard; "
+            "rem+both, rem+auto: answered by the source model, too. LABEL=rem: one more row, for "
+            "--set LABEL.KEY=VALUE.",
             autocompletion=method_list,
         ),
     ] = "source,rem"
@@ -178,7 +180,7 @@ class MethodsOptions:
             }
             used |= applying.keys()
             with refused_values():
-                configs[name] = method_config(method_of(name), applying | own[name], batch_size=batch_size)
+                configs[name] = named_config(name, applying | own[name], batch_size=batch_size)
         if unused := shared.keys() - used:
             options = [
                 f"--{'lambda' if name == 'ranking_weight' else name.replace('_', '-')}" for name in sorted(unused)

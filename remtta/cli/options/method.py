@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from remtta.cli.completion import stream_methods
-from remtta.cli.parsing import parse_mask_ratios, parse_pairs
+from remtta.cli.parsing import parse_mask_ratios, parse_number, parse_pairs
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig, method_config
 from remtta.methods.settings.base import Optimizer, Precision
+from remtta.methods.settings.presets import PresetName, preset_of
 from remtta.options import DEFAULT_BATCH_SIZE
 
 _option = partial(typer.Option, rich_help_panel="Method")
@@ -47,8 +48,12 @@ class SharedSettings:
     ] = None
     steps: Annotated[int | None, _option(help=f"Optimizer steps per batch. rem: {REMConfig.steps}.")] = None
     anchor: Annotated[
-        float | None,
-        _option(help="Share of the way back to the source weights after each step: 0, as published, to under 1."),
+        str | None,
+        _option(
+            metavar="SHARE|auto",
+            help="Share of the way back to the source weights after each step: 0, as published, to under 1; auto: by "
+            "Adam's rate, 1 - exp(-10 lr).",
+        ),
     ] = None
     batch_size: Annotated[
         int | None, _option("--batch-size", "-b", min=1, help=f"Images per update. Default: {DEFAULT_BATCH_SIZE}.")
@@ -68,6 +73,8 @@ class SharedSettings:
         settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
         if self.mask_ratios is not None:
             settings["mask_ratios"] = parse_mask_ratios(self.mask_ratios)
+        if self.anchor not in (None, "auto"):
+            settings["anchor"] = parse_number(self.anchor, "--anchor")
         return {name: value for name, value in settings.items() if value is not None} | {"precision": precision}
 
 
@@ -110,6 +117,13 @@ class MethodOptions:
     method: Annotated[
         str, _option(help=f"{', '.join(_METHODS)}; see remtta methods.", autocompletion=stream_methods)
     ] = "rem"
+    preset: Annotated[
+        PresetName,
+        _option(
+            help="What holds where nothing else is asked for: remtta, what helps most and harms least by this "
+            "project's measurements; paper, the method as published: its rate, no anchor, guard off, answer adapted."
+        ),
+    ] = "remtta"
     shared: StreamSettings
     settings: Annotated[
         list[str] | None,
@@ -137,4 +151,5 @@ class MethodOptions:
             UsageError: If it has no such setting, or a value is out of range.
         """
         settings = self.shared.given(precision) | {"episodic": self.episodic} | parse_pairs(self.settings, "--set")
+        settings = preset_of(self.preset).settings_of(self.method, settings)
         return method_config(self.method, settings, batch_size=self.shared.batch_size)

@@ -14,7 +14,8 @@ from remtta.cli.options.method import MethodOptions
 from remtta.cli.parsing import parse_size
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
-from remtta.options import GuardOptions, RunOptions
+from remtta.methods.settings.presets import Preset, preset_of
+from remtta.options import Action, Answer, GuardOptions, RunOptions
 from remtta.runs.folder import check_folder, check_writable, default_folder
 from remtta.runs.health import check_health_path
 
@@ -81,13 +82,23 @@ class OutputOptions:
     resume: Annotated[
         bool, _option("--resume", help="Go on with the run in --output, if there is one, as if it had not stopped.")
     ] = False
+    answer: Annotated[
+        Answer | None,
+        _option(
+            help="Who answers: the adapted model, both (the mean of its and the source model's probabilities), or "
+            "auto, weighted by who sees more in the last frames. Default: by the preset, auto or adapted.",
+        ),
+    ] = None
+    each: Annotated[bool, _option("--each", help="Write what the adapted and the source model said by themselves.")] = (
+        RunOptions.each
+    )
     guard: Annotated[
-        Literal["off", "warn", "rollback", "stop"],
+        Action | None,
         _option(
             help="What to do when adaptation does harm: tell, go back to the source weights, or the same and end the "
-            "run when the retries are used up; off for the paper's REM.",
+            "run when the retries are used up. Default: by the preset, rollback or off.",
         ),
-    ] = GuardOptions.action
+    ] = None
     guard_retries: Annotated[int, _option(min=0, help="Rollbacks; the alarm after them ends adaptation.")] = (
         GuardOptions.retries
     )
@@ -155,9 +166,11 @@ class OutputOptions:
             check_folder(folder, overwrite=self.overwrite)
         return folder
 
-    def guard_options(self) -> GuardOptions | None:
-        """What --guard and --guard-retries ask for."""
-        return None if self.guard == "off" else GuardOptions(action=self.guard, retries=self.guard_retries)
+    def guard_options(self, preset: Preset) -> GuardOptions:
+        """What --guard, --guard-retries and --answer ask for, or this preset."""
+        return GuardOptions(
+            action=self.guard or preset.action, answer=self.answer or preset.answer, retries=self.guard_retries
+        )
 
 
 @dataclass(frozen=True)
@@ -202,6 +215,7 @@ def run_options(
         batch_size=method.shared.batch_size,
         topk=output.topk,
         logits=output.logits,
+        each=output.each,
         save_every=output.save_every,
         save_full=output.save_full,
         reset_every=method.reset_every,
@@ -216,5 +230,5 @@ def run_options(
         latency=service.latency,
         flush_after=service.flush_after,
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
-        guard=output.guard_options(),
+        guard=output.guard_options(preset_of(method.preset)),
     )

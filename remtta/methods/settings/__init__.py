@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,9 @@ __all__ = [
     "method_config",
 ]
 
+REACH = 0.1
+"""How far an anchor of "auto" lets Adam carry a weight of a norm, most of which are about 1."""
+
 _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "source": (SourceConfig, "no adaptation, the baseline"),
     "pseudo-label": (PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
@@ -101,7 +105,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
 
     Args:
         name: A method's name on the command line.
-        settings: Values by field name.
+        settings: Values by field name; "auto" for the anchor is the one that goes with Adam's rate.
         batch_size: Images per update; some methods' learning rates grow with it.
 
     Raises:
@@ -117,6 +121,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
     if "lr" not in settings:
         settings = {**settings, "lr": kind.lr_at(batch_size)}
+    if settings.get("anchor") == "auto":
+        settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     settings = {key: _of_type(types[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
@@ -125,6 +131,16 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         raise
     except (TypeError, ValueError, OverflowError) as error:  # such as text where a number belongs
         raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
+
+
+def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
+    """The share that keeps weights near the source's at any rate: 1 - exp(-lr / reach).
+
+    Adam moves a weight by at most about its rate at each step, so that steps
+    and pull are in balance within the reach of it.
+    """
+    check(optimizer == "adam", f"{name}'s anchor", "auto", "a number where the optimizer is not adam")
+    return 1 - math.exp(-_of_type("float", f"{name}'s lr", lr) / REACH)
 
 
 def _of_type(annotation: str, name: str, value: Any) -> Any:

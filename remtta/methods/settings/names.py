@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard]`."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto]`, or `[LABEL=]remtta`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,50 @@ from collections.abc import Sequence
 
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS
+from remtta.options import Action, Answer
 
-_GUARDED = "+guard"
+PRESET = "remtta"
+"""REM as `remtta adapt` runs it where nothing is asked for."""
+
+_PRESET_METHOD = "rem+guard+auto"
+_GUARDED, _BOTH, _AUTO = "guard", "both", "auto"
+
+
+def _parts(name: str) -> list[str]:
+    """The method's name, and what is added to it."""
+    plain = name.rpartition("=")[2]
+    return (_PRESET_METHOD if plain == PRESET else plain).split("+")
 
 
 def method_of(name: str) -> str:
-    """The method that an evaluation calls `[LABEL=]METHOD[+guard]`: `rem` for `random=rem+guard`."""
-    return name.rpartition("=")[2].removesuffix(_GUARDED)
+    """The method that an evaluation calls so: `rem` for `random=rem+guard`, and for `remtta`."""
+    return _parts(name)[0]
+
+
+def has_preset(name: str) -> bool:
+    """Whether its settings are the preset's."""
+    return name.rpartition("=")[2] == PRESET
 
 
 def is_guarded(name: str) -> bool:
     """Whether it is to run under the guard."""
-    return name.endswith(_GUARDED)
+    return _GUARDED in _parts(name)
+
+
+def answer_of(name: str) -> Answer:
+    """Who is to answer."""
+    parts = _parts(name)
+    return "both" if _BOTH in parts else "auto" if _AUTO in parts else "adapted"
+
+
+def action_of(name: str, action: Action) -> Action:
+    """What its guard is to do, where guards do this."""
+    return action if is_guarded(name) else "off"
 
 
 def label_of(name: str) -> str:
-    """What its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`."""
-    return name.rpartition("=")[0] or method_of(name)
+    """What its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`, `remtta` for itself."""
+    return name.rpartition("=")[0] or (PRESET if name == PRESET else method_of(name))
 
 
 def check_method_names(names: Sequence[str]) -> None:
@@ -34,14 +61,16 @@ def check_method_names(names: Sequence[str]) -> None:
     """
     known = ", ".join(METHOD_CONFIGS)
     if not names:
-        raise UsageError(f"no method is named; choose {known}")
+        raise UsageError(f"no method is named; choose {known}, {PRESET}")
     for name in names:
-        method, label = method_of(name), label_of(name)
+        (method, *added), label = _parts(name), label_of(name)
         if method not in METHOD_CONFIGS:
-            raise UsageError(f'unknown method "{method}"; choose {known}; most also as NAME{_GUARDED}')
+            raise UsageError(f'unknown method "{method}"; choose {known}, {PRESET}; most also as NAME+guard')
+        if not set(added) <= {_GUARDED, _BOTH, _AUTO} or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
+            raise UsageError(f"{name}: add +guard, and +both or +auto, to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
-        if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in METHOD_CONFIGS):
+        if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in (*METHOD_CONFIGS, PRESET)):
             raise UsageError(
                 f'{name}: "{label}" cannot label a method; take letters, digits, - and _, and no method\'s name'
             )

@@ -1,0 +1,194 @@
+"""Decides by the last frames who is to answer, and when harm is to be undone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remtta.guard.evidence import evidence_of
+from remtta.guard.window import Window
+from remtta.options import GuardOptions
+
+NOT_FINITE = "outputs that are not finite numbers"
+
+_ALL_BUT = 0.01  # a weight so near to 0 or 1 is that
+
+
+@dataclass
+class _Standing:
+    """What it goes by, beside the window, and what it has decided so far."""
+
+    unjudged: int = 0  # frames that came since the last verdict
+    lead: float = 0.0
+    alarms: int = 0  # not yet forgiven
+    total_alarms: int = 0
+    calm: int = 0  # frames since the last alarm or pardon
+    doubted: int = 0  # frames since the doubt began
+    doubting: bool = False
+    warned: bool = False  # of an alarm that is not over
+    retired: bool = False
+
+
+class Judge:
+    """Holds the window of the last frames, weighs answers by it, and raises alarms.
+
+    Args:
+        options: When to act, and how.
+    """
+
+    def __init__(self, options: GuardOptions) -> None:
+        self.window = Window(options.window, options.memory)
+        self._options = options
+        self._now = _Standing()
+        self._events: list[dict[str, Any]] = []
+
+    @property
+    def retired(self) -> bool:
+        """Whether adaptation has ended for good."""
+        return self._now.retired
+
+    @property
+    def standing(self) -> str:
+        """What it thinks of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
+        return "retired" if self.retired else "doubt" if self._now.doubting else "trust"
+
+    @property
+    def total_alarms(self) -> int:
+        """Alarms so far."""
+        return self._now.total_alarms
+
+    @property
+    def lr_scale(self) -> float:
+        """What the learning rate is to be multiplied by."""
+        return self._options.lr_factor**self._now.alarms
+
+    @property
+    def weight(self) -> float:
+        """The adapted model's share in an answer of the moment."""
+        now, options = self._now, self._options
+        if now.retired:
+            return 0.0
+        if options.answer == "adapted":
+            return 0.0 if now.doubting and options.acts else 1.0
+        if options.answer == "both":
+            return 0.5
+        weight = 1 / (1 + math.exp(min(40.0, -(now.lead + options.doubt) / options.width)))
+        return 0.0 if weight < _ALL_BUT else 1.0 if weight > 1 - _ALL_BUT else weight
+
+    def see(self, source: Tensor, adapted: Tensor) -> None:
+        """Take note of what the source and the adapted model said: logits (B, C) of the same frames."""
+        self.window.add(source, adapted)
+        self._now.unjudged += len(source)
+
+    def judge(self, num_frames: int, drift: float) -> bool:
+        """Come to a verdict.
+
+        Args:
+            num_frames: Frames since the last time, those that only the adapted model has seen included.
+            drift: How far the weights are from the source's.
+
+        Returns:
+            Whether the source weights are to come back, and the source to answer.
+        """
+        now, options = self._now, self._options
+        now.calm += num_frames
+        now.doubted += num_frames * now.doubting
+        if drift > options.most_drift:
+            return self.alarm("weights far from the source's", drift=drift)
+        if len(self.window) < options.least or now.unjudged < options.renewed:
+            return False
+        now.unjudged = 0
+        evidence = evidence_of(self.window)
+        numbers = {**asdict(evidence), "drift": drift}
+        if not math.isfinite(evidence.gap):
+            return self.alarm(NOT_FINITE, drift=drift)
+        now.lead = evidence.lead
+        if evidence.lead < -options.alarm:
+            return self.alarm("the adapted predictions tell less apart", **numbers)
+        doubting = evidence.lead < -options.doubt
+        if doubting != now.doubting:
+            now.doubting, now.doubted = doubting, 0
+            self._note("doubt" if doubting else "trust", **numbers)
+        now.warned = now.warned and doubting
+        if now.doubted >= options.patience:
+            return self.alarm("the adapted predictions tell less apart for long", **numbers)
+        if now.calm >= options.forgive_after and now.alarms:
+            now.alarms, now.calm = now.alarms - 1, 0
+            self._note("pardon", **numbers)
+        return False
+
+    def alarm(self, reason: str, **numbers: float) -> bool:
+        """Raise an alarm; returns whether the source weights are to come back."""
+        now = self._now
+        if not self._options.acts:  # what is not undone would be an alarm at every batch
+            now.lead = numbers.get("lead", -math.inf)
+            if not now.warned:
+                now.total_alarms += self._options.action == "warn"
+                self._note("warning", reason=reason, **numbers)
+            now.doubting = now.warned = True
+            return False
+        now.total_alarms += 1
+        now.alarms, now.calm = now.alarms + 1, 0
+        now.retired = now.alarms > self._options.retries
+        self.reset()
+        self._note("retired" if now.retired else "rollback", reason=reason, **numbers)
+        return True
+
+    def reset(self) -> None:
+        """Note that the weights are the source's again."""
+        self.window.back_to_source()
+        now = self._now
+        now.doubting = now.warned = False
+        now.doubted, now.lead = 0, 0.0
+
+    def events(self) -> list[dict[str, Any]]:
+        """Decisions since the last call, with their numbers."""
+        events, self._events = self._events, []
+        return events
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything its next decision depends on."""
+        standing = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
+        return {**standing, **self.window.state()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` returned."""
+        kinds = {name: type(value) for name, value in asdict(_Standing()).items()}
+        self._now = _Standing(**{name: kind(state[name].item()) for name, kind in kinds.items()})
+        self.window.load_state(state)
+
+    def _note(self, event: str, **details: Any) -> None:
+        if self._options.action == "off":
+            return
+        numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
+        standing = {"alarms": self._now.alarms, "lr_scale": self.lr_scale}
+        rest = {"frames": len(self.window), "action": self._options.action, "answer": self._options.answer}
+        self._events.append({"event": event, **numbers, **standing, **rest})
+
+
+def describe(event: Mapping[str, Any]) -> str:
+    """An event of the guard as a sentence."""
+    kind, numbers = event["event"], ""
+    if "gap" in event:
+        gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
+        numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"
+    warns = event["action"] == "warn"
+    alone = event.get("answer", "adapted") == "adapted"
+    if kind == "doubt":
+        doubt = "" if warns else "the source answers while " if alone else "the source counts for more while "
+        return f"{doubt}adaptation is in doubt{numbers}"
+    if kind == "trust":
+        return f"{'the adapted model answers again' if alone and not warns else 'adaptation is out of doubt'}{numbers}"
+    if kind == "pardon":
+        return f"an alarm is forgiven, and the learning rate is {event['lr_scale']:g} of its value"
+    outcome = {
+        "warning": "the guard only warns, and nothing is undone",
+        "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
+        "retired": "the run ends here" if event["action"] == "stop" else "adaptation ends, and the source answers",
+    }[kind]
+    return f"{event['reason']}{numbers}: {outcome}"

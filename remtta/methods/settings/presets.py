@@ -1,0 +1,69 @@
+"""What is done where nothing is asked for: this project's choice, or the papers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from remtta.errors import UsageError
+from remtta.methods.settings import MethodConfig, method_config
+from remtta.methods.settings.names import PRESET, has_preset, method_of
+from remtta.options import Action, Answer
+
+PresetName = Literal["remtta", "paper"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Defaults that go together.
+
+    Attributes:
+        action: The guard's.
+        answer: Who answers.
+        settings: Settings of some methods in place of the published ones, by method.
+    """
+
+    action: Action
+    answer: Answer
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def settings_of(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A method's settings: what was given, and this preset's for the rest.
+
+        They are a pair of rate and anchor for Adam, so an optimizer of one's own leaves them out.
+        """
+        own = {} if "optimizer" in given and given["optimizer"] != "adam" else self.settings.get(method, {})
+        return {**own, **given}
+
+
+_STEADY = {"lr": 1e-2, "anchor": "auto"}
+
+PRESETS: dict[str, Preset] = {
+    PRESET: Preset("rollback", "auto", {"rem": _STEADY, "rem-n1": _STEADY, "rem-come": _STEADY}),
+    "paper": Preset("off", "adapted"),
+}
+"""By their names on the command line; measured in `docs/results.md`."""
+
+
+def named_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
+    """The config of a method by its name in an evaluation, which may stand for the preset's settings.
+
+    Raises:
+        UsageError: As of `method_config`.
+    """
+    method = method_of(name)
+    if has_preset(name):
+        settings = PRESETS[PRESET].settings_of(method, settings)
+    return method_config(method, settings, batch_size=batch_size)
+
+
+def preset_of(name: str) -> Preset:
+    """The preset of a name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in PRESETS:
+        raise UsageError(f'unknown preset "{name}"; choose {" or ".join(PRESETS)}')
+    return PRESETS[name]
