@@ -1,8 +1,8 @@
-"""What the guard does on streams made to harm: class-sorted, alternating, with noise or black frames between.
+"""What mixed answers and the guard do on streams made to harm: sorted, alternating, of one class, with noise between.
 
-    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --lr 1e-4,3e-4,1e-3,3e-3
-    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --streams plain --no-plain
-        --guard default --guard doubt=0.01 --guard size=128,least=64
+    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors
+    python examples/guard_streams.py cifar10_c/ --checkpoint vit_cifar10.safetensors --streams plain --lr 1e-3
+        --anchor 0 --guard none --guard answer=adapted --guard default --guard window=200,least=64
 
 ROOT is an ImageNet-C-like tree at one severity; the model is the CIFAR-10 ViT of train_cifar10_model.py. For every
 stream, learning rate and setting of the guard it prints a row of a Markdown table: the mean error over the domains,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import GuardOptions
+from remtta.options import GuardOptions, RunOptions
 
 MODEL: dict[str, Any] = {
     "name": "vit_tiny_patch16_224",
@@ -83,6 +84,11 @@ def parked(data: list[Images], rng: np.random.Generator) -> Images:
     return _joined([data[0], (images[chosen], labels[chosen], domains[chosen])])
 
 
+def one_class(data: list[Images], rng: np.random.Generator) -> Images:
+    """A single class of every domain, from the first frame on."""
+    return plain([(x[y == 3], y[y == 3], d[y == 3]) for x, y, d in data], rng)
+
+
 STREAMS = {
     "plain": plain,
     "sorted": class_sorted,
@@ -90,6 +96,7 @@ STREAMS = {
     "noise": with_noise,
     "black": with_black,
     "parked": parked,
+    "one class": one_class,
 }
 
 
@@ -145,19 +152,23 @@ def worst(found: list[Tensor], source: list[Tensor], names: list[str]) -> str:
     return f"{difference.mean():+.1f} ± {difference.std() / len(difference) ** 0.5:.1f} {names[number]}"
 
 
-def guard_options(text: str) -> GuardOptions:
-    """A guard from "default" or NAME=VALUE,..."""
-    defaults = vars(GuardOptions())
+def guard_options(text: str) -> GuardOptions | None:
+    """A guard from "default", "none", or NAME=VALUE,... in place of some of the defaults."""
+    if text == "none":
+        return None
+    default = RunOptions().guard
+    assert default is not None
+    defaults = vars(default)
     settings = {}
     for pair in [] if text == "default" else text.split(","):
         name, found, value = pair.partition("=")
         if not found or name not in defaults:
-            raise UsageError(f'--guard takes default or NAME=VALUE,... of {", ".join(defaults)}, got "{pair}"')
+            raise UsageError(f'--guard takes default, none or NAME=VALUE,... of {", ".join(defaults)}, got "{pair}"')
         try:
             settings[name] = type(defaults[name])(value)
         except ValueError:
             raise UsageError(f'--guard {name} must be a number such as {defaults[name]}, got "{value}"') from None
-    return GuardOptions(**settings)
+    return replace(default, **settings)
 
 
 def main() -> None:
@@ -165,47 +176,50 @@ def main() -> None:
     parser.add_argument("root")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--method", default="rem")
-    parser.add_argument("--lr", default="1e-3", help="learning rates, with commas")
+    parser.add_argument("--lr", default="3e-3,1e-2,1e-1", help="learning rates, with commas")
+    parser.add_argument("--anchor", default="auto", help="share of the way back after each step, or auto")
     parser.add_argument("--streams", default=",".join(STREAMS), help="which streams, with commas")
     parser.add_argument("--limit", type=int, default=300, help="images per domain")
-    parser.add_argument("--no-plain", action="store_true", help="leave out the method without a guard")
     parser.add_argument(
-        "--guard", action="append", metavar="NAME=VALUE,...", help="fields of GuardOptions, or default; repeatable"
+        "--guard",
+        action="append",
+        metavar="NAME=VALUE,...",
+        help="default, none, or fields of GuardOptions; repeatable",
     )
     args = parser.parse_args()
-    settings: dict[str, GuardOptions | None] = {} if args.no_plain else {"none": None}
     try:
-        settings |= {text: guard_options(text) for text in args.guard or ["default"]}
+        settings = {text: guard_options(text) for text in args.guard or ["default"]}
     except UsageError as error:
         parser.error(str(error))
 
     def fresh() -> torch.nn.Module:
         return load_model(**MODEL, checkpoint=args.checkpoint)
 
+    anchor = args.anchor if args.anchor == "auto" else float(args.anchor)
     data, names = read(args.root, fresh(), args.limit)
-    print("| stream | learning rate | guard | error % | source | worst domain | rollbacks | by the source |")
+    print("| stream | learning rate | guard | error % | source | worst domain | rollbacks | weight |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for kind in args.streams.split(","):
         stream = STREAMS[kind](data, np.random.default_rng(0))
         source = errors(build_method("source", fresh()), stream)
         for lr in args.lr.split(","):
-            config = method_config(args.method, {"lr": float(lr)}, batch_size=BATCH)
+            config = method_config(args.method, {"lr": float(lr), "anchor": anchor}, batch_size=BATCH)
             for setting, options in settings.items():
                 torch.manual_seed(0)
                 method = build_method(args.method, fresh(), config)
                 guard = guarded(method, options, config)
-                answered: list[bool] = []
+                weights: list[float] = []
 
-                def step(images: Tensor, run: Guard | Method = guard or method, by: list[bool] = answered) -> Tensor:
+                def step(images: Tensor, run: Guard | Method = guard or method, by: list[float] = weights) -> Tensor:
                     logits = run(images)
-                    by.append(isinstance(run, Guard) and run.said.weight == 0)
+                    by.append(run.said.weight if isinstance(run, Guard) else 1.0)
                     return logits
 
                 found = errors(step, stream)
                 print(
                     f"| {kind} | {args.method} {lr} | {setting} | {mean(found):.1f} | {mean(source):.1f} "
                     f"| {worst(found, source, names)} "
-                    f"| {guard.judge.total_alarms if guard else ''} | {np.mean(answered):.0%} |",
+                    f"| {guard.judge.total_alarms if guard else ''} | {np.mean(weights):.2f} |",
                     flush=True,
                 )
 

@@ -35,9 +35,10 @@ class GuardOptions:
         memory: Frames by which a camera is known to look at one class only.
         least: Frames in the window before there is a verdict.
         renewed: New frames after which there is another.
+        most: The largest share that "auto" gives the adapted model.
         doubt: How far the adapted model may be behind, as a share of what the
             source's predictions tell apart, before it is in doubt.
-        width: How much more it takes for its weight to fall from 1/2 to 1/4 or so.
+        width: How steeply its share of an answer falls around there.
         alarm: How far behind is an alarm.
         patience: Frames of doubt that are one, too.
         lr_factor: What an alarm multiplies the learning rate by.
@@ -55,7 +56,8 @@ class GuardOptions:
     memory: int = 1000
     least: int = 32
     renewed: int = 10
-    doubt: float = 0.03
+    most: float = 0.7
+    doubt: float = 0.04
     width: float = 0.02
     alarm: float = 0.3
     patience: int = 500
@@ -79,6 +81,7 @@ class GuardOptions:
             2 <= self.least <= self.window, "the guard's least frames", self.least, f"in 2 to its {self.window} frames"
         )
         check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
+        check(0 < self.most <= 1, "the guard's most", self.most, "in (0, 1]")
         check(0 < self.width < math.inf, "the guard's width", self.width, "> 0 and finite")
         check(0 < self.most_drift < math.inf, "the guard's most drift", self.most_drift, "> 0 and finite")
         check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
@@ -137,7 +140,7 @@ class RunOptions:
     latency: bool = False
     flush_after: float | None = None
     max_memory: int | None = None
-    guard: GuardOptions | None = GuardOptions()
+    guard: GuardOptions | None = GuardOptions(answer="auto")
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:

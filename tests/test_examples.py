@@ -53,13 +53,14 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
 
 def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
     guard_options = script("guard_streams").guard_options
-    assert guard_options("default") == GuardOptions()
-    assert guard_options("doubt=0.01,window=128,action=warn") == GuardOptions(doubt=0.01, window=128, action="warn")
+    assert guard_options("default") == GuardOptions(answer="auto") and guard_options("none") is None
+    wanted = GuardOptions(doubt=0.01, window=128, action="warn", answer="both")
+    assert guard_options("doubt=0.01,window=128,action=warn,answer=both") == wanted
     for text, told in (
-        ("back_to=passed", r"of action, retries, .*, got \"back_to=passed\"$"),
+        ("back_to=passed", r"of action, answer, retries, .*, got \"back_to=passed\"$"),
         ("doubt", 'got "doubt"$'),
-        ("size=big", '^--guard size must be a number such as 64, got "big"$'),
-        ("size=8", "least frames must be in 2 to its 8 frames"),
+        ("window=big", '^--guard window must be a number such as 100, got "big"$'),
+        ("window=8", "least frames must be in 2 to its 8 frames"),
     ):
         with pytest.raises(UsageError, match=told):
             guard_options(text)

@@ -202,7 +202,8 @@ class Guard:
 
     def _see(self, images: Tensor) -> Tensor:
         self.num_looked += len(images)
-        return self.method.predict_source(images)
+        size = self.method.part_size(len(images)) if isinstance(self.method, GradientMethod) else len(images)
+        return torch.cat([self.method.predict_source(part) for part in images.split(size)])
 
     @property
     def _watches(self) -> bool:

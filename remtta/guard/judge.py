@@ -16,7 +16,7 @@ from remtta.options import GuardOptions
 
 NOT_FINITE = "outputs that are not finite numbers"
 
-_ALL_BUT = 0.01  # a weight so near to 0 or 1 is that
+_LEAST_WEIGHT = 0.01  # less than that is none
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Judge:
             return 0.0 if now.doubting and options.acts else 1.0
         if options.answer == "both":
             return 0.5
-        weight = 1 / (1 + math.exp(min(40.0, -(now.lead + options.doubt) / options.width)))
-        return 0.0 if weight < _ALL_BUT else 1.0 if weight > 1 - _ALL_BUT else weight
+        weight = options.most / (1 + math.exp(min(40.0, -(now.lead + options.doubt) / options.width)))
+        return weight if weight > _LEAST_WEIGHT else 0.0
 
     def see(self, source: Tensor, adapted: Tensor) -> None:
         """Take note of what the source and the adapted model said: logits (B, C) of the same frames."""

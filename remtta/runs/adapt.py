@@ -20,7 +20,9 @@ from remtta.guard.guard import guarded
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
-from remtta.methods.settings import MethodConfig, method_config
+from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.names import PRESET
+from remtta.methods.settings.presets import PRESETS
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.models.card import ModelCard, card_of
 from remtta.options import RunOptions
@@ -67,7 +69,7 @@ def adapt_stream(
         source: A stream, anything `open_stream` takes, or paths.
         output: Folder for the results; by default `runs/<UTC time>`.
         method: Name of the adaptation method: "rem", or "source" for none.
-        config: The method's settings.
+        config: The method's settings; those that `remtta adapt` has without options if None.
         options: How the stream is run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or the statistics of some (a file), for
@@ -90,7 +92,7 @@ def adapt_stream(
     """
     options, interrupts = options or RunOptions(), interrupts or Interrupts()
     torch.manual_seed(options.seed)
-    config = config or method_config(method, {}, batch_size=options.batch_size)
+    config = config or PRESETS[PRESET].config(method, {}, batch_size=options.batch_size)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
     if health is not None:

@@ -51,7 +51,12 @@ def test_what_is_printed_is_read_back(
 
 def test_defaults_are_printed_and_the_command_line_wins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _, defaults = printed(capfd, "adapt")
-    assert defaults["batch-size"] == 50 and defaults["guard"] == "rollback" and defaults["lambda"] is None
+    assert (
+        defaults["batch-size"] == 50
+        and defaults["preset"] == "remtta"
+        and defaults["guard"] is None
+        and defaults["lambda"] is None
+    )
     assert not {"config", "print-config", "help"} & defaults.keys()
     config = tmp_path / "run.yaml"
     config.write_text(

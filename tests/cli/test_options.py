@@ -24,6 +24,7 @@ from remtta.cli.options.stream import OutputOptions, ServiceOptions, StreamOptio
 from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.frozen import SourceConfig
+from remtta.methods.settings.presets import named_config
 from remtta.options import EvalOptions, RunOptions
 from tests.command import remtta_here
 
@@ -109,7 +110,7 @@ def test_what_is_not_given_is_as_in_the_library() -> None:
     methods = MethodsOptions(shared=SharedSettings(), source=SourceDataOptions())
     running, protocol, shared = RunningOptions(), ProtocolOptions(), methods.shared.given("auto")
     assert run_options(method, OutputOptions(), StreamOptions(), ServiceOptions(), seed=running.seed) == RunOptions()
-    assert method.config(running.precision) == REMConfig()
+    assert method.config(running.precision) == named_config("remtta", {}, batch_size=50)
     size, scenario = methods.batch_size(None), protocol.chosen_scenario()
     assert eval_options(scenario, size, protocol, methods, ResultOptions()) == EvalOptions()
     assert methods.configs(shared, batch_size=size) == {"source": SourceConfig(), "rem": REMConfig()}

@@ -14,7 +14,7 @@ from remtta.cli.completion import stream_methods
 from remtta.cli.parsing import parse_mask_ratios, parse_number, parse_pairs
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig, method_config
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig
 from remtta.methods.settings.base import Optimizer, Precision
 from remtta.methods.settings.presets import PresetName, preset_of
 from remtta.options import DEFAULT_BATCH_SIZE
@@ -151,5 +151,4 @@ class MethodOptions:
             UsageError: If it has no such setting, or a value is out of range.
         """
         settings = self.shared.given(precision) | {"episodic": self.episodic} | parse_pairs(self.settings, "--set")
-        settings = preset_of(self.preset).settings_of(self.method, settings)
-        return method_config(self.method, settings, batch_size=self.shared.batch_size)
+        return preset_of(self.preset).config(self.method, settings, batch_size=self.shared.batch_size)

@@ -28,13 +28,16 @@ class Preset:
     answer: Answer
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def settings_of(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A method's settings: what was given, and this preset's for the rest.
+    def config(self, method: str, given: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
+        """A method's config: what was given, this preset's settings for the rest, and the published ones.
 
-        They are a pair of rate and anchor for Adam, so an optimizer of one's own leaves them out.
+        The preset's are a pair of rate and anchor for Adam, so another optimizer leaves them out.
+
+        Raises:
+            UsageError: As of `method_config`.
         """
-        own = {} if "optimizer" in given and given["optimizer"] != "adam" else self.settings.get(method, {})
-        return {**own, **given}
+        own = self.settings.get(method, {}) if given.get("optimizer", "adam") == "adam" else {}
+        return method_config(method, {**own, **given}, batch_size=batch_size)
 
 
 _STEADY = {"lr": 1e-2, "anchor": "auto"}
@@ -52,10 +55,8 @@ def named_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> 
     Raises:
         UsageError: As of `method_config`.
     """
-    method = method_of(name)
-    if has_preset(name):
-        settings = PRESETS[PRESET].settings_of(method, settings)
-    return method_config(method, settings, batch_size=batch_size)
+    preset = PRESETS[PRESET if has_preset(name) else "paper"]
+    return preset.config(method_of(name), settings, batch_size=batch_size)
 
 
 def preset_of(name: str) -> Preset:

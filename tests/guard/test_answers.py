@@ -1,0 +1,316 @@
+"""Answers by the adapted and the source model together, and the evidence that they are weighed by."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.evaluation import evaluate, open_dataset
+from remtta.guard.evidence import evidence_of, mixture, parked_class
+from remtta.guard.guard import Guard, guarded
+from remtta.guard.judge import Judge
+from remtta.guard.window import Window
+from remtta.methods.registry import build_method
+from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig
+from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
+from remtta.methods.settings.presets import PRESETS, named_config, preset_of
+from remtta.options import EvalOptions, GuardOptions
+from remtta.runs.adapter import Adapter
+from tests.command import refusal_of, remtta_here
+from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.records import record_of, rows_of
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+
+def said(classes: list[int], certain: float = 4.0, num_classes: int = 5) -> Tensor:
+    """Logits that name these classes."""
+    return torch.eye(num_classes)[classes] * certain
+
+
+def window_of(source: Tensor, adapted: Tensor, size: int = 1000, memory: int = 1000) -> Window:
+    window = Window(size, memory)
+    window.add(source, adapted)
+    return window
+
+
+# --- Evidence ----------------------------------------------------------------------------------------------------
+
+
+def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
+    window = Window(3, 5)
+    for start in range(0, 8, 2):
+        logits = said([(start + step) % 5 for step in range(2)])
+        window.add(logits, logits + 1)
+    assert window.source.argmax(1).tolist() == [0, 1, 2]
+    assert window.votes.tolist() == [3, 4, 0, 1, 2]
+    torch.testing.assert_close(window.adapted, window.source)  # a constant more is the same prediction
+    torch.testing.assert_close(window.source.float().exp().sum(1), torch.ones(3), rtol=0, atol=2e-3)
+    window.back_to_source()
+    assert torch.equal(window.adapted, window.source) and len(window) == 3
+
+
+def test_the_window_comes_back_from_its_state_bit_for_bit() -> None:
+    window, again = window_of(torch.randn(9, 4), torch.randn(9, 4), size=6), Window(6, 1000)
+    again.load_state(window.state())
+    window.add(said([1, 2], num_classes=4), said([0, 2], num_classes=4))
+    again.add(said([1, 2], num_classes=4), said([0, 2], num_classes=4))
+    assert all(torch.equal(value, again.state()[name]) for name, value in window.state().items())
+
+
+def test_of_many_classes_what_is_told_apart_decides() -> None:
+    classes = [number % 5 for number in range(40)]
+    source = said(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    collapsed = source.clone()
+    collapsed[:, 3] += 3
+    assert evidence_of(window_of(source, source)).lead == pytest.approx(0, abs=1e-3)
+    assert evidence_of(window_of(source, 2 * source)).lead == pytest.approx(0, abs=0.01)
+    assert evidence_of(window_of(source, collapsed)).lead < -0.2
+    clearer = source + said(classes, certain=2)
+    harm, help_ = evidence_of(window_of(clearer, source)), evidence_of(window_of(source, clearer))
+    assert harm.lead < -0.02 < 0.02 < help_.lead and help_.gap > 0
+
+
+def test_a_parked_camera_is_known_by_what_the_source_has_seen_for_long() -> None:
+    mixed = torch.arange(400) % 10
+    assert parked_class(mixed, 10) is None
+    mostly = torch.where(torch.arange(400) % 2 == 0, 7, mixed)
+    assert parked_class(mostly, 10) == 7
+    assert parked_class(mostly[:16], 10) is None  # too few to know
+    assert parked_class(torch.zeros(400, dtype=torch.int32), 2) == 0
+    assert parked_class(torch.arange(400) % 2, 2) is None  # of two classes, half of the frames is a fair share
+
+
+def test_of_one_class_who_sees_more_of_it_is_ahead() -> None:
+    """The same predictions, of a camera that has seen nothing else, and of one that was pointed elsewhere before."""
+    source = said([3, 3, 1, 3, 2, 3, 3, 0] * 12)
+    adapted = said([3] * 96)
+    assert evidence_of(window_of(source, adapted)).lead > 0.2
+    assert evidence_of(window_of(adapted, source)).lead < -0.2
+    elsewhere = Window(96, 1000)
+    elsewhere.add(said([0, 1, 2, 4] * 200), said([0, 1, 2, 4] * 200))
+    elsewhere.add(source, adapted)
+    assert evidence_of(elsewhere).lead < -0.2
+
+
+def test_a_mixture_is_that_of_the_probabilities() -> None:
+    one, other = torch.randn(6, 4), torch.randn(6, 4)
+    probs = mixture(one, other, 0.3).exp()
+    torch.testing.assert_close(probs, 0.3 * one.softmax(1) + 0.7 * other.softmax(1))
+    certain = mixture(torch.tensor([[1e4, 0.0]]), torch.tensor([[0.0, 1e4]]), 0.25)
+    torch.testing.assert_close(certain.exp(), torch.tensor([[0.25, 0.75]]))
+
+
+@pytest.mark.parametrize("lead", [-1.0, -0.06, -0.04, 0.0, 0.5, -math.inf])
+def test_the_weight_is_a_half_of_the_most_where_doubt_begins(lead: float) -> None:
+    judge = Judge(GuardOptions(answer="auto"))
+    judge._now.lead = lead
+    options = GuardOptions()
+    weight = 0.7 / (1 + math.exp(min(700.0, -(lead + options.doubt) / options.width)))
+    assert judge.weight == pytest.approx(weight if weight > 0.01 else 0.0)
+    assert Judge(GuardOptions(answer="both")).weight == 0.5
+    assert Judge(GuardOptions(answer="adapted")).weight == 1.0
+
+
+# --- Answers -----------------------------------------------------------------------------------------------------
+
+
+def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
+    config = dataclasses.replace(METHOD_CONFIGS[name](), **settings)
+    options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
+    guard = guarded(build_method(name, tiny_vit(), config), options, config)
+    assert guard is not None
+    return guard
+
+
+@pytest.mark.parametrize("name", ["rem", "tent", "roid", "sar", "cotta", "memo", "lame"])
+def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> None:
+    guard, config = make(name, "both", micro_batch=4), dataclasses.replace(METHOD_CONFIGS[name](), micro_batch=4)
+    plain, source = build_method(name, tiny_vit(), config), tiny_vit()
+    for seed in range(2):
+        images = random_images(4, seed)
+        torch.manual_seed(seed)
+        answer = guard(images)
+        torch.manual_seed(seed)
+        alone = plain(images)
+        with torch.no_grad():
+            probs = (alone.softmax(1) + source(images).softmax(1)) / 2
+        torch.testing.assert_close(answer.softmax(1), probs, rtol=0, atol=1e-5)
+        assert guard.said.weight == 0.5 and guard.said.adapted is not None
+        torch.testing.assert_close(guard.said.adapted, alone, rtol=0, atol=0)
+    torch.testing.assert_close(guard.method.delta(), plain.delta(), rtol=0, atol=0)
+
+
+def test_harm_gives_the_answer_to_the_source_by_itself() -> None:
+    guard = make("tent", "auto", lr=3.0)
+    for seed in range(8):
+        guard(random_images(8, seed))
+    source = tiny_vit()
+    images = random_images(8, 99)
+    guard.judge.window.votes.zero_()
+    guard.judge._now.lead = -1.0
+    with torch.no_grad():
+        torch.testing.assert_close(guard.predict(images), source(images), rtol=0, atol=1e-5)
+    assert guard.said.weight == 0 and not guard.judge.events()  # nothing is undone with the guard off
+
+
+def test_one_forward_pass_more_per_image_and_no_second_look() -> None:
+    guard = make("tent", "auto", action="rollback")
+    for seed in range(5):
+        guard(random_images(6, seed))
+    assert guard.num_looked == 30
+
+
+def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
+    for answer in ("adapted", "both", "auto"):
+        assert guarded(build_method("source", tiny_vit()), GuardOptions(answer=answer), SourceConfig()) is None
+    lame = build_method("lame", tiny_vit())
+    assert guarded(lame, GuardOptions(), LAMEConfig()) is None
+    mixed = guarded(lame, GuardOptions(answer="both"), LAMEConfig())
+    assert mixed is not None and mixed.options.action == "off"
+    assert guarded(build_method("tent", tiny_vit()), GuardOptions(action="off"), TentConfig()) is None
+
+
+@pytest.mark.parametrize("answer", ["both", "auto"])
+def test_frames_that_are_not_learned_from_are_answered_alike(answer: str) -> None:
+    """An answer does not depend on which of a batch's frames may be learned from, but for what was learned."""
+    adapter = Adapter(*(lambda guard: (guard.method, guard))(make("rem", answer, lr=0.05)))
+    pixels, fit = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
+    for _ in range(3):
+        before = adapter.method.predict(pixels)
+        logits = adapter.predict(pixels, fit)
+        weight, source = adapter.said.weight, adapter.method.predict_source(pixels)
+        assert 0 < weight < 1 and adapter.said.adapted is not None and adapter.said.source is not None
+        torch.testing.assert_close(adapter.said.adapted, before, rtol=0, atol=1e-5)
+        torch.testing.assert_close(adapter.said.source, source, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
+
+
+def test_answering_early_is_by_what_was_known_before() -> None:
+    early, late = make("rem", "both", lr=0.05), make("rem", "both", lr=0.05)
+    for seed in range(3):
+        images = random_images(5, seed)
+        answer = early.answer(images)
+        early.learn()
+        torch.testing.assert_close(answer, late(images), rtol=0, atol=1e-5)
+    assert early.num_looked == 15
+    torch.testing.assert_close(early.judge.window.adapted, late.judge.window.adapted, rtol=0, atol=1e-2)
+
+
+# --- Runs --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"guard": GuardOptions(answer="both"), "each": True}
+    summary = adapt_tiny(frames, tmp_path / "both", options=options)
+    adapt_tiny(frames, tmp_path / "alone", options={"guard": None})
+    adapt_tiny(frames, tmp_path / "source", "source")
+    rows, alone, source = (rows_of(tmp_path / name) for name in ("both", "alone", "source"))
+    assert {(row["answered_by"], row["weight"]) for row in rows} == {("both", 0.5)}
+    for row, one, other in zip(rows, alone, source, strict=True):
+        told = {"adapted": one, "source": other}
+        for name, wanted in told.items():
+            assert row["each"][name]["class"] == wanted["class"]
+            assert row["each"][name]["prob"] == pytest.approx(wanted["prob"], abs=1e-5)
+        assert row["update"] == one["update"]
+    assert summary.num_by_both == len(rows) and f"answered by both models: {len(rows)} frames" in summary.report()
+    assert record_of(tmp_path / "both")["guard"] == {
+        "alarms": 0,
+        "retired": False,
+        "answered_by_source": 0,
+        "answered_by_both": len(rows),
+    }
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_run_that_was_stopped_goes_on_to_the_same_answers(batches: int, frames: Path, tmp_path: Path) -> None:
+    options = {"guard": GuardOptions(answer="auto", least=3, renewed=1), "each": True}
+    adapt_tiny(frames, tmp_path / "whole", options=options)
+    adapt_tiny(frames, tmp_path / "parts", options=options, on_batch=StopAfter(batches))
+    adapt_tiny(frames, tmp_path / "parts", options=options, resume=True)
+    whole, parts = ((tmp_path / name / "predictions.jsonl").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts and b'"answered_by": "both"' in whole
+
+
+# --- Names and presets -------------------------------------------------------------------------------------------
+
+
+def test_names_in_an_evaluation() -> None:
+    names = ["rem", "rem+guard", "rem+auto", "a=tent+guard+both", "remtta", "b=remtta"]
+    check_method_names(names)
+    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "rem", "rem"]
+    assert [label_of(name) for name in names] == ["rem", "rem", "rem", "a", "remtta", "b"]
+    assert [is_guarded(name) for name in names] == [False, True, False, True, True, True]
+    assert [answer_of(name) for name in names] == ["adapted", "adapted", "auto", "both", "auto", "auto"]
+    assert [action_of(name, "stop") for name in names] == ["off", "stop", "off", "stop", "stop", "stop"]
+
+
+@pytest.mark.parametrize(
+    "name", ["rem+none", "rem+guard+guard", "rem+both+auto", "remtta+guard", "remtta=rem", "+guard", "rem+"]
+)
+def test_names_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_method_names([name])
+
+
+def test_the_preset_is_rem_with_a_rate_and_its_anchor_and_the_paper_s_is_rem_to_the_letter() -> None:
+    ours = named_config("remtta", {}, batch_size=50)
+    assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
+    assert dataclasses.replace(ours, lr=1e-3, anchor=0.0) == METHOD_CONFIGS["rem"]()
+    slower = named_config("remtta", {"lr": 1e-3}, batch_size=50)
+    assert slower.anchor == pytest.approx(1 - math.exp(-0.01))
+    assert named_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
+    sgd = named_config("remtta", {"optimizer": "sgd"}, batch_size=50)
+    assert (sgd.lr, sgd.anchor) == (1e-3, 0.0)  # the pair is Adam's
+    assert PRESETS["paper"].config("rem", {}, batch_size=50) == METHOD_CONFIGS["rem"]()
+    with pytest.raises(UsageError, match="unknown preset"):
+        preset_of("best")
+
+
+def test_an_evaluation_compares_them(tmp_path: Path) -> None:
+    for number in range(20):
+        path = tmp_path / "c" / "fog" / f"class_{number % NUM_CLASSES}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_image(number).save(path)
+    tree = open_dataset(tmp_path / "c", num_classes=NUM_CLASSES)
+    names = ["source", "rem", "rem+both", "remtta"]
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=names, options=EvalOptions(batch_size=5))["methods"]
+    rows = rows_of(tmp_path / "run")
+    assert {row["weight"] for row in rows if row["method"] == "rem+both"} == {0.5}
+    assert all(0 < row["weight"] <= 0.7 for row in rows if row["method"] == "remtta" and "weight" in row)
+    assert results["rem+both"]["forwards_per_image"] == results["rem"]["forwards_per_image"] + 1
+    assert results["rem+both"]["guard"]["answered_by_both"] == 20 and "guard" not in results["rem"]
+    assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
+
+
+def test_presets_on_the_command_line(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def go(name: str, *options: str) -> dict[str, Any]:
+        assert remtta_here("adapt", frames, *TINY_OPTIONS, "--output", tmp_path / name, "-q", *options) == 0
+        return record_of(tmp_path / name)
+
+    ours, paper = go("ours"), go("paper", "--preset", "paper")
+    own = go("own", "--preset", "paper", "--lr", "0.01", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
+    assert ours["method"] == own["method"] and ours["options"]["guard"] == own["options"]["guard"]
+    assert (tmp_path / "ours" / "predictions.jsonl").read_bytes() == (
+        tmp_path / "own" / "predictions.jsonl"
+    ).read_bytes()
+    assert (paper["method"]["lr"], paper["method"]["anchor"], paper["guard"]) == (1e-3, 0.0, None)
+    assert not any("answered_by" in row for row in rows_of(tmp_path / "paper"))
+    spelt = go("spelt", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
+    assert spelt["method"] == paper["method"]
+    assert (tmp_path / "spelt" / "predictions.jsonl").read_bytes() == (
+        tmp_path / "paper" / "predictions.jsonl"
+    ).read_bytes()
+    capfd.readouterr()
+    code, line = refusal_of(capfd, "adapt", frames, *TINY_OPTIONS, "--anchor", "much", "--output", tmp_path / "none")
+    assert code == 2 and "--anchor takes a number or auto, got much" in line
+    line = refusal_of(
+        capfd, "adapt", frames, *TINY_OPTIONS, "--method", "tent", "--anchor", "auto", "--output", tmp_path / "none"
+    )[1]
+    assert "where the optimizer is not adam" in line
