@@ -40,7 +40,7 @@ class GuardOptions:
             source's predictions tell apart, before it is in doubt.
         width: How steeply its share of an answer falls around there.
         alarm: How far behind is an alarm.
-        patience: Frames of doubt that are one, too.
+        patience: Frames of doubt after which the source weights come back, which is no alarm.
         lr_factor: What an alarm multiplies the learning rate by.
         forgive_after: Frames without an alarm after which one is forgiven.
         most_drift: Norm of the change over the norm of the weights that is

@@ -115,8 +115,10 @@ class Judge:
             now.doubting, now.doubted = doubting, 0
             self._note("doubt" if doubting else "trust", **numbers)
         now.warned = now.warned and doubting
-        if now.doubted >= options.patience:
-            return self.alarm("the adapted predictions tell less apart for long", **numbers)
+        if now.doubted >= options.patience and options.acts:
+            self.reset()
+            self._note("restart", **numbers)
+            return True
         if now.calm >= options.forgive_after and now.alarms:
             now.alarms, now.calm = now.alarms - 1, 0
             self._note("pardon", **numbers)
@@ -184,6 +186,8 @@ def describe(event: Mapping[str, Any]) -> str:
         return f"{doubt}adaptation is in doubt{numbers}"
     if kind == "trust":
         return f"{'the adapted model answers again' if alone and not warns else 'adaptation is out of doubt'}{numbers}"
+    if kind == "restart":
+        return f"in doubt for long{numbers}: back to the source weights"
     if kind == "pardon":
         return f"an alarm is forgiven, and the learning rate is {event['lr_scale']:g} of its value"
     outcome = {

@@ -15,7 +15,7 @@ from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
-from remtta.guard.judge import Judge
+from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
 from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig
@@ -319,3 +319,26 @@ def test_presets_on_the_command_line(
         capfd, "adapt", frames, *tiny, "--method", "tent", "--anchor", "auto", "--output", tmp_path / "none"
     )[1]
     assert "where the optimizer is not adam" in line
+
+
+def test_a_doubt_ends_within_its_patience() -> None:
+    """Either the adapted model is trusted again, or it starts again; that is no alarm, and costs no learning rate."""
+    judge = Judge(GuardOptions(answer="auto", least=10, window=20, renewed=1, patience=60, memory=1))
+    source = torch.randn(20, 5, generator=torch.Generator().manual_seed(0)) + said([number % 5 for number in range(20)])
+    behind = source.clone()
+    behind[:, 3] += 3
+    verdicts = []
+    for _ in range(8):
+        judge.see(source, behind)
+        verdicts.append(judge.judge(20, drift=0.01))
+    assert verdicts == [False, False, False, True] * 2
+    events = judge.events()
+    assert [event["event"] for event in events] == ["doubt", "restart"] * 2
+    assert judge.total_alarms == 0 and judge.lr_scale == 1 and judge.standing == "trust"
+    assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
+    for _ in range(2):
+        judge.see(source, behind)
+        judge.judge(20, drift=0.01)
+    judge.see(source, source)
+    judge.judge(20, drift=0.01)
+    assert [event["event"] for event in judge.events()] == ["doubt", "trust"]
