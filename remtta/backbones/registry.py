@@ -10,10 +10,16 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from remtta.backbones.base import Backbone, TokenBackbone
+from remtta.backbones.base import Backbone, PlainTokenBackbone, TokenBackbone
+from remtta.backbones.beit import BEiT
+from remtta.backbones.eva import RotaryViT
+from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.models.loading import is_known, names_like, unknown_model
@@ -24,6 +30,9 @@ _log = logging.getLogger("remtta")
 
 FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
+    Eva: RotaryViT,
+    Beit: BEiT,
+    NaFlexVit: FlexibleViT,
 }
 """What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
 
@@ -42,8 +51,8 @@ def backbone_of(model: nn.Module) -> Backbone:
         wrapped = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         if not isinstance(wrapped, nn.Module):
             raise ModelError(
-                f"REM adapts timm VisionTransformer models, and {type(inner).__name__} is none; "
-                "choose a ViT, DeiT or CLIP-style classifier such as vit_base_patch16_224"
+                f"{type(inner).__name__} is in no family of models that remtta adapts; remtta models lists them, "
+                "and --method source predicts with any"
             )
         inner = wrapped
 
@@ -60,6 +69,21 @@ def with_tokens(backbone: Backbone, method: str) -> TokenBackbone:
             "there; choose another method, or a ViT such as vit_base_patch16_224"
         )
     return backbone
+
+
+def with_plain_tokens(backbone: Backbone, method: str) -> PlainTokenBackbone:
+    """The same backbone, for a method that puts tokens of its own between the others, or takes some away.
+
+    Raises:
+        ModelError: If there are no tokens, or the blocks need to know where each one's patch lies.
+    """
+    tokens = with_tokens(backbone, method)
+    if not isinstance(tokens, PlainTokenBackbone):
+        raise ModelError(
+            f"{method} changes which tokens there are, and the blocks of {type(backbone.module).__name__} take "
+            "positions beside them; choose another method, or a ViT such as vit_base_patch16_224"
+        )
+    return tokens
 
 
 def compile_blocks(model: nn.Module) -> None:
