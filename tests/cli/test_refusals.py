@@ -28,7 +28,7 @@ def _errors() -> list[Any]:
         (
             ["adapt", "frames", "--model", "mixer_s16_224"],
             2,
-            "mixer_s16_224 cannot be adapted: MlpMixer is in no family of models that remtta adapts; remtta models lists",
+            "mixer_s16_224 cannot be adapted: MlpMixer is in no family of models that remtta adapts; remtta models",
         ),
         (
             ["adapt", "frames", "--model", "mixer_s16_224", "--checkpoint", "tiny.safetensors"],
@@ -43,7 +43,7 @@ def _errors() -> list[Any]:
         (["eval", "arrays", *tiny], 2, "fog.npy has 15 images, but labels.npy has 20 labels"),
         (["adapt", "frames", *tiny, "--predictions", "-", "--replay"], 2, "add --predictions - and --resume"),
         (["adapt", "frames", *tiny, "--resume", "-o", "text", "--replay"], 2, "add --predictions - and --resume"),
-        (["adapt", "frames", "--model", "vit_base_patch16_siglip_255"], 2, "did you mean vit_base_patch16_clip_2"),
+        (["adapt", "frames", "--model", "vit_base_patch16_siglip_255"], 2, "did you mean vit_base_patch16_siglip_2"),
         (["adapt", "frames", *tiny, "--mask-ratios", "0.1,0.2"], 2, "mask ratios must start with 0"),
         (["adapt", "frames", *tiny, "--mask-ratios", "x"], 2, "--mask-ratios takes numbers"),
         (["adapt", "frames", *tiny, "--lr", "0"], 2, "learning rate must be > 0"),
