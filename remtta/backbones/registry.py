@@ -92,6 +92,17 @@ def compile_blocks(model: nn.Module) -> None:
         block.compile(dynamic=True)  # the views differ in their number of tokens
 
 
+def modules_in_families() -> list[str]:
+    """timm's modules that know a class of FAMILIES."""
+    kinds = tuple(FAMILIES)
+    modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
+    return [
+        module
+        for module, content in modules.items()
+        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+    ]
+
+
 def check_name(name: str) -> None:
     """Refuse a name that no model has.
 
@@ -100,14 +111,7 @@ def check_name(name: str) -> None:
     """
     if is_known(name):
         return
-    kinds = tuple(FAMILIES)
-    modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
-    families = [
-        module
-        for module, content in modules.items()
-        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
-    ]
-    names = [model for module in families for model in timm.list_models(module=module)]
+    names = [model for module in modules_in_families() for model in timm.list_models(module=module)]
     like = filter(_is_adaptable, names_like(name, names, _MOST_TRIED))
     raise unknown_model(name, list(itertools.islice(like, _MOST_NAMED)))
 

@@ -150,14 +150,14 @@ class Transformer(TokenBackbone):
             with torch.no_grad():
                 if self._has_class_token:
                     class_attention(self.blocks[-1], tokens)
-                elif self._pool is None:
+                elif getattr(self.module, "attn_pool", None) is None:
                     name = type(self.module).__name__
                     raise ModelError(
                         f"this {name} has neither a class token nor an attention pool to mask by; "
                         "leave --set masking out, or choose features or random"
                     )
                 else:
-                    pool_attention(self._pool, tokens)
+                    pool_attention(self.module.attn_pool, tokens)
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
         """Logits (B, C), and a score (B, N) of each patch token.
@@ -195,17 +195,12 @@ class Transformer(TokenBackbone):
         logits: Tensor = self.module.forward_head(tokens)
         return logits
 
-    @property
-    def _pool(self) -> nn.Module | None:
-        """The attention pool, if the head has one."""
-        return getattr(self.module, "attn_pool", None)
-
     def _classify_with_pool(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and what the pool attends to among the patches, from all tokens behind the final norm."""
         prefix = self.num_prefix_tokens
         with torch.no_grad():
             pooled = tokens if self._pools_prefix else tokens[:, prefix:]
-            scores = pool_attention(self._pool, pooled)
+            scores = pool_attention(self.module.attn_pool, pooled)
         return self.head(tokens), scores[:, prefix:] if self._pools_prefix else scores
 
     @property

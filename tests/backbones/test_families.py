@@ -215,7 +215,7 @@ def test_the_others_name_the_one_size_they_take(name: str) -> None:
 
 def last_map(model: Any, images: Tensor) -> Tensor:
     """The last block's attention map (B, H, T, T), as timm writes it out."""
-    attn, maps = model.blocks[-1].attn, []
+    attn, maps = model.blocks[-1].attn, list[Tensor]()
     attn.fused_attn = False
     hook = attn.attn_drop.register_forward_hook(lambda module, inputs, output: maps.append(output))
     model(images)
@@ -264,7 +264,7 @@ def test_patches_are_ranked_by_what_the_model_attends_to_or_else_by_their_featur
 
 
 def norms_of(model: Any, blocks: int) -> set[str]:
-    """Weights of the first blocks that a norm has, told by what norms alone have: one weight per channel, and an eps."""
+    """Weights of norms in the first blocks; norms alone have an eps."""
     modules = dict(model.named_modules())
     return {
         name
@@ -292,6 +292,14 @@ def test_a_run_moves_the_norms_of_the_first_blocks_and_goes_on_from_its_state(na
     assert torch.equal(restored.predict(images_for(name)), through.predict(images_for(name)))
     through.reset()
     assert torch.equal(through.predict(images_for(name)), before)
+
+
+@pytest.mark.parametrize("name", ["registers, attention pool", "EVA-02, apart", "DINOv3", "BEiT", "NaFlex, factorized"])
+def test_bf16_is_near(name: str) -> None:
+    exact, fast = (REM(make(name), REMConfig((0.0, 0.25), precision=precision)) for precision in ("fp32", "bf16"))
+    for seed in (1, 2):
+        images = images_for(name, seed=seed)
+        torch.testing.assert_close(fast(images).softmax(-1), exact(images).softmax(-1), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "NaFlex"])
