@@ -10,7 +10,7 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 
 from remtta.backbones.eva import RotaryViT
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 from remtta.models.preprocessing import preprocessing_of
 
 
@@ -55,8 +55,15 @@ class FlexibleViT(RotaryViT):
         return None
 
     def embed_patches(self, images: Tensor) -> Tensor:
-        """Patches (B, rows, columns, D)."""
+        """Patches (B, rows, columns, D).
+
+        Raises:
+            UsageError: If the patches do not divide the images.
+        """
         height, width = self.patch_size
+        if images.shape[2] % height or images.shape[3] % width:
+            size = "x".join(map(str, images.shape[2:]))
+            raise UsageError(f"images of {size} pixels are no whole patches of {height}x{width}; choose --input-size")
         cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, 3, rows, height, columns, width)
         last = getattr(self._embeds, "channels_last", True)  # as always in older versions of timm
         pixels = cut.permute(0, 2, 4, 3, 5, 1) if last else cut.permute(0, 2, 4, 1, 3, 5)

@@ -16,17 +16,21 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import Tensor, nn
 
-from remtta import REM, REMConfig, RunOptions, adapt_stream
+from remtta import REM, REMConfig
 from remtta.backbones.base import PlainTokenBackbone, TokenBackbone
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.registry import FAMILIES, backbone_of
 from remtta.backbones.tokens import Transformer
+from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
+from remtta.runs.interrupts import Interrupts
 from tests.conftest import NUM_CLASSES, random_images
 from tests.methods.test_registry import QUICK
+from tests.runs.test_resume import assert_same_results
+from tests.runs.tiny import StopAfter, adapt_tiny
 
 SIZE, PATCH, GRID = 32, 8, 4
 SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 4, "num_heads": 3}
@@ -362,12 +366,21 @@ def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["average pool", "attention pool", "DINOv3", "BEiT", "NaFlex"])
-def test_a_whole_run_adapts_them(name: str, frames: Path, tmp_path: Path) -> None:
-    options = RunOptions(batch_size=4)
-    summary = adapt_stream(make(name), frames, tmp_path / "run", options=options)
-    assert (summary.num_frames, summary.num_updates) == (12, 3)
-    delta = load_delta(tmp_path / "run" / "delta.safetensors")
-    assert set(delta.tensors) == norms_of(make(name), 3)
+def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(name: str, frames: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    summary = adapt_tiny(frames, whole, model=make(name))
+    assert (summary.num_frames, summary.num_updates) == (12, 4)
+    assert set(load_delta(whole / DELTA).tensors) == norms_of(make(name), 3)
+    with Interrupts() as interrupts:
+        stopped = adapt_tiny(frames, parts, model=make(name), on_batch=StopAfter(1), interrupts=interrupts)
+    assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
+    adapt_tiny(frames, parts, model=make(name), resume=True)
+    assert_same_results(parts, whole)
+
+
+def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:
+    with pytest.raises(UsageError, match="images of 36x32 pixels are no whole patches of 8x8; choose --input-size"):
+        backbone_of(make("NaFlex")).logits(torch.zeros(1, 3, 36, 32))
 
 
 def test_every_kind_of_a_family_is_one_of_its_models() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_model_data_config
 from torch import nn
 
-from remtta.backbones.registry import check_adaptable
+from remtta.backbones.registry import backbone_of, check_adaptable
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
 from remtta.models.classes import restrict_classes
 from remtta.models.devices import select_device
@@ -182,6 +182,20 @@ def test_another_input_size_resamples_the_checkpoint(checkpoint: Path) -> None:
     assert preprocessing_of(model).input_size == (48, 48)
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 48, 48)).shape == (1, NUM_CLASSES)
+
+
+def test_a_model_of_any_size_gets_images_of_the_size_asked_for(tmp_path: Path) -> None:
+    name, kwargs = "naflexvit_base_patch16_gap", {"embed_dim": 48, "depth": 1, "num_heads": 3}
+    save_file(timm.create_model(name, num_classes=NUM_CLASSES, **kwargs).state_dict(), tmp_path / "naflex.safetensors")
+    model = load_model(
+        name,
+        checkpoint=tmp_path / "naflex.safetensors",
+        num_classes=NUM_CLASSES,
+        model_kwargs=kwargs,
+        input_size=(48, 64),
+    )
+    assert preprocessing_of(model).input_size == (48, 64)
+    assert backbone_of(model).num_patches == 12
 
 
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
