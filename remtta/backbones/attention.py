@@ -12,16 +12,17 @@ from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Block as BeitBlock
 from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
+from timm.models.vision_transformer_relpos import RelPosAttention, RelPosBlock, ResPostRelPosBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
 
-SOFTMAX = (Attention, AttentionRope, EvaAttention, BeitAttention)
+SOFTMAX = (Attention, AttentionRope, EvaAttention, BeitAttention, RelPosAttention)
 """Attentions of one softmax, with linear layers that make queries, keys and values."""
 
-_PRE_NORM = (Block, EvaBlock, BeitBlock)
-_POST_NORM = (ResPostBlock, EvaBlockPostNorm)
+_PRE_NORM = (Block, EvaBlock, BeitBlock, RelPosBlock)
+_POST_NORM = (ResPostBlock, EvaBlockPostNorm, ResPostRelPosBlock)
 
 
 def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

@@ -14,10 +14,11 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
 from remtta.backbones.base import Backbone, PlainTokenBackbone, TokenBackbone
-from remtta.backbones.beit import BEiT
+from remtta.backbones.biased import BEiT, RelativeViT
 from remtta.backbones.eva import RotaryViT
 from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.vit import ViT
@@ -32,6 +33,7 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
+    VisionTransformerRelPos: RelativeViT,
     NaFlexVit: FlexibleViT,
 }
 """What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""

@@ -14,6 +14,7 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer_hybrid import ConvStem
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from remtta import REM, REMConfig
@@ -80,13 +81,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BEiT, one bias": ("beit_base_patch16_224", {**SMALL, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
     "BEiT, both": ("beit_base_patch16_224", {**SMALL, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
     "BEiT, class token": ("beit_base_patch16_224", {**SMALL, "global_pool": "token", "init_values": None}),
+    "relative": ("vit_relpos_base_patch16_224", {**SMALL, "qk_norm": True}),
+    "relative, class token": ("vit_relpos_base_patch16_cls_224", SMALL),
+    "relative, post-norm": ("vit_relpos_base_patch16_rpn_224", SMALL),
+    "relative, one bias": ("vit_relpos_base_patch16_224", {**SMALL, "shared_rel_pos": True}),
+    "relative, by an MLP": ("vit_srelpos_small_patch16_224", {**SMALL, "rel_pos_dim": 24, "class_token": True}),
     "NaFlex": ("naflexvit_base_patch16_gap", FLEXIBLE),
     "NaFlex, factorized": ("naflexvit_base_patch16_parfac_gap", FLEXIBLE),
     "NaFlex, attention pool": ("naflexvit_so150m2_patch16_reg1_map", {**FLEXIBLE, "mlp_ratio": 2}),
     "NaFlex, rotary": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "rope_type": "axial", "attn_type": "rope"}),
 }
 NO_ATTENTION = {name for name in MODELS if "average pool" in name and "class" not in name}
-NO_ATTENTION |= {"largest values", "refined pool", "NaFlex", "NaFlex, factorized", "NaFlex, rotary"}
+NO_ATTENTION |= {
+    "largest values",
+    "refined pool",
+    "relative",
+    "relative, post-norm",
+    "relative, one bias",
+    "NaFlex",
+    "NaFlex, factorized",
+    "NaFlex, rotary",
+}
 POOLED = {"attention pool", "registers, attention pool", "pool alone", "NaFlex, attention pool"}
 DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3", "NaFlex"))}
 
@@ -146,6 +161,8 @@ def _one_written_out(model: Any, image: Tensor, kept: Tensor) -> Tensor:
     stay = torch.cat([torch.arange(prefix), prefix + kept])
     if isinstance(model, Beit):
         return _beit_written_out(model, image, stay)
+    if isinstance(model, VisionTransformerRelPos):
+        return _relative_written_out(model, image, stay)
     if isinstance(model, NaFlexVit):
         embedded = model._forward_embeds(image, None, None, None)
         tokens, rope = embedded["patches"], embedded["rope_embeds"]
@@ -176,6 +193,20 @@ def _beit_written_out(beit: Any, image: Tensor, stay: Tensor) -> Tensor:
         tokens = block(tokens, shared_rel_pos_bias=shared)
         vars(block.attn).pop("_get_rel_pos_bias", None)
     logits: Tensor = beit.forward_head(beit.norm(tokens))
+    return logits
+
+
+def _relative_written_out(vit: Any, image: Tensor, stay: Tensor) -> Tensor:
+    tokens = vit.patch_embed(image)
+    tokens = (tokens if vit.cls_token is None else torch.cat([vit.cls_token, tokens], dim=1))[:, stay]
+    shared = None if vit.shared_rel_pos is None else vit.shared_rel_pos.get_bias()[:, :, stay][:, :, :, stay]
+    for block in vit.blocks:
+        if block.attn.rel_pos is not None:
+            own = block.attn.rel_pos.get_bias()[:, :, stay][:, :, :, stay]
+            block.attn.rel_pos.get_bias = lambda own=own: own
+        tokens = block(tokens, shared_rel_pos=shared)
+        vars(block.attn.rel_pos or block).pop("get_bias", None)
+    logits: Tensor = vit.forward_head(vit.norm(tokens))
     return logits
 
 
@@ -323,7 +354,16 @@ def test_a_patch_of_a_hybrid_is_what_its_stem_makes_one_place_of() -> None:
     assert backbone_of(make("hybrid with batch norms")).patch_size == (16, 16)
 
 
-EACH_FAMILY = ["DINOv2 with registers", "average pool", "attention pool", "DINOv3", "rotary by block", "BEiT", "NaFlex"]
+EACH_FAMILY = [
+    "DINOv2 with registers",
+    "average pool",
+    "attention pool",
+    "DINOv3",
+    "rotary by block",
+    "BEiT",
+    "relative",
+    "NaFlex",
+]
 
 
 @pytest.mark.parametrize("method", ["vida", "continual-mae", "tent", "lame"])
