@@ -53,6 +53,12 @@ class _BiasedViT(Transformer):
     def _run_kept(self, block: Any, tokens: Tensor, bias: Tensor | None) -> Tensor:
         """The block with this bias (B, H, T, T) in place of its own."""
 
+    @property
+    def num_passing(self) -> int:
+        """As of others, and the bias of each image in a masked view."""
+        first: Any = self.blocks[0]
+        return super().num_passing + int(first.attn.num_heads) * self.num_tokens**2
+
     def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[_Place]]:
         tokens, model = embedded, self.module
         if model.cls_token is not None:

@@ -54,6 +54,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "largest values": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "max"}),
     "attention pool": ("vit_base_patch16_siglip_224", SMALL),
     "registers, attention pool": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2}),
+    "pool of all tokens": (
+        "vit_so150m_patch16_reg4_map_256",
+        {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True},
+    ),
     "refined pool": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "prr"}),
     "DINOv2 with registers": ("vit_base_patch14_reg4_dinov2", SMALL),
     "DeiT III": ("deit3_small_patch16_224", SMALL),
@@ -75,6 +79,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary, average pool": ("vit_mediumd_patch16_rope_reg1_gap_256", SMALL),
     "Perception Encoder": ("vit_pe_core_small_patch16_384", SMALL),
     "pool alone": ("vit_pe_core_gigantic_patch14_448", {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2}),
+    "pool and registers": (
+        "vit_pe_core_gigantic_patch14_448",
+        {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2, "num_reg_tokens": 2},
+    ),
     "shared keys": ("vit_small_patch16_rope_224", {**SMALL, "num_heads": 4, "num_kv_heads": 2, "qkv_fused": False}),
     "BEiT": ("beit_base_patch16_224", SMALL),
     "BEiT v2": ("beitv2_base_patch16_224", SMALL),
@@ -102,7 +110,7 @@ NO_ATTENTION |= {
     "NaFlex, factorized",
     "NaFlex, rotary",
 }
-POOLED = {"attention pool", "registers, attention pool", "pool alone", "NaFlex, attention pool"}
+POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}
 DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3", "NaFlex"))}
 
 
