@@ -98,6 +98,7 @@ def load_model(
         "std": None if std is None else tuple(std),
         "interpolation": interpolation,
         "crop_pct": crop_pct,
+        "input_size": None if input_size is None else (3, *input_size),
     }
     config = {**model.pretrained_cfg, **{key: value for key, value in given.items() if value is not None}}
     config["input_size"] = (3, *image_size(model, config))

@@ -55,7 +55,7 @@ class LinearLayers(TorchFunctionMode):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bf16 = self._bf16 and id(weight) not in self._exact
-        known = input.dtype == torch.float32 or (bf16 and input.dtype == torch.bfloat16)
+        known = input.dtype == torch.float32 or (self._bf16 and input.dtype == torch.bfloat16)
         if input.device.type != "cpu" or weight.dtype != torch.float32 or not known or not input.numel():
             return F.linear(input, weight, bias)
         used = self._in_bf16(weight) if bf16 else weight.detach()

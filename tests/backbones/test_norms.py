@@ -105,9 +105,9 @@ def test_the_vit_is_found_inside_its_wrappers(wrap: Any) -> None:
 
 def test_another_architecture_is_refused_by_name() -> None:
     with torch.device("meta"):
-        resnet, swin = timm.create_model("resnet18"), timm.create_model("swin_tiny_patch4_window7_224")
-    for model, kind in ((resnet, "ResNet"), (_Wrapper(swin), "SwinTransformer")):
-        with pytest.raises(ModelError, match=f"and {kind} is none; choose a ViT"):
+        mixer, cait = timm.create_model("mixer_s16_224"), timm.create_model("cait_xxs24_224")
+    for model, kind in ((mixer, "MlpMixer"), (_Wrapper(cait), "Cait")):
+        with pytest.raises(ModelError, match=f"{kind} is in no family of models that remtta adapts; remtta models"):
             backbone_of(model)
 
 
