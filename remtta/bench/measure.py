@@ -20,18 +20,22 @@ from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, s
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import UsageError
+from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
-from remtta.methods.settings import REMConfig, method_config
+from remtta.methods.settings import REMConfig
+from remtta.methods.settings.names import PRESET, answer_of, is_guarded, method_of
+from remtta.methods.settings.presets import named_config
 from remtta.models.devices import select_device
 from remtta.models.loading import load_model
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
+from remtta.options import GuardOptions
 
 FORWARD = "forward"
 SOURCE = "source"
 PLAIN_REM = "rem-plain"
 ANSWER = "rem-answer"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", ANSWER, PLAIN_REM)
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", PRESET, ANSWER, PLAIN_REM)
 MEMORY_STEPS = 2
 
 Step = Callable[[], object]
@@ -67,7 +71,7 @@ class BenchOptions:
         threads: CPU threads, or None for all.
         memory: Measure peak memory as well, each subject in a process of its own.
         subjects: Which of SUBJECTS.
-        mask_ratios: Those of "rem" and "rem-answer", in place of the default ones.
+        mask_ratios: Those of "rem", "remtta" and "rem-answer", in place of the default ones.
     """
 
     model: str = "vit_small_patch16_224"
@@ -194,10 +198,12 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         return Prepared(lambda: plain.step(images), model)
     name = "rem" if subject == ANSWER else subject
     settings: dict[str, Any] = {"precision": options.precision}
-    if name == "rem" and options.mask_ratios:
+    if method_of(name) == "rem" and options.mask_ratios:
         settings["mask_ratios"] = options.mask_ratios
-    method = build_method(name, model, method_config(name, settings, batch_size=options.batch_size))
-    step = method.answer if subject == ANSWER else method
+    config = named_config(name, settings, batch_size=options.batch_size)
+    method = build_method(method_of(name), model, config)
+    guard = guarded(method, GuardOptions(answer=answer_of(name)), config) if is_guarded(name) else None
+    step = method.answer if subject == ANSWER else guard or method
     return Prepared(lambda: step(images), model, method)
 
 
