@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-Scores = Literal["attention", "features"]
-"""What patches are ranked by: what the class token attends to, or how strong their features are."""
+Scores = Literal["attention", "features", "gradcam"]
+"""What patches are ranked by: what the class token attends to, how strong their features are, or Grad-CAM."""
 
 
 @runtime_checkable
@@ -22,13 +23,20 @@ class Backbone(Protocol):
 
     Attributes:
         module: The timm model itself; parameters and deltas have its names.
+        kinds: What there is of it, each in a few words, and a timm model that is one.
     """
 
     module: nn.Module
+    kinds: ClassVar[Mapping[str, str]] = {}
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """What `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
+
+    @property
+    def adapted_first(self) -> Sequence[nn.Module]:
+        """Whose norms adapt where nobody chose others: the first three quarters of the blocks."""
+        return self.blocks[: math.floor(0.75 * len(self.blocks))]
 
     @property
     def num_patches(self) -> int:

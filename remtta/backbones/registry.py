@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from remtta.backbones.base import Backbone, TokenBackbone
+from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.models.loading import is_known, names_like, unknown_model
@@ -24,6 +25,7 @@ _log = logging.getLogger("remtta")
 
 FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
+    **dict.fromkeys(LAYOUTS, ImageBackbone),
 }
 """What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
 

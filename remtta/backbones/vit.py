@@ -132,11 +132,13 @@ class ViT(TokenBackbone):
         return self._classify_last(self._before_last(tokens))
 
     def check_scores(self, kind: Scores) -> None:
-        """Refuse attention that is no plain softmax attention.
+        """Refuse attention that is no plain softmax attention, and Grad-CAM, as there is no feature map.
 
         Raises:
             ModelError: Naming the attention.
         """
+        if kind == "gradcam":
+            raise ModelError("Grad-CAM needs a feature map, and a ViT has tokens; leave out --set masking=gradcam")
         if kind == "attention":
             with torch.no_grad():
                 class_attention(self.blocks[-1], self.module.cls_token.new_zeros(1, 2, self.width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from remtta.backbones.base import Backbone, Scores
+from remtta.errors import ModelError
 from remtta.methods.masking import keep_indices, num_kept, random_scores
 from remtta.methods.settings.rem import Masking, REMConfig
 from remtta.models.precision import ForwardContext
@@ -18,10 +20,32 @@ from remtta.models.precision import ForwardContext
 _log = logging.getLogger("remtta")
 
 _SIZES = 4
-_SCORES: dict[Masking, Scores] = {"attention": "attention", "background": "attention", "features": "features"}
+_SCORES: dict[Masking, Scores] = {
+    "attention": "attention",
+    "background": "attention",
+    "features": "features",
+    "gradcam": "gradcam",
+}
 
 Chooses = Callable[[Tensor], Tensor]
 """Which images (B,) are meant, by float32 logits (B, C) of the plain view or (L, B, C) of all."""
+
+
+def chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
+    """The masking that "auto" means for a model: attention where it has that, else features; others are themselves."""
+    if masking != "auto":
+        return masking
+    try:
+        backbone.check_scores("attention")
+    except ModelError:
+        _tell_features(type(backbone.module).__name__)
+        return "features"
+    return "attention"
+
+
+@functools.cache  # an evaluation asks for every method and seed
+def _tell_features(model: str) -> None:
+    _log.info("this %s has no attention to mask by, so the patches of the strongest features are masked", model)
 
 
 class MaskedViews:
@@ -46,10 +70,10 @@ class MaskedViews:
         if len(set(kept)) < len(kept):
             hidden = ", ".join(str(num_patches - count) for count in kept)
             _log.warning("some views are the same: the mask ratios hide %s of %d patch tokens", hidden, num_patches)
-        if config.masking in _SCORES:
-            backbone.check_scores(_SCORES[config.masking])
         self._backbone, self._context, self._generator = backbone, context, generator
-        self._masking, self._masked_ratios = config.masking, config.mask_ratios[1:]
+        self._masking, self._masked_ratios = chosen_masking(backbone, config.masking), config.mask_ratios[1:]
+        if self._masking in _SCORES:
+            backbone.check_scores(_SCORES[self._masking])
 
     @contextlib.contextmanager
     def undrawn(self) -> Iterator[None]:

@@ -105,8 +105,8 @@ def test_the_vit_is_found_inside_its_wrappers(wrap: Any) -> None:
 
 def test_another_architecture_is_refused_by_name() -> None:
     with torch.device("meta"):
-        resnet, swin = timm.create_model("resnet18"), timm.create_model("swin_tiny_patch4_window7_224")
-    for model, kind in ((resnet, "ResNet"), (_Wrapper(swin), "SwinTransformer")):
+        dense, vgg = timm.create_model("densenet121"), timm.create_model("vgg11")
+    for model, kind in ((dense, "DenseNet"), (_Wrapper(vgg), "VGG")):
         with pytest.raises(ModelError, match=f"and {kind} is none; choose a ViT"):
             backbone_of(model)
 

@@ -66,7 +66,7 @@ class PlainVariant(ReferenceREM):
             elif self.config.masking == "features":
                 orders.append(strengths[0][number, 1:].pow(2).sum(-1).sqrt().argsort(descending=True))
             else:
-                orders.append(attention[number].argsort(descending=self.config.masking == "attention"))
+                orders.append(attention[number].argsort(descending=self.config.masking != "background"))
         for ratio in self.ratios[1:]:
             kept = int(attention.shape[1] * (1 - ratio))
             views.append(self._forward(images, torch.stack([order[-kept:] for order in orders]))[0])
@@ -254,7 +254,10 @@ def test_masks_by_features_need_no_softmax_attention() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"masking": "foreground"}, "masking must be one of attention, random, background, features, got foreground"),
+        (
+            {"masking": "foreground"},
+            "masking must be one of auto, attention, random, background, features, gradcam, got foreground",
+        ),
         ({"consistency_weight": -1.0}, "consistency weight must be >= 0"),
         ({"consistency_weight": math.nan}, "consistency weight must be >= 0"),
         ({"consistency_weight": 0.0, "ranking_weight": 0.0}, "consistency weight must be > 0 where lambda is 0"),
@@ -282,7 +285,7 @@ def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str
     shown = dict(line.split(" = ") for line in listed.splitlines() if " = " in line)
     shown = {key.strip(): value for key, value in shown.items()}
     assert {key: shown[key] for key in settings} == {
-        "masking": "attention",
+        "masking": "auto",
         "confident_below": "None",
         "consistency_weight": "1.0",
         "gap_weighting": "False",

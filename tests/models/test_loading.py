@@ -232,8 +232,8 @@ def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> No
 
 def test_what_no_method_adapts_is_refused_before_anything_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", _no_network)
-    for name in ("resnet18", "resnet18.a1_in1k"):
-        with pytest.raises(ModelError, match=rf"^{name} cannot be adapted: REM adapts timm Vision.* ResNet is none"):
+    for name in ("densenet121", "densenet121.ra_in1k"):
+        with pytest.raises(ModelError, match=rf"^{name} cannot be adapted: REM adapts timm Vision.* DenseNet is none"):
             check_adaptable(name)
     with pytest.raises(ModelError, match="no class token"):
         check_adaptable(NAME, {**TINY, "class_token": False, "global_pool": "avg"})

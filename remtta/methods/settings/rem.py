@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from remtta.errors import UsageError, check, check_finite
 from remtta.methods.settings.base import MethodConfig
 
-Masking = Literal["attention", "random", "background", "features"]
+Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,14 @@ class REMConfig(MethodConfig):
             paper (Eq. 5). 0 leaves it out, as ranking_weight 0 does the other
             ("Effect of Each Component"); not both.
         masking: Which patch tokens a masked view leaves out: "attention", those
-            the class token attends to most (Eq. 2); "background", those it
-            attends to least, or "random" ("Effect of Masking Strategy"); or
-            "features", those of the largest L2 norm, which needs no softmax
-            attention (REM-FA, "Experiments on Different Network
-            Architectures"). A view leaves out what less masked ones do, and more.
+            that the class token attends to most (Eq. 2), or where there is
+            none an attention pool; "background", those attended to least, or
+            "random" ("Effect of Masking Strategy"); "features", those of the
+            largest L2 norm, which needs no softmax attention (REM-FA,
+            "Experiments on Different Network Architectures"); "gradcam",
+            those that say most for the predicted class (ibid.); or "auto",
+            attention where the model has it, else features. A view leaves out
+            what less masked ones do, and more.
         confident_below: Learn only from images whose unmasked prediction has
             less entropy, as a fraction of log C; the loss of the others is zero,
             and stays in the mean. None for every image. The paper's active
@@ -52,7 +55,7 @@ class REMConfig(MethodConfig):
     ranking_weight: float = 1.0
     margin: float = 0.0
     consistency_weight: float = 1.0
-    masking: Masking = "attention"
+    masking: Masking = "auto"
     confident_below: float | None = None
     gap_weighting: bool = False
 
