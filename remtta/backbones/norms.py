@@ -8,6 +8,7 @@ from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
 from torch import nn
 
 from remtta.backbones.base import Backbone
+from remtta.backbones.batchnorm import frozen_batch_norms
 from remtta.errors import ModelError, UsageError
 
 _NORMS = (
@@ -59,8 +60,18 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
     }
     selected = {name: parameter for name, parameter in backbone.module.named_parameters() if id(parameter) in wanted}
     if not selected:
-        raise ModelError("nothing to adapt: the chosen blocks have no normalisation weights")
+        raise ModelError(f"nothing to adapt: the chosen blocks have no normalisation weights{_whereabouts(backbone)}")
     return selected
+
+
+def _whereabouts(backbone: Backbone) -> str:
+    """Where they may have gone."""
+    frozen, convolutions = frozen_batch_norms(backbone.module), (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    if frozen:
+        return f"; {frozen} batch norms of the model are frozen: load it with batch norms that train"
+    if sum(isinstance(module, convolutions) for module in backbone.module.modules()) > 1:
+        return "; if its batch norms were folded into convolutions, load the model from before that"
+    return ""
 
 
 def _block_numbers(text: str, depth: int) -> list[int]:
