@@ -9,6 +9,8 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
 Scores = Literal["attention", "features", "gradcam"]
 """What patches are ranked by: what the class token attends to, how strong their features are, or Grad-CAM."""
 
@@ -37,6 +39,11 @@ class Backbone(Protocol):
     def adapted_first(self) -> Sequence[nn.Module]:
         """Whose norms adapt where nobody chose others: the first three quarters of the blocks."""
         return self.blocks[: math.floor(0.75 * len(self.blocks))]
+
+    @property
+    def batch_norms(self) -> Mapping[str, BatchNorm]:
+        """Layers, by name, that may normalise by a batch's statistics while a method adapts."""
+        return {}
 
     @property
     def num_patches(self) -> int:

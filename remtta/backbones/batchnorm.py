@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from remtta.backbones.base import BatchNorm
 from remtta.models.precision import Context
 
 FEW = 16
@@ -33,7 +34,7 @@ class BatchStatistics(TorchFunctionMode):
         mixes: Whether an image's logits owe something to the rest of its batch.
 
     Args:
-        module: The model.
+        norms: The batch norms that this is about, by name.
         kind: "batch", or "running" for the running ones alone.
         prior: Images that the running ones count for; None for as many as the batch lacks of `FEW`.
 
@@ -41,12 +42,12 @@ class BatchStatistics(TorchFunctionMode):
         arXiv:2006.16971; Tent, arXiv:2006.10726, has 0.
     """
 
-    def __init__(self, module: nn.Module, kind: Literal["batch", "running"], prior: int | None) -> None:
+    def __init__(self, norms: Mapping[str, BatchNorm], kind: Literal["batch", "running"], prior: int | None) -> None:
         super().__init__()
-        self._norms = batch_norms(module)
-        self.mixes = kind == "batch" and bool(self._norms)
+        self._norms = norms
+        self.mixes = kind == "batch" and bool(norms)
         self._prior = prior
-        self._names = {id(norm.running_mean): name for name, norm in self._norms.items()}
+        self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._noted: dict[str, tuple[Tensor, Tensor]] = {}
         self._noting = self._warned_of_few = self._warned_of_parts = False
 
@@ -144,20 +145,20 @@ def _others(input: Tensor) -> list[int]:
     return [0, *range(2, input.ndim)]
 
 
-def batch_norms(module: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
+def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
     """The batch norms that have running statistics, by name."""
     return {
         name: layer
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
+        if isinstance(layer, BatchNorm) and layer.running_mean is not None
     }
 
 
-def running_statistics(module: nn.Module) -> dict[str, Tensor]:
-    """Running means and variances of all batch norms, by their names in the model's state."""
+def running_statistics(norms: Mapping[str, BatchNorm]) -> dict[str, Tensor]:
+    """Running means and variances of batch norms, by their names in the model's state."""
     return {
         f"{name}.{part}" if name else part: getattr(layer, part)
-        for name, layer in batch_norms(module).items()
+        for name, layer in norms.items()
         for part in ("running_mean", "running_var")
     }
 

@@ -21,7 +21,8 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.base import Backbone, BatchNorm, Scores
+from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError
 from remtta.models.preprocessing import preprocessing_of
 
@@ -114,6 +115,11 @@ class ImageBackbone(Backbone):
         """The stem and the first three quarters of the stages: of four, all but the last."""
         stem = [getattr(self.module, name) for name in self._layout.stem]
         return [*stem, *super().adapted_first]
+
+    @property
+    def batch_norms(self) -> Mapping[str, BatchNorm]:
+        """All that there are."""
+        return batch_norms(self.module)
 
     @property
     def num_patches(self) -> int:

@@ -52,10 +52,11 @@ class AdaptingMethod(MethodBase, ABC):
         if self._backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
         module = self._backbone.module
-        moving = running_statistics(module) if config.bn_momentum else {}
+        norms = self._backbone.batch_norms
+        moving = running_statistics(norms) if config.bn_momentum else {}
         super().__init__(model, module, self._chosen(), config.precision, moving)
         self._source_context = self._context
-        self._batch_norms = BatchStatistics(module, config.bn, config.bn_prior)
+        self._batch_norms = BatchStatistics(norms, config.bn, config.bn_prior)
         self._context = self._batch_norms.around(self._context)
         self._generator = torch.Generator().manual_seed(torch.initial_seed())
         self._answered: Tensor | None = None  # images that `learn` is to adapt to

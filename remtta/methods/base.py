@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from remtta.backbones.batchnorm import running_statistics
+from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.models.precision import Context, ForwardContext
 from remtta.models.weights import AdaptedWeights, Committed
 
@@ -43,7 +43,7 @@ class MethodBase:
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self._context: Context = ForwardContext(module, precision)
-        others = {**dict(module.named_parameters()), **running_statistics(module)}
+        others = {**dict(module.named_parameters()), **running_statistics(batch_norms(module))}
         self._weights = AdaptedWeights(named, others, moving)
         self._last_views: Tensor | None = None
 

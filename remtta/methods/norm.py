@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError
 from remtta.methods.adapting import AdaptingMethod
 from remtta.methods.settings import NORMConfig
@@ -32,11 +31,10 @@ class NORM(AdaptingMethod):
     def __init__(self, model: nn.Module, config: NORMConfig | None = None) -> None:
         self.config = config or NORMConfig()
         super().__init__(model, self.config)
-        module = self._backbone.module
-        if not batch_norms(module):
+        if not self._backbone.batch_norms:
             raise ModelError(
-                f"norm needs batch norms with running statistics, and this {type(module).__name__} has none: its norms "
-                "look at each image by itself; choose another method"
+                f"norm needs batch norms with running statistics, and this {type(self._backbone.module).__name__} has "
+                "none that adapt; choose another method"
             )
         self.adapts = bool(self.config.bn_momentum)
         self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn_momentum=... lets it"

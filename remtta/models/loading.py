@@ -98,6 +98,7 @@ def load_model(
         "std": None if std is None else tuple(std),
         "interpolation": interpolation,
         "crop_pct": crop_pct,
+        "input_size": None if input_size is None else (3, *input_size),
     }
     config = {**model.pretrained_cfg, **{key: value for key, value in given.items() if value is not None}}
     config["input_size"] = (3, *image_size(model, config))
@@ -124,6 +125,9 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
         with reachable_or_offline() if (pretrained or source) and source != "local-dir" else contextlib.nullcontext():
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
     except TypeError as error:
+        if "img_size" in kwargs and "img_size" in str(error):  # it takes any size, and is not told of one
+            without_size = {key: value for key, value in kwargs.items() if key != "img_size"}
+            return _create(name, pretrained=pretrained, kwargs=without_size)
         raise UsageError(f"{name} does not take these model arguments: {error}") from error
     except Exception as error:  # timm and its download libraries share no base class
         raise _creation_failure(name, pretrained, error) from error

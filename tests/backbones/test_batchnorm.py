@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 
-from remtta.backbones.batchnorm import BatchStatistics, running_statistics
+from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.registry import backbone_of
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
@@ -93,10 +94,10 @@ def test_a_blend_is_its_plain_reading(count: int, prior: int | None, counts_for:
             assert tensor is not None
             tensor.uniform_(0.5, 1.5)
     x = 2 * torch.randn(count, 3, 2, 2) + 1
-    with BatchStatistics(layer, "batch", prior):
+    with BatchStatistics(batch_norms(layer), "batch", prior):
         blended = layer(x)
     torch.testing.assert_close(blended, plain_norm(x, layer, counts_for), atol=1e-5, rtol=1e-5)
-    with BatchStatistics(layer, "running", prior):
+    with BatchStatistics(batch_norms(layer), "running", prior):
         assert torch.equal(
             layer(x), nn.functional.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias)
         )
@@ -113,7 +114,7 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
 
     weights = torch.arange(12, dtype=torch.double).view_as(x)
     (expected,) = torch.autograd.grad((weights * blended(x)).sum(), x)
-    with BatchStatistics(layer, "batch", 3):
+    with BatchStatistics(batch_norms(layer), "batch", 3):
         (gradient,) = torch.autograd.grad((weights * layer(x)).sum(), x)
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
 
@@ -187,7 +188,7 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: st
     for seed in range(2):
         through(pictures(5, seed))
     assert through.num_updates == 2
-    statistics = set(running_statistics(through.model))
+    statistics = set(running_statistics(batch_norms(through.model)))
     assert statistics == {key for key in source if "running" in key} and statistics <= set(through.delta())
     moved = through.model.state_dict()
     assert all(not torch.equal(source[key], moved[key]) for key in statistics)
@@ -206,12 +207,12 @@ def test_running_statistics_follow_those_of_the_plain_view() -> None:
     method: Any = make("rem", model, bn_momentum=0.25, bn_prior=0, mask_ratios=(0.0, 0.5), lr=0.1)
     seen: list[Tensor] = []
     hook = model.get_submodule("bn1").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    before = running_statistics(tiny("resnet"))
+    before = running_statistics(batch_norms(tiny("resnet")))
     method(pictures(5))
     hook.remove()
     values = seen[0].transpose(0, 1).flatten(1)
     assert not torch.allclose(seen[0], seen[-1])  # a masked view's
-    after = running_statistics(model)
+    after = running_statistics(batch_norms(model))
     for part, batch in (("running_mean", values.mean(1)), ("running_var", values.var(1))):
         expected = 0.75 * before[f"bn1.{part}"] + 0.25 * batch
         torch.testing.assert_close(after[f"bn1.{part}"], expected, atol=1e-5, rtol=1e-5)
@@ -244,10 +245,10 @@ def test_methods_of_every_weight_leave_running_statistics_alone() -> None:
         make("cotta", bn_momentum=0.1)
     model = tiny("resnet")
     cotta = make("cotta", model, lr=0.01, num_augmentations=2)
-    before = {key: tensor.clone() for key, tensor in running_statistics(model).items()}
+    before = {key: tensor.clone() for key, tensor in running_statistics(batch_norms(model)).items()}
     cotta(pictures(5))
     assert cotta.num_updates == 1
-    assert all(torch.equal(tensor, before[key]) for key, tensor in running_statistics(model).items())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in running_statistics(batch_norms(model)).items())
 
 
 def test_micro_batches_are_told_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -351,7 +352,15 @@ def test_frozen_and_folded_batch_norms_are_told() -> None:
             setattr(folded.get_submodule(parent), own, nn.Identity())
     with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
         adapted_norms(backbone_of(folded))
-    assert not running_statistics(folded)
+    assert not running_statistics(batch_norms(folded))
+
+
+def test_a_transformers_stem_keeps_its_running_statistics() -> None:
+    name, kwargs = "vit_small_resnet26d_224", {"img_size": 64, "embed_dim": 12, "depth": 4, "num_heads": 2}
+    hybrid: Any = timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **kwargs).eval()
+    assert batch_norms(hybrid)
+    with torch.no_grad():
+        torch.testing.assert_close(make("tent", hybrid)(pictures(3)), hybrid(pictures(3)), atol=1e-3, rtol=1e-3)
 
 
 def test_batch_norms_without_running_statistics_stay_as_they_are() -> None:
