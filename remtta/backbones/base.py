@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -35,10 +34,9 @@ class Backbone(Protocol):
     def blocks(self) -> Sequence[nn.Module]:
         """What `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
 
-    @property
-    def adapted_first(self) -> Sequence[nn.Module]:
-        """Whose norms adapt where nobody chose others: the first three quarters of the blocks."""
-        return self.blocks[: math.floor(0.75 * len(self.blocks))]
+    def parts(self, number: int) -> Sequence[nn.Module]:
+        """Whose norms adapt with block `number`: its own, and of the first those of what comes before, if they do."""
+        return [self.blocks[number]]
 
     @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:

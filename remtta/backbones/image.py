@@ -110,11 +110,10 @@ class ImageBackbone(Backbone):
         stages = [getattr(self.module, name) for name in self._layout.stages]
         return list(stages[0]) if len(stages) == 1 else stages
 
-    @property
-    def adapted_first(self) -> Sequence[nn.Module]:
-        """The stem and the first three quarters of the stages: of four, all but the last."""
-        stem = [getattr(self.module, name) for name in self._layout.stem]
-        return [*stem, *super().adapted_first]
+    def parts(self, number: int) -> Sequence[nn.Module]:
+        """A stage; with the first one, the stem."""
+        stem = [getattr(self.module, name) for name in self._layout.stem] if number == 0 else []
+        return [*stem, self.blocks[number]]
 
     @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
@@ -28,7 +29,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
 
     Args:
         backbone: The classifier.
-        adapt_layers: None for what the backbone adapts first, three quarters of the blocks, "all"
+        adapt_layers: None for the first three quarters of the blocks, "all"
             for every norm of the model, or block numbers ("0-8", "0,2,4-6").
 
     Returns:
@@ -38,14 +39,12 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
         ModelError: If nothing is left to adapt.
         UsageError: If the choice cannot be read, or names a block that does not exist.
     """
-    blocks = backbone.blocks
-    depth = len(blocks)
+    depth = len(backbone.blocks)
     if adapt_layers == "all":
         roots = [backbone.module]
-    elif adapt_layers is not None:
-        roots = [blocks[number] for number in _block_numbers(adapt_layers, depth)]
     else:
-        roots = list(backbone.adapted_first)
+        chosen = _block_numbers(adapt_layers, depth) if adapt_layers is not None else range(math.floor(0.75 * depth))
+        roots = [part for number in chosen for part in backbone.parts(number)]
         if not roots:
             raise ModelError(
                 f"nothing to adapt: the first three quarters of {depth} block(s) hold no whole block; "

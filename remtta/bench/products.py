@@ -33,8 +33,8 @@ class BareProduct:
         weights = [weight for module in backbone.blocks[0].modules() for weight in _dense_weights(module)]
         if not weights:
             raise ModelError(
-                f"{type(backbone.module).__name__} has no linear layer in its first block, and remtta bench compares "
-                "with the product of one; choose a transformer"
+                f"{type(backbone.module).__name__} has no dense layer in its first block, and remtta bench compares "
+                "with the product of one; choose another model"
             )
         self._weight = max(weights, key=lambda weight: weight.numel()).detach().flatten(1)
         num_tokens = batch_size * backbone.num_tokens

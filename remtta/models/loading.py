@@ -89,7 +89,7 @@ def load_model(
         kwargs["num_classes"] = num_classes
     if input_size is not None:
         kwargs["img_size"] = tuple(input_size)
-    model: Any = _create(name, pretrained=checkpoint is None, kwargs=kwargs)
+    model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs)
     _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
     if checkpoint is not None:
         load_checkpoint(model, Path(checkpoint), use_ema=use_ema)
@@ -109,7 +109,14 @@ def load_model(
     return loaded
 
 
-def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+def create(name: str, *, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
+    """Build a timm model; an `img_size` among the arguments is kept from those that take any size.
+
+    Raises:
+        UsageError: If the name is unknown, or the model does not take an argument.
+        ModelError: If it cannot be built.
+        DownloadError: If its weights cannot be downloaded.
+    """
     source = name.partition(":")[0] if ":" in name else ""
     if not is_known(name):
         raise unknown_model(name, names_like(name, timm.list_models(), 3))
@@ -127,7 +134,7 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     except TypeError as error:
         if "img_size" in kwargs and "img_size" in str(error):  # it takes any size, and is not told of one
             without_size = {key: value for key, value in kwargs.items() if key != "img_size"}
-            return _create(name, pretrained=pretrained, kwargs=without_size)
+            return create(name, pretrained=pretrained, kwargs=without_size)
         raise UsageError(f"{name} does not take these model arguments: {error}") from error
     except Exception as error:  # timm and its download libraries share no base class
         raise _creation_failure(name, pretrained, error) from error

@@ -168,6 +168,7 @@ def test_the_last_stages_and_the_final_norm_do_not_adapt_by_default(family: str)
     backbone = backbone_of(tiny(family))
     default, everything = adapted_norms(backbone), adapted_norms(backbone, "all")
     later = set(everything) - set(default)
+    assert set(default) == set(adapted_norms(backbone, f"0-{math.floor(0.75 * len(backbone.blocks)) - 1}"))
     assert default and later == {n for n in everything if any(n.startswith(f"{part}.") for part in LATER[family])}
     norms = {
         f"{name}.{part}"
