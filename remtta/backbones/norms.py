@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 import re
 
-from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
+from timm.layers.norm import (
+    RmsNorm,
+    RmsNorm2d,
+    RmsNorm2dFp32,
+    RmsNormFp32,
+    SimpleNorm,
+    SimpleNorm2d,
+    SimpleNorm2dFp32,
+    SimpleNormFp32,
+)
 from torch import nn
 
 from remtta.backbones.base import Backbone
@@ -19,8 +28,12 @@ _NORMS = (
     nn.modules.batchnorm._BatchNorm,
     RmsNorm,
     RmsNormFp32,
+    RmsNorm2d,
+    RmsNorm2dFp32,
     SimpleNorm,
     SimpleNormFp32,
+    SimpleNorm2d,
+    SimpleNorm2dFp32,
 )
 
 
