@@ -1,4 +1,4 @@
-"""What the class token attends to, for the kinds of blocks that timm's VisionTransformer is built of."""
+"""What the class token or an attention pool attends to, for the attentions that timm's transformers are built of."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ import math
 from typing import Any
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, AttentionPoolLatent, apply_rot_embed_cat
+from timm.layers.attention import AttentionRope
+from timm.models.beit import Attention as BeitAttention
+from timm.models.beit import Block as BeitBlock
+from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
+from timm.models.vision_transformer_relpos import RelPosAttention, RelPosBlock, ResPostRelPosBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
 
+SOFTMAX = (Attention, AttentionRope, EvaAttention, BeitAttention, RelPosAttention)
+"""Attentions of one softmax, with linear layers that make queries, keys and values."""
 
-def class_attention(block: nn.Module, tokens: Tensor) -> Tensor:
+_PRE_NORM = (Block, EvaBlock, BeitBlock, RelPosBlock)
+_POST_NORM = (ResPostBlock, EvaBlockPostNorm, ResPostRelPosBlock)
+
+
+def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """The class token's row of a block's attention map, summed over the heads.
 
     Only this row is computed: the map itself never exists.
 
     Args:
-        block: A block of a VisionTransformer.
+        block: A block of a transformer.
         tokens: Shape (B, T, D), the block's input, class token first.
+        rope: Rotary positions of the patch tokens, for blocks that take them.
+        bias: Shape (1 or B, H, T, T), what the block adds to its scores.
 
     Returns:
         Shape (B, T), softmax over all T tokens; non-negative.
@@ -31,25 +44,68 @@ def class_attention(block: nn.Module, tokens: Tensor) -> Tensor:
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2.
     """
-    if isinstance(block, Block) and isinstance(block.attn, Attention):
-        return _attention_row(block.attn, block.norm1(tokens))
-    if isinstance(block, ResPostBlock) and isinstance(block.attn, Attention):
-        return _attention_row(block.attn, tokens)
+    attn: Any = getattr(block, "attn", None)
+    if isinstance(block, _PRE_NORM) and isinstance(attn, SOFTMAX):
+        return _attention_row(attn, block.norm1(tokens), rope, bias)
+    if isinstance(block, _POST_NORM) and isinstance(attn, SOFTMAX):
+        return _attention_row(attn, tokens, rope, bias)
     if isinstance(block, ParallelScalingBlock):
         return _scaling_attention_row(block, tokens)
     if isinstance(block, ParallelThingsBlock) and all(isinstance(part.attn, Attention) for part in block.attns):
         rows = [_attention_row(part.attn, part.norm(tokens)) for part in block.attns]
         return torch.stack(rows).sum(0)
-    kind = type(getattr(block, "attn", block)).__name__
+    kind = type(block if attn is None else attn).__name__
     raise ModelError(f"{kind} has no softmax attention row of the class token, so REM has nothing to mask by")
 
 
-def _attention_row(attn: Attention, x: Tensor) -> Tensor:
-    width = attn.attn_dim
-    weight, bias = attn.qkv.weight, attn.qkv.bias
+def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
+    """What an attention pool attends to, summed over heads, and over queries where their outputs are averaged.
+
+    Args:
+        pool: An attention pool with queries of its own.
+        tokens: Shape (B, T, D), what it pools.
+
+    Returns:
+        Shape (B, T), softmax over all T tokens; non-negative.
+
+    Raises:
+        ModelError: If the pool is of another kind.
+    """
+    if not isinstance(pool, AttentionPoolLatent) or pool.pos_embed is not None:
+        raise ModelError(f"{type(pool).__name__} has no queries of its own to mask by")
+    latent = pool.latent[:, :1] if pool.pool == "token" else pool.latent
+    weight, bias = pool.kv.weight, pool.kv.bias
+    width = len(weight) // 2
+    q, k = pool.q(latent), F.linear(tokens, weight[:width], None if bias is None else bias[:width])
+    return _softmax_row(*_normed_heads(q, k, pool))
+
+
+def _attention_row(attn: Any, x: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    q, k = _normed_heads(*_query_and_keys(attn, x), attn)
+    if rope is not None:
+        prefix, half = attn.num_prefix_tokens, getattr(attn, "rotate_half", False)
+        k = torch.cat([k[:, :, :prefix], apply_rot_embed_cat(k[:, :, prefix:], rope, half=half)], dim=2)
+    if k.shape[1] < q.shape[1]:  # heads share keys
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return _softmax_row(q, k, None if bias is None else bias[:, :, :1])
+
+
+def _query_and_keys(attn: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token's query (B, 1, H * d), and all keys (B, T, H * d)."""
+    if attn.qkv is None:
+        return attn.q_proj(x[:, :1]), attn.k_proj(x)
+    weight, bias = attn.qkv.weight, qkv_bias(attn)
+    width = len(weight) // 3
     q = F.linear(x[:, :1], weight[:width], None if bias is None else bias[:width])
-    k = F.linear(x, weight[width : 2 * width], None if bias is None else bias[width : 2 * width])
-    return _softmax_row(q, k, attn)
+    return q, F.linear(x, weight[width : 2 * width], None if bias is None else bias[width : 2 * width])
+
+
+def qkv_bias(attn: Any) -> Tensor | None:
+    """What an attention adds to its queries, keys and values, one after the other."""
+    if getattr(attn, "q_bias", None) is not None:
+        return torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+    bias: Tensor | None = attn.qkv.bias
+    return bias
 
 
 def _scaling_attention_row(block: ParallelScalingBlock, tokens: Tensor) -> Tensor:
@@ -59,13 +115,19 @@ def _scaling_attention_row(block: ParallelScalingBlock, tokens: Tensor) -> Tenso
     # timm gives this block a bias for the MLP part of the projection, or for none of q, k and v.
     bias = None if block.in_proj.bias is None else block.in_proj.bias[hidden : hidden + 2 * width]
     q, k = F.linear(x, weight, bias).chunk(2, dim=-1)
-    return _softmax_row(q[:, :1], k, block)
+    return _softmax_row(*_normed_heads(q[:, :1], k, block))
 
 
-def _softmax_row(q: Tensor, k: Tensor, attn: Any) -> Tensor:
-    """Eq. 2 from one query (B, 1, H * d) and the keys (B, T, H * d)."""
-    q = q.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)  # (B, H, 1, d)
-    k = k.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)  # (B, H, T, d)
-    q, k = attn.q_norm(q), attn.k_norm(k)
+def _normed_heads(q: Tensor, k: Tensor, attn: Any) -> tuple[Tensor, Tensor]:
+    """Queries (B, Q, H * d) and keys (B, T, h * d) as (B, H, Q, d) and (B, h, T, d), behind their norms."""
+    size = q.shape[-1] // attn.num_heads
+    q, k = (x.unflatten(-1, (-1, size)).transpose(1, 2) for x in (q, k))
+    return (attn.q_norm(q), attn.k_norm(k)) if hasattr(attn, "q_norm") else (q, k)
+
+
+def _softmax_row(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Eq. 2 from queries (B, H, Q, d) and keys (B, H, T, d), summed over heads and queries: (B, T)."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
     return scores.float().softmax(-1).sum(dim=(1, 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 Scores = Literal["attention", "features", "gradcam"]
-"""What patches are ranked by: what the class token attends to, how strong their features are, or Grad-CAM."""
+"""What ranks patches: what the class token or the pool attends to, how strong their features are, or Grad-CAM."""
 
 
 @runtime_checkable
@@ -102,10 +102,11 @@ class Backbone(Protocol):
 
 @runtime_checkable
 class TokenBackbone(Backbone, Protocol):
-    """A backbone whose blocks run one after the other over a list of tokens, for methods that reach in between.
+    """A transformer whose blocks run one after the other over a list of tokens, for methods that reach in between.
 
-    Tokens are (B, P + N, D): prefix tokens (class token first), then patch
-    tokens; `embed` returns them.
+    Tokens are (B, P + N, D): prefix tokens (class token first, if there is
+    one), then patch tokens. Blocks may take more than tokens, such as where
+    each token's patch lies: `enter` says it of every block.
     """
 
     @property
@@ -117,30 +118,42 @@ class TokenBackbone(Backbone, Protocol):
         """D: numbers of a token."""
 
     @property
-    def num_tokens_read(self) -> int | None:
-        """How many leading tokens the head reads; None if it reads others too, or cannot be told."""
-
-    @property
     def attention_weights(self) -> Sequence[str]:
         """Names of the weights of the attentions' linear layers; empty where they are of another kind."""
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Patches (B, N, D) or (B, rows, columns, D), before they have positions and prefix tokens."""
 
-    def enter(self, patches: Tensor) -> Tensor:
-        """The tokens that enter the first block, from embedded patches."""
+    def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
+        """From embedded patches, the tokens that enter the first block, and what each block takes beside tokens."""
 
-    def norm(self, tokens: Tensor) -> Tensor:
-        """Tokens behind the final norm, from those behind the last block."""
+    def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
+        """The tokens behind the final norm, from what `enter` returned."""
 
     def head(self, tokens: Tensor) -> Tensor:
         """Logits (B, C) from tokens behind the final norm."""
+
+
+@runtime_checkable
+class PlainTokenBackbone(TokenBackbone, Protocol):
+    """One whose blocks take tokens and nothing else, so that others may be put between them; `embed` returns them."""
+
+    @property
+    def num_tokens_read(self) -> int | None:
+        """How many leading tokens the head reads; None if it reads others too, or cannot be told."""
+
+    def norm(self, tokens: Tensor) -> Tensor:
+        """Tokens behind the final norm, from those behind the last block."""
 
     def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """All prefix tokens, and the patch tokens at these positions (B, K)."""
 
     def write_out_attention(self, keep: Callable[[Tensor], None]) -> None:
-        """From now on, have every block write out its attention maps, and hand over the last one's (B, heads, T, T)."""
+        """From now on, have every block write out its attention maps, and hand over the last one's (B, heads, T, T).
+
+        Raises:
+            ModelError: If no class token has a row in it.
+        """
 
 
 def check_images(images: Tensor, input_size: tuple[int, int] | None) -> None:

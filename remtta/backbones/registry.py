@@ -10,11 +10,18 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
-from remtta.backbones.base import Backbone, TokenBackbone
+from remtta.backbones.base import Backbone, PlainTokenBackbone, TokenBackbone
+from remtta.backbones.biased import BEiT, RelativeViT
+from remtta.backbones.eva import RotaryViT
 from remtta.backbones.image import LAYOUTS, ImageBackbone
+from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.models.loading import is_known, names_like, unknown_model
@@ -25,6 +32,10 @@ _log = logging.getLogger("remtta")
 
 FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
+    Eva: RotaryViT,
+    Beit: BEiT,
+    VisionTransformerRelPos: RelativeViT,
+    NaFlexVit: FlexibleViT,
     **dict.fromkeys(LAYOUTS, ImageBackbone),
 }
 """What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
@@ -44,8 +55,8 @@ def backbone_of(model: nn.Module) -> Backbone:
         wrapped = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         if not isinstance(wrapped, nn.Module):
             raise ModelError(
-                f"REM adapts timm VisionTransformer models, and {type(inner).__name__} is none; "
-                "choose a ViT, DeiT or CLIP-style classifier such as vit_base_patch16_224"
+                f"{type(inner).__name__} is in no family of models that remtta adapts; remtta models lists them, "
+                "and --method source predicts with any"
             )
         inner = wrapped
 
@@ -64,10 +75,36 @@ def with_tokens(backbone: Backbone, method: str) -> TokenBackbone:
     return backbone
 
 
+def with_plain_tokens(backbone: Backbone, method: str) -> PlainTokenBackbone:
+    """The same backbone, for a method that puts tokens of its own between the others, or takes some away.
+
+    Raises:
+        ModelError: If there are no tokens, or the blocks need to know where each one's patch lies.
+    """
+    tokens = with_tokens(backbone, method)
+    if not isinstance(tokens, PlainTokenBackbone):
+        raise ModelError(
+            f"{method} changes which tokens there are, and the blocks of {type(backbone.module).__name__} take "
+            "positions beside them; choose another method, or a ViT such as vit_base_patch16_224"
+        )
+    return tokens
+
+
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks with torch.compile, in place; parameter names stay as they are."""
     for block in backbone_of(model).blocks:
         block.compile(dynamic=True)  # the views differ in their number of tokens
+
+
+def modules_in_families() -> list[str]:
+    """timm's modules that know a class of FAMILIES."""
+    kinds = tuple(FAMILIES)
+    modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
+    return [
+        module
+        for module, content in modules.items()
+        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+    ]
 
 
 def check_name(name: str) -> None:
@@ -78,14 +115,7 @@ def check_name(name: str) -> None:
     """
     if is_known(name):
         return
-    kinds = tuple(FAMILIES)
-    modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
-    families = [
-        module
-        for module, content in modules.items()
-        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
-    ]
-    names = [model for module in families for model in timm.list_models(module=module)]
+    names = [model for module in modules_in_families() for model in timm.list_models(module=module)]
     like = filter(_is_adaptable, names_like(name, names, _MOST_TRIED))
     raise unknown_model(name, list(itertools.islice(like, _MOST_NAMED)))
 

@@ -233,9 +233,7 @@ def _model(options: BenchOptions) -> Any:
         )
     if options.num_classes is not None:
         kwargs["num_classes"] = options.num_classes
-    if options.input_size is not None:
-        kwargs["img_size"] = options.input_size
-    model: Any = create(options.model, pretrained=False, kwargs=kwargs)
+    model: Any = create(options.model, pretrained=False, kwargs=kwargs, input_size=options.input_size)
     if options.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of, with_tokens
+from remtta.backbones.registry import backbone_of, with_plain_tokens
 from remtta.methods.losses import rem_loss
 from remtta.methods.masking import keep_indices
 from remtta.methods.rem import REM
@@ -23,12 +23,12 @@ class PlainREM:
         config: REM's settings.
 
     Raises:
-        ModelError: If it is none.
+        ModelError: If it is none, or has no class token.
     """
 
     def __init__(self, model: nn.Module, config: REMConfig) -> None:
         self._rem = REM(model, config)  # chooses the norms
-        self._backbone = with_tokens(backbone_of(model), "rem-plain")
+        self._backbone = with_plain_tokens(backbone_of(model), "rem-plain")
         self._config = config
         norms = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.requires_grad_(True)

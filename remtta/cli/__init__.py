@@ -18,6 +18,7 @@ from remtta.cli.eval import evaluate
 from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
+from remtta.cli.models import models
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.usage import Application, Command
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "corrupt": corrupt,
     "demo": demo,
     "methods": methods,
+    "models": models,
     "bench": bench,
 }
 

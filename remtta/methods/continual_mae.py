@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,9 +88,8 @@ class ContinualMAE(GradientMethod):
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         assert labels is not None  # the seeds
         with torch.no_grad(), self._context(images.device):
-            tokens = self._tokens.embed(images)
-            plain = self._tokens.classify(tokens).float()
-            masked = self._most_uncertain(tokens, labels)
+            plain = self._tokens.logits(images).float()
+            masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed_patches(images)), labels)
         with self._context(images.device):
             logits, described = self._masked_view(images, masked)
         truth = hog_patches(self._pixels.to_pixels(images), self._tokens.patch_size)
@@ -97,14 +97,11 @@ class ContinualMAE(GradientMethod):
         describe = F.mse_loss(described.float()[masked], truth[masked])
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
 
-    def _most_uncertain(self, tokens: Tensor, seeds: Tensor) -> Tensor:
-        """Which patches (B, N) vary most under dropout of the embedded tokens (B, P + N, D)."""
+    def _most_uncertain(self, tokens: Tensor, places: Sequence[Any], seeds: Tensor) -> Tensor:
+        """Which patches (B, N) vary most under dropout of the tokens (B, P + N, D) that enter the first block."""
         mean, spread = torch.zeros_like(tokens), torch.zeros_like(tokens)
         for number, column in enumerate(seeds.T, start=1):  # Welford's running variance
-            x = _dropped(tokens, column, self.config.dropout)
-            for block in self._tokens.blocks:
-                x = block(x)
-            x = self._tokens.norm(x)
+            x = self._tokens.encode(_dropped(tokens, column, self.config.dropout), places)
             off = x - mean
             mean = mean + off / number
             spread = spread + off * (x - mean)
@@ -118,10 +115,7 @@ class ContinualMAE(GradientMethod):
         backbone = self._tokens
         patches = backbone.embed_patches(images)
         hidden = masked.view(patches.shape[:-1]).unsqueeze(-1)
-        x = backbone.enter(torch.where(hidden, self._decoder[_TOKEN].to(patches), patches))
-        for block in backbone.blocks:
-            x = block(x)
-        x = backbone.norm(x)
+        x = backbone.encode(*backbone.enter(torch.where(hidden, self._decoder[_TOKEN].to(patches), patches)))
         described = F.linear(x[:, backbone.num_prefix_tokens :], self._decoder[_WEIGHT], self._decoder[_BIAS])
         return backbone.head(x), described
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of, with_tokens
+from remtta.backbones.registry import backbone_of, with_plain_tokens
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
@@ -47,7 +47,7 @@ class FOA(Source):
     def __init__(self, model: nn.Module, config: FOAConfig | None = None) -> None:
         self.config = config or FOAConfig()
         super().__init__(model, self.config)
-        self._backbone = with_tokens(backbone_of(model), "FOA")
+        self._backbone = with_plain_tokens(backbone_of(model), "FOA")
         if self._backbone.num_tokens_read != 1:
             raise ModelError("FOA shifts the class token, and this model's classifier reads other tokens")
         self.num_trained = self.config.num_prompts * self._backbone.width

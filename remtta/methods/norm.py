@@ -33,8 +33,8 @@ class NORM(AdaptingMethod):
         super().__init__(model, self.config)
         if not self._backbone.batch_norms:
             raise ModelError(
-                f"norm needs batch norms with running statistics, and this {type(self._backbone.module).__name__} has "
-                "none that adapt; choose another method"
+                "norm needs batch norms with running statistics, and the model has none that adapt; "
+                "choose another method"
             )
         self.adapts = bool(self.config.bn_momentum)
         self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn_momentum=... lets it"

@@ -63,7 +63,7 @@ class ViDA(TeacherMethod):
         weights = super()._trainable()
         self._adapted = with_tokens(self._backbone, "ViDA").attention_weights
         if not self._adapted:
-            raise ModelError("ViDA adds adapters to the linear layers qkv and proj of timm's Attention; this has none")
+            raise ModelError("ViDA adds adapters to the linear layers of softmax attentions; this model has none")
         adapters = self._new_adapters()
         # The teacher's other weights are the model's own.
         self._teacher = {**{name: weights[name].clone() for name in self._adapted}, **self._new_adapters()}

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -49,7 +50,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> N
         return
     state = _strip_wrappers(_select(_read(path), path, use_ema), model)
     _check_values(state, model, path)
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, (VisionTransformer, Eva)):
         _resample_position_embedding(state, model)
     problem = _mismatch(state, model)
     if problem:
@@ -144,7 +145,7 @@ def _strip_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     return stripped
 
 
-def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer) -> None:
+def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer | Eva) -> None:
     """Fit position embeddings trained at another image size, as timm does for its own weights."""
     have, want = state.get("pos_embed"), vit.pos_embed
     if have is None or want is None or have.ndim != 3 or have.shape[1] == want.shape[1]:

@@ -20,7 +20,7 @@ def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
     protocols of ImageNet-R and ImageNet-A ask for.
 
     Args:
-        model: A timm VisionTransformer.
+        model: A timm transformer.
         numbers: The classes to keep, in their new order.
 
     Raises:

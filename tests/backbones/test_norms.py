@@ -105,9 +105,9 @@ def test_the_vit_is_found_inside_its_wrappers(wrap: Any) -> None:
 
 def test_another_architecture_is_refused_by_name() -> None:
     with torch.device("meta"):
-        dense, vgg = timm.create_model("densenet121"), timm.create_model("vgg11")
-    for model, kind in ((dense, "DenseNet"), (_Wrapper(vgg), "VGG")):
-        with pytest.raises(ModelError, match=f"and {kind} is none; choose a ViT"):
+        mixer, cait = timm.create_model("mixer_s16_224"), timm.create_model("cait_xxs24_224")
+    for model, kind in ((mixer, "MlpMixer"), (_Wrapper(cait), "Cait")):
+        with pytest.raises(ModelError, match=f"{kind} is in no family of models that remtta adapts; remtta models"):
             backbone_of(model)
 
 

@@ -156,7 +156,7 @@ def test_one_table_takes_a_method_with_several_settings(
     methods = json_of(run / "results.json")["methods"]
     assert list(methods) == ["rem", "random=rem", "high=rem+guard"]
     configs = [method["config"] for method in methods.values()]
-    assert [config["masking"] for config in configs] == ["attention", "random", "attention"]
+    assert [config["masking"] for config in configs] == ["auto", "random", "auto"]
     assert [config["lr"] for config in configs] == [0.02, 0.02, 0.05]
     assert (run / "deltas" / "random=rem_seed0.safetensors").is_file()
     for names, told in [("rem,rem", "rem is named twice"), ("a.b=rem", "cannot label"), ("tent=rem", "cannot label")]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from remtta.backbones.vit import gather_patches
+from remtta.backbones.tokens import gather_patches
 from remtta.methods.masking import keep_indices, num_kept, paint_over, random_scores
 
 

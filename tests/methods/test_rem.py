@@ -197,24 +197,38 @@ def test_wrappers_do_not_change_what_adapts(vit: nn.Module) -> None:
     assert set(rem.delta()) == set(names)
 
 
-def _without_class_token() -> nn.Module:
-    return tiny_vit(class_token=False, global_pool="avg")
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (_without_class_token, "no class token"),
         (lambda: tiny_vit(depth=1), "nothing to adapt"),
-        (lambda: nn.Linear(2, 2), "Linear is none"),
+        (lambda: nn.Linear(2, 2), "Linear is in no family of models"),
         (lambda: tiny_vit(num_classes=0), "no classifier head"),
         (lambda: tiny_vit().double(), "float32"),
-        (lambda: tiny_vit(attn_layer="diff"), "DiffAttention has no softmax attention row"),
     ],
 )
 def test_a_model_that_cannot_adapt_is_refused_with_the_reason(make: Any, reason: str) -> None:
     with pytest.raises(RemttaError, match=reason):
         REM(make())
+
+
+@pytest.mark.parametrize("masking", ["attention", "background"])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"class_token": False, "global_pool": "avg"}, "has neither a class token nor an attention pool to mask by"),
+        ({"attn_layer": "diff"}, "DiffAttention has no softmax attention row"),
+    ],
+)
+def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_it_was_not_asked_for(
+    changes: dict[str, Any], reason: str, masking: Any
+) -> None:
+    with pytest.raises(RemttaError, match=reason):
+        REM(tiny_vit(**changes), REMConfig(masking=masking))
+    auto, features = REM(tiny_vit(**changes)), REM(tiny_vit(**changes), REMConfig(masking="features"))
+    assert torch.equal(auto.kept_patches(random_images(3))[0], features.kept_patches(random_images(3))[0])
+    asked, plain = REM(tiny_vit(), REMConfig(masking=masking)), REM(tiny_vit())
+    kept = zip(asked.kept_patches(random_images(3)), plain.kept_patches(random_images(3)), strict=True)
+    assert all(torch.equal(one, other) == (masking == "attention") for one, other in kept)
 
 
 def test_a_ratio_that_leaves_no_patch_is_refused(vit: nn.Module) -> None:

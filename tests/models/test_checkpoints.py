@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.models.eva import checkpoint_filter_fn as eva_filter
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
@@ -370,6 +371,15 @@ def test_position_embeddings_are_resampled_as_timm_does(
     _assert_holds(model, dict(plain.state_dict()))
     if not changes:
         assert torch.equal(model.state_dict()["pos_embed"][:, 0], state["pos_embed"][:, 0])  # the class token's stays
+
+
+def test_those_of_a_model_with_rotary_positions_are_too(tmp_path: Path) -> None:
+    small = {"patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 3, "num_classes": 7}
+    eva = [timm.create_model("eva02_base_patch16_clip_224", img_size=size, **small) for size in (32, 48, 48)]
+    save_file(eva[0].state_dict(), tmp_path / "eva.safetensors")
+    load_checkpoint(eva[1], tmp_path / "eva.safetensors")
+    eva[2].load_state_dict(eva_filter(dict(eva[0].state_dict()), eva[2]))
+    _assert_holds(eva[1], dict(eva[2].state_dict()))
 
 
 def test_a_loaded_model_predicts_what_the_saved_one_did(tmp_path: Path) -> None:

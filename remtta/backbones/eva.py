@@ -1,0 +1,83 @@
+"""timm's Eva: EVA, EVA-02, DINOv3, Perception Encoder and the ViTs whose positions are rotary.
+
+Rotary positions turn queries and keys in every block, so a masked view takes
+those of the patches it keeps along with their tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from timm.models.eva import Eva
+from torch import Tensor
+
+from remtta.backbones.attention import class_attention
+from remtta.backbones.tokens import Transformer, gather_patches
+
+
+class RotaryViT(Transformer):
+    """A timm Eva, with or without rotary positions, which may differ from block to block and from head to head.
+
+    Args:
+        module: The model; forward passes expect it in eval mode.
+
+    Raises:
+        ModelError: If it runs in a way of its own, or does not pool its tokens.
+    """
+
+    architecture = Eva
+    kinds: ClassVar[Mapping[str, str]] = {
+        "EVA": "eva_giant_patch14_224",
+        "EVA-02, rotary positions": "eva02_base_patch14_448",
+        "DINOv3": "vit_base_patch16_dinov3",
+        "ViT with rotary positions": "vit_base_patch16_rope_224",
+        "ViT with rotary positions of each block": "vit_base_patch16_rope_mixed_224",
+        "ViT with rotary positions, average pooling, a register": "vit_base_patch16_rope_reg1_gap_256",
+        "Perception Encoder, class token and attention pooling": "vit_pe_core_base_patch16_224",
+    }
+
+    def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Tensor | None]]:
+        tokens, rope = self._placed(embedded)
+        if kept is not None:
+            tokens = gather_patches(tokens, kept, self.num_prefix_tokens)
+        ropes = list(rope) if self._mixed and rope is not None else [rope] * len(self.blocks)
+        if kept is not None:
+            ropes = [None if each is None else gather_rope(each, kept) for each in ropes]
+        return tokens, ropes
+
+    def _placed(self, patches: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The tokens that enter the first block, and the rotary positions of all patches."""
+        tokens, rope = self.module._pos_embed(patches)
+        return self.module.norm_pre(tokens), rope
+
+    @property
+    def _mixed(self) -> bool:
+        """Whether each block has rotary positions of its own."""
+        return bool(getattr(self.module, "rope_mixed", False))
+
+    @property
+    def _pools_prefix(self) -> bool:
+        return True
+
+    def _run(self, block: Any, tokens: Tensor, place: Tensor | None) -> Tensor:
+        after: Tensor = block(tokens, rope=place)
+        return after
+
+    def _class_attention(self, tokens: Tensor, place: Tensor | None) -> Tensor:
+        return class_attention(self.blocks[-1], tokens, rope=place)
+
+
+def gather_rope(rope: Tensor, kept: Tensor) -> Tensor:
+    """The rotary positions of the patches kept, as timm's attentions take them.
+
+    Args:
+        rope: Shape (N, d), or (H, N, d) where heads have their own.
+        kept: Shape (B, K), positions among the patches.
+
+    Returns:
+        Shape (B, 1, K, d) or (B, H, K, d).
+    """
+    if rope.ndim == 2:
+        return rope[kept].unsqueeze(1)
+    return rope[:, kept].transpose(0, 1)

@@ -1,0 +1,104 @@
+"""`remtta models`: which models can be adapted, what each allows, and why not where something is refused."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remtta.cli.options.running import PrintOptions
+from remtta.cli.reporting import command
+from remtta.errors import UsageError
+
+if TYPE_CHECKING:
+    from remtta.methods.support import Support
+
+_WIDTH = 100
+
+
+def models(
+    printed: PrintOptions,
+    name: Annotated[
+        str | None, typer.Argument(help="A timm model, or a part of what is listed; without one, all are.")
+    ] = None,
+) -> None:
+    """List the kinds of models that can be adapted, and what each allows; of one model, what is refused and why.
+
+    Asks the program itself, without downloading anything.
+
+    Examples:
+
+      remtta models
+
+      remtta models siglip
+
+      remtta models vit_base_patch16_dinov3 --json
+    """
+    with command():
+        from remtta.methods.support import is_model, kinds, modules_without_family, names_with, support_of
+
+        known = kinds()
+        one = name.partition(".")[0] if name is not None and is_model(name) else None
+        part = (name or "").lower()
+        chosen = [one] if one else [model for model, kind in known.items() if part in f"{model} {kind}".lower()]
+        if not chosen:
+            raise _nothing(part, names_with(part))
+        found = [support_of(model, known.get(model)) for model in chosen]
+        if printed.as_json:
+            told = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
+            typer.echo(json.dumps(told, indent=2))
+        elif one:
+            typer.echo(whole_text(found[0]))
+        else:
+            typer.echo("\n".join(map(short_text, found)))
+            if name is None:
+                typer.echo(_filled(f"In no family, so for --method source only: {', '.join(modules_without_family())}"))
+            typer.echo("remtta models NAME tells of one model of timm what is refused and why.")
+
+
+def short_text(support: Support) -> str:
+    """A model and its kind, and what can be done with it, in two lines."""
+    facts = [f"masks by {' or '.join(support.masks)}", support.adapts, methods_text(support)]
+    if not support.has_head:
+        facts.append("timm has no head for it")
+    return f"{support.model}: {support.kind}\n    {'; '.join(facts)}"
+
+
+def methods_text(support: Support) -> str:
+    """Which methods can be had, in a few words."""
+    if not support.refused:
+        return "all methods"
+    fewer = len(support.refused) < len(support.methods)
+    return f"all methods but {', '.join(support.refused)}" if fewer else f"only {', '.join(support.methods)}"
+
+
+def whole_text(support: Support) -> str:
+    """Everything there is to say of one model."""
+    lines = [f"{support.model}: {support.kind}"]
+    if not support.has_head:
+        lines.append("head: none in timm; give your weights with --checkpoint and --num-classes")
+    if support.masks:
+        default, *others = support.masks
+        lines.append(f"REM masks by: {', '.join([f'{default} (default)', *others, 'random'])}")
+    if support.adapted:
+        lines.append(f"REM adapts the norms of: {support.adapts}, {support.num_adapted:,} weights")
+    lines.append(f"methods: {', '.join(support.methods)}")
+    reasons = dict.fromkeys(support.refused.values())
+    for reason in reasons:
+        refused = [method for method, why in support.refused.items() if why == reason]
+        alike = len(refused) > len(support.methods)
+        lines.append(f"not {'any other' if alike else ', '.join(refused)}: {reason}")
+    return "\n".join(map(_filled, lines))
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _nothing(name: str, like: list[str]) -> UsageError:
+    if not like:
+        return UsageError(f'no model of timm and none of the listed kinds has "{name}" in its name; see remtta models')
+    return UsageError(f'none of the listed kinds has "{name}" in its name; ask of one model, such as {", ".join(like)}')

@@ -1,0 +1,146 @@
+"""What runs on which models, asked of the backbones and the methods themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import get_args
+
+import timm
+import torch
+from torch import nn
+
+from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.registry import FAMILIES, backbone_of, modules_in_families
+from remtta.errors import RemttaError
+from remtta.methods.registry import METHODS, build_method
+
+_MOST_NAMED = 3
+_CLASSES = 1000  # of the head that a model without one is asked with
+
+
+@dataclass(frozen=True)
+class Support:
+    """What remtta can do with a model of timm.
+
+    Attributes:
+        model: Its name.
+        kind: What it is one of, in a few words.
+        has_head: Whether timm's model classifies; else it takes a head with the user's weights.
+        masks: What REM can choose patches by, its default first, beside chance.
+        blocks: How many blocks or stages it has.
+        adapted: Numbers of those whose norms adapt by default.
+        num_adapted: Weights of these norms.
+        refused: Methods that cannot be had, and why.
+    """
+
+    model: str
+    kind: str
+    has_head: bool
+    masks: tuple[str, ...] = ()
+    blocks: int = 0
+    adapted: tuple[int, ...] = ()
+    num_adapted: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def adapts(self) -> str:
+        """The blocks whose norms adapt by default, such as "blocks 0-8 of 12"."""
+        first = [number for number in self.adapted if number - 1 not in self.adapted]
+        last = [number for number in self.adapted if number + 1 not in self.adapted]
+        runs = (f"{start}-{end}" if start < end else str(start) for start, end in zip(first, last, strict=True))
+        return f"blocks {','.join(runs)} of {self.blocks}" if self.adapted else "nothing"
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods that can be had."""
+        return tuple(name for name in METHODS if name not in self.refused)
+
+
+def kinds() -> dict[str, str]:
+    """What there is in all families: a timm model of each kind, and the kind in a few words."""
+    return {model: kind for family in FAMILIES.values() for kind, model in getattr(family, "kinds", {}).items()}
+
+
+def is_model(name: str) -> bool:
+    """Whether timm has a model of this name, which may name its weights too."""
+    return name.partition(".")[0] in timm.list_models()
+
+
+def names_with(part: str) -> list[str]:
+    """A few of timm's models with this in their names."""
+    return [name for name in timm.list_models() if part.lower() in name][:_MOST_NAMED]
+
+
+def modules_without_family() -> list[str]:
+    """timm's modules whose models are in no family."""
+    return sorted(set(timm.list_modules()) - set(modules_in_families()))
+
+
+def support_of(model: str, kind: str | None = None) -> Support:
+    """Find out what can be done with a timm model, without weights and memory.
+
+    Args:
+        model: A name of timm's.
+        kind: What it is, if that is known; else it is told by the name of its class.
+    """
+    with torch.device("meta"):
+        module = timm.create_model(model, pretrained=False)
+        has_head = bool(module.num_classes)
+        if not has_head:
+            module.reset_classifier(_CLASSES)
+    kind = kind or type(module).__name__
+    with _silence():
+        refused = {name: why for name in METHODS if (why := _refusal(name, module))}
+        try:
+            backbone = backbone_of(module)
+        except RemttaError:
+            return Support(model, kind, has_head, refused=refused)
+        masks = tuple(scores for scores in get_args(Scores) if _has_scores(backbone, scores))
+        adapted = _adapted(backbone)
+    numbers = tuple(number for number, block in enumerate(backbone.blocks) if _holds(block, adapted))
+    num_adapted = sum(parameter.numel() for parameter in adapted)
+    return Support(model, kind, has_head, masks, len(backbone.blocks), numbers, num_adapted, refused)
+
+
+def _refusal(method: str, module: nn.Module) -> str | None:
+    try:
+        build_method(method, module)
+    except RemttaError as error:
+        return str(error)
+    return None
+
+
+def _has_scores(backbone: Backbone, scores: Scores) -> bool:
+    try:
+        backbone.check_scores(scores)
+    except RemttaError:
+        return False
+    return True
+
+
+def _adapted(backbone: Backbone) -> list[nn.Parameter]:
+    try:
+        return list(adapted_norms(backbone).values())
+    except RemttaError:
+        return []
+
+
+def _holds(block: nn.Module, parameters: list[nn.Parameter]) -> bool:
+    own = {id(parameter) for parameter in block.parameters()}
+    return any(id(parameter) in own for parameter in parameters)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What the methods would tell of a run is of no interest."""
+    log = logging.getLogger("remtta")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

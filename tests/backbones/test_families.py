@@ -1,0 +1,439 @@
+"""Every family of transformers, tiny and random: timm's own logits, exact masks, and what adapts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import HybridEmbed
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
+from timm.models.vision_transformer_hybrid import ConvStem
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from torch import Tensor, nn
+
+from remtta import REM, REMConfig
+from remtta.backbones.base import PlainTokenBackbone, TokenBackbone
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.registry import FAMILIES, backbone_of
+from remtta.backbones.tokens import Transformer
+from remtta.deltas import DELTA
+from remtta.deltas.delta import load_delta
+from remtta.errors import ModelError, UsageError
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from remtta.runs.interrupts import Interrupts
+from tests.conftest import NUM_CLASSES, random_images
+from tests.methods.test_registry import QUICK
+from tests.runs.test_resume import assert_same_results
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+SIZE, PATCH, GRID = 32, 8, 4
+SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 4, "num_heads": 3}
+STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 4, "num_heads": 3}
+ROTARY: dict[str, Any] = {**SMALL, "qkv_fused": True}
+FLEXIBLE: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "img_size"}
+
+
+def conv_stem(**kwargs: Any) -> nn.Module:
+    """As in MobileCLIP: convolutions with batch norms, and no projection."""
+    stem = ConvStem(channels=(12, 24, 48), stride=(4, 2, 2), kernel_size=(4, 2, 2), padding=0)
+    embed: nn.Module = HybridEmbed(stem, proj=False, **kwargs)
+    return embed
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "average pool": ("vit_base_patch16_gap_224", SMALL),
+    "registers, average pool": ("vit_base_patch16_reg4_gap_256", SMALL),
+    "class token, average pool": ("vit_tiny_patch16_224", {**SMALL, "global_pool": "avg"}),
+    "largest values": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "max"}),
+    "attention pool": ("vit_base_patch16_siglip_224", SMALL),
+    "registers, attention pool": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2}),
+    "pool of all tokens": (
+        "vit_so150m_patch16_reg4_map_256",
+        {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True},
+    ),
+    "refined pool": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "prr"}),
+    "DINOv2 with registers": ("vit_base_patch14_reg4_dinov2", SMALL),
+    "DeiT III": ("deit3_small_patch16_224", SMALL),
+    "distilled": ("deit_tiny_distilled_patch16_224", SMALL),
+    "FlexiViT": ("flexivit_small", SMALL),
+    "hybrid": ("vit_tiny_r_s16_p8_224", {**STEM, "patch_size": 2}),
+    "hybrid with batch norms": ("vit_tiny_patch16_224", {**STEM, "patch_size": 1, "embed_layer": conv_stem}),
+    "any size": ("vit_tiny_patch16_224", {**SMALL, "dynamic_img_size": True}),
+    "EVA": ("eva_giant_patch14_224", {**SMALL, "mlp_ratio": 2}),
+    "EVA CLIP": ("eva02_base_patch16_clip_224", SMALL),
+    "post-norm EVA": ("eva02_enormous_patch14_clip_224", {**SMALL, "mlp_ratio": 2}),
+    "EVA-02": ("eva02_small_patch14_336", SMALL),
+    "EVA-02, apart": ("eva02_base_patch14_448", {**SMALL, "qk_norm": True}),
+    "DINOv3": ("vit_small_patch16_dinov3", SMALL),
+    "DINOv3 with biases": ("vit_small_patch16_dinov3_qkvb", SMALL),
+    "rotary": ("vit_small_patch16_rope_224", SMALL),
+    "rotary and absolute": ("vit_small_patch16_rope_ape_224", SMALL),
+    "rotary by block": ("vit_small_patch16_rope_mixed_224", SMALL),
+    "rotary, average pool": ("vit_mediumd_patch16_rope_reg1_gap_256", SMALL),
+    "Perception Encoder": ("vit_pe_core_small_patch16_384", SMALL),
+    "pool alone": ("vit_pe_core_gigantic_patch14_448", {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2}),
+    "pool and registers": (
+        "vit_pe_core_gigantic_patch14_448",
+        {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2, "num_reg_tokens": 2},
+    ),
+    "shared keys": ("vit_small_patch16_rope_224", {**SMALL, "num_heads": 4, "num_kv_heads": 2, "qkv_fused": False}),
+    "BEiT": ("beit_base_patch16_224", SMALL),
+    "BEiT v2": ("beitv2_base_patch16_224", SMALL),
+    "BEiT, one bias": ("beit_base_patch16_224", {**SMALL, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
+    "BEiT, both": ("beit_base_patch16_224", {**SMALL, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
+    "BEiT, class token": ("beit_base_patch16_224", {**SMALL, "global_pool": "token", "init_values": None}),
+    "relative": ("vit_relpos_base_patch16_224", {**SMALL, "qk_norm": True}),
+    "relative, class token": ("vit_relpos_base_patch16_cls_224", SMALL),
+    "relative, post-norm": ("vit_relpos_base_patch16_rpn_224", SMALL),
+    "relative, one bias": ("vit_relpos_base_patch16_224", {**SMALL, "shared_rel_pos": True}),
+    "relative, by an MLP": ("vit_srelpos_small_patch16_224", {**SMALL, "rel_pos_dim": 24, "class_token": True}),
+    "NaFlex": ("naflexvit_base_patch16_gap", FLEXIBLE),
+    "NaFlex, factorized": ("naflexvit_base_patch16_parfac_gap", FLEXIBLE),
+    "NaFlex, attention pool": ("naflexvit_so150m2_patch16_reg1_map", {**FLEXIBLE, "mlp_ratio": 2}),
+    "NaFlex, rotary": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "rope_type": "axial", "attn_type": "rope"}),
+}
+NO_ATTENTION = {name for name in MODELS if "average pool" in name and "class" not in name}
+NO_ATTENTION |= {
+    "largest values",
+    "refined pool",
+    "relative",
+    "relative, post-norm",
+    "relative, one bias",
+    "NaFlex",
+    "NaFlex, factorized",
+    "NaFlex, rotary",
+}
+POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}
+DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3", "NaFlex"))}
+
+
+def make(name: str, seed: int = 0) -> Any:
+    """A random model of a family, in every weight, so that a bias or a position that is left out shows."""
+    torch.manual_seed(seed)
+    architecture, changes = MODELS[name]
+    model = timm.create_model(architecture, pretrained=False, num_classes=NUM_CLASSES, **changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *image_size(name))}
+    return model.eval()
+
+
+def image_size(name: str) -> tuple[int, int]:
+    side: int = MODELS[name][1].get("img_size", SIZE)
+    return side, side
+
+
+def images_for(name: str, count: int = 3, seed: int = 1) -> Tensor:
+    return random_images(count, seed, size=image_size(name)[0])
+
+
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@every_model
+def test_the_plain_view_has_timms_own_logits(name: str) -> None:
+    model, images = make(name), images_for(name)
+    backbone = backbone_of(model)
+    with torch.no_grad():
+        expected = model(images)
+        embedded = backbone.embed(images)
+        assert backbone.count_patches(embedded) == backbone.num_patches
+        everything = torch.arange(backbone.num_patches).expand(len(images), -1)
+        for logits in (
+            backbone.logits(images),
+            backbone.classify(embedded, everything),
+            backbone.classify_with_features(images)[0],
+            backbone.classify_with_scores(embedded, "features")[0],
+        ):
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert float(expected.std()) > 1e-3
+
+
+def written_out(model: Any, images: Tensor, kept: Tensor) -> Tensor:
+    """Masked logits image by image: timm's own blocks, on these tokens with their own positions."""
+    return torch.cat(
+        [_one_written_out(model, image.unsqueeze(0), row) for image, row in zip(images, kept, strict=True)]
+    )
+
+
+def _one_written_out(model: Any, image: Tensor, kept: Tensor) -> Tensor:
+    prefix, depth = model.num_prefix_tokens, len(model.blocks)
+    stay = torch.cat([torch.arange(prefix), prefix + kept])
+    if isinstance(model, Beit):
+        return _beit_written_out(model, image, stay)
+    if isinstance(model, VisionTransformerRelPos):
+        return _relative_written_out(model, image, stay)
+    if isinstance(model, NaFlexVit):
+        embedded = model._forward_embeds(image, None, None, None)
+        tokens, rope = embedded["patches"], embedded["rope_embeds"]
+    elif isinstance(model, Eva):
+        tokens, rope = model._pos_embed(model.patch_embed(image))
+        tokens = model.norm_pre(tokens)
+    else:
+        tokens, rope = model.norm_pre(model._pos_embed(model.patch_embed(image))), None
+    tokens = tokens[:, stay]
+    for number in range(depth):
+        if rope is None:
+            tokens = model.blocks[number](tokens)
+        else:
+            own = rope[number] if rope.ndim == 4 else rope
+            tokens = model.blocks[number](tokens, rope=own[..., kept, :])
+    logits: Tensor = model.forward_head(model.norm(tokens))
+    return logits
+
+
+def _beit_written_out(beit: Any, image: Tensor, stay: Tensor) -> Tensor:
+    tokens = torch.cat([beit.cls_token, beit.patch_embed(image)], dim=1)
+    tokens = (tokens if beit.pos_embed is None else tokens + beit.pos_embed)[:, stay]
+    shared = None if beit.rel_pos_bias is None else beit.rel_pos_bias()[:, stay][:, :, stay]
+    for block in beit.blocks:
+        if block.attn.relative_position_bias_table is not None:
+            own = block.attn._get_rel_pos_bias()[:, :, stay][:, :, :, stay]
+            block.attn._get_rel_pos_bias = lambda own=own: own
+        tokens = block(tokens, shared_rel_pos_bias=shared)
+        vars(block.attn).pop("_get_rel_pos_bias", None)
+    logits: Tensor = beit.forward_head(beit.norm(tokens))
+    return logits
+
+
+def _relative_written_out(vit: Any, image: Tensor, stay: Tensor) -> Tensor:
+    tokens = vit.patch_embed(image)
+    tokens = (tokens if vit.cls_token is None else torch.cat([vit.cls_token, tokens], dim=1))[:, stay]
+    shared = None if vit.shared_rel_pos is None else vit.shared_rel_pos.get_bias()[:, :, stay][:, :, :, stay]
+    for block in vit.blocks:
+        if block.attn.rel_pos is not None:
+            own = block.attn.rel_pos.get_bias()[:, :, stay][:, :, :, stay]
+            block.attn.rel_pos.get_bias = lambda own=own: own
+        tokens = block(tokens, shared_rel_pos=shared)
+        vars(block.attn.rel_pos or block).pop("get_bias", None)
+    logits: Tensor = vit.forward_head(vit.norm(tokens))
+    return logits
+
+
+def some_masks(count: int, patches: int, keep: int) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.stack([torch.randperm(patches, generator=generator)[:keep].sort().values for _ in range(count)])
+
+
+@every_model
+def test_a_masked_view_is_timms_own_blocks_on_the_tokens_kept(name: str) -> None:
+    model, images = make(name), images_for(name)
+    backbone = backbone_of(model)
+    kept = some_masks(len(images), backbone.num_patches, keep=11)
+    with torch.no_grad():
+        masked = backbone.classify(backbone.embed(images), kept)
+        torch.testing.assert_close(masked, written_out(model, images, kept), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(masked, backbone.logits(images), atol=1e-4)
+        for one in range(len(images)):  # a batch of one is the same
+            alone = backbone.classify(backbone.embed(images[one : one + 1]), kept[one : one + 1])
+            torch.testing.assert_close(alone, masked[one : one + 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(DYNAMIC))
+def test_images_of_another_shape_keep_the_positions_of_their_own_grid(name: str) -> None:
+    model = make(name)
+    backbone, images = backbone_of(model), torch.randn(2, 3, 5 * PATCH, 3 * PATCH)
+    assert backbone.input_size is None
+    kept = some_masks(2, 15, keep=9)
+    with torch.no_grad():
+        embedded = backbone.embed(images)
+        assert backbone.count_patches(embedded) == 15
+        torch.testing.assert_close(backbone.classify(embedded), model(images), atol=1e-5, rtol=1e-5)
+        expected = written_out(model, images, kept)
+        torch.testing.assert_close(backbone.classify(embedded, kept), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - DYNAMIC))
+def test_the_others_name_the_one_size_they_take(name: str) -> None:
+    assert backbone_of(make(name)).input_size == image_size(name)
+
+
+def last_map(model: Any, images: Tensor) -> Tensor:
+    """The last block's attention map (B, H, T, T), as timm writes it out."""
+    attn, maps = model.blocks[-1].attn, list[Tensor]()
+    attn.fused_attn = False
+    hook = attn.attn_drop.register_forward_hook(lambda module, inputs, output: maps.append(output))
+    model(images)
+    hook.remove()
+    return maps[0]
+
+
+def pool_map(model: Any, images: Tensor) -> Tensor:
+    """What the attention pool attends to (B, patches), head by head."""
+    tokens, pool = model.forward_features(images), model.attn_pool
+    prefix = model.num_prefix_tokens
+    skip = 0 if isinstance(model, Eva) or model.pool_include_prefix else prefix
+    keys = pool.kv(tokens[:, skip:])[..., : pool.kv.in_features]
+    queries, total = pool.q(pool.latent[0]), torch.zeros(())
+    for head in range(pool.num_heads):
+        part = slice(head * pool.head_dim, (head + 1) * pool.head_dim)
+        scores = (keys[..., part] * queries[:, part]).sum(-1) / math.sqrt(pool.head_dim)
+        total = total + scores.exp() / scores.exp().sum(-1, keepdim=True)
+    return total[:, prefix - skip :]
+
+
+@every_model
+def test_patches_are_ranked_by_what_the_model_attends_to_or_else_by_their_features(name: str) -> None:
+    model, images = make(name), images_for(name)
+    backbone, prefix = backbone_of(model), model.num_prefix_tokens
+    with torch.no_grad():
+        strengths: list[Tensor] = []
+        with model.blocks[-1].register_forward_pre_hook(lambda _, inputs: strengths.append(inputs[0])):
+            model(images)
+        scores = backbone.classify_with_scores(backbone.embed(images), "features")[1]
+        torch.testing.assert_close(scores, strengths[0][:, prefix:].norm(dim=-1))
+        if name in NO_ATTENTION:
+            with pytest.raises(ModelError):
+                backbone.check_scores("attention")
+        else:
+            backbone.check_scores("attention")
+            logits, attention = backbone.classify_with_scores(backbone.embed(images), "attention")
+            torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)
+            pooled = name in POOLED
+            expected = pool_map(model, images) if pooled else last_map(model, images)[:, :, 0, prefix:].sum(1)
+            torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-4)
+            scores = attention
+    shown = REM(model, REMConfig((0.0, 0.25))).kept_patches(images)[0]  # by what suits the model
+    fewest = int(0.75 * backbone.num_patches)
+    assert torch.equal(shown, scores.topk(fewest, largest=False).indices.sort(dim=1).values)
+
+
+def norms_of(model: Any, blocks: int) -> set[str]:
+    """Weights of norms in the first blocks; norms alone have an eps."""
+    modules = dict(model.named_modules())
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if name.split(".")[0] == "blocks" and int(name.split(".")[1]) < blocks
+        if hasattr(modules[name.rpartition(".")[0]], "eps")
+    }
+
+
+@every_model
+def test_a_run_moves_the_norms_of_the_first_blocks_and_goes_on_from_its_state(name: str) -> None:
+    model, source = make(name), make(name).state_dict()
+    config = REMConfig((0.0, 0.25), lr=0.01)
+    through, resumed = REM(model, config), REM(make(name), config)
+    before = through.predict(images_for(name))
+    assert torch.equal(through(images_for(name)), before)
+    resumed.load_state(through.state())
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
+    assert changed == norms_of(model, 3) == set(through.adapted_names)
+    for seed, count in ((2, 3), (3, 1)):  # the last is a batch of one
+        images = images_for(name, count, seed)
+        assert torch.equal(resumed(images), through(images))
+    restored = REM(make(name), config)
+    restored.load_delta(through.delta())
+    assert torch.equal(restored.predict(images_for(name)), through.predict(images_for(name)))
+    through.reset()
+    assert torch.equal(through.predict(images_for(name)), before)
+
+
+@pytest.mark.parametrize("name", ["registers, attention pool", "EVA-02, apart", "DINOv3", "BEiT", "NaFlex, factorized"])
+def test_bf16_is_near(name: str) -> None:
+    exact, fast = (REM(make(name), REMConfig((0.0, 0.25), precision=precision)) for precision in ("fp32", "bf16"))
+    for seed in (1, 2):
+        images = images_for(name, seed=seed)
+        torch.testing.assert_close(fast(images).softmax(-1), exact(images).softmax(-1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "NaFlex"])
+def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> None:
+    model = make(name)
+    chosen = {part.rpartition(".")[0] for part in adapted_norms(backbone_of(model), "all")}
+    if name == "EVA-02, apart":
+        inner = {f"blocks.0.{part}" for part in ("attn.q_norm", "attn.k_norm", "mlp.norm")}
+        assert inner <= chosen  # the last one is inside the SwiGLU
+    if "hybrid" in name:
+        assert any(part.startswith("patch_embed.backbone") for part in chosen)
+    assert chosen & {"norm", "fc_norm"}
+
+
+def test_a_patch_of_a_hybrid_is_what_its_stem_makes_one_place_of() -> None:
+    assert backbone_of(make("hybrid")).patch_size == (8, 8)
+    assert backbone_of(make("hybrid with batch norms")).patch_size == (16, 16)
+
+
+EACH_FAMILY = [
+    "DINOv2 with registers",
+    "average pool",
+    "attention pool",
+    "DINOv3",
+    "rotary by block",
+    "BEiT",
+    "relative",
+    "NaFlex",
+]
+
+
+@pytest.mark.parametrize("method", ["vida", "continual-mae", "tent", "lame"])
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_methods_that_reach_in_between_the_blocks_take_every_family(name: str, method: str) -> None:
+    config = method_config(method, QUICK.get(method, {}), batch_size=3)
+    adapted = build_method(method, make(name), config)
+    before = adapted.predict(images_for(name))
+    for seed in (1, 2):
+        assert torch.isfinite(adapted(images_for(name, seed=seed))).all()
+    if method != "lame":
+        assert not torch.equal(adapted.predict(images_for(name)), before)
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str) -> None:
+    backbone = backbone_of(make(name))
+    assert isinstance(backbone, TokenBackbone)
+    if name == "DINOv2 with registers":
+        build_method("foa", make(name), method_config("foa", {}, batch_size=3))
+        return
+    plain = isinstance(backbone, PlainTokenBackbone)
+    told = "reads other tokens" if plain else f"the blocks of {type(backbone.module).__name__} take positions"
+    with pytest.raises(ModelError, match=told):
+        build_method("foa", make(name), method_config("foa", {}, batch_size=3))
+
+
+def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
+    with pytest.raises(ModelError, match="pools no tokens"):
+        backbone_of(timm.create_model("eva02_small_patch14_336", **SMALL, global_pool=""))
+    with pytest.raises(ModelError, match="cuts patches by a convolution"):
+        backbone_of(timm.create_model("naflexvit_base_patch16_gap", **FLEXIBLE, embed_proj_type="conv"))
+
+    class Own(Eva):  # type: ignore[misc]
+        def forward_features(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(ModelError, match="Own changes how timm's Eva runs"):
+        backbone_of(Own(**SMALL, num_classes=NUM_CLASSES))
+
+
+@pytest.mark.parametrize("name", ["average pool", "attention pool", "DINOv3", "BEiT", "NaFlex"])
+def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(name: str, frames: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    summary = adapt_tiny(frames, whole, model=make(name))
+    assert (summary.num_frames, summary.num_updates) == (12, 4)
+    assert set(load_delta(whole / DELTA).tensors) == norms_of(make(name), 3)
+    with Interrupts() as interrupts:
+        stopped = adapt_tiny(frames, parts, model=make(name), on_batch=StopAfter(1), interrupts=interrupts)
+    assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
+    adapt_tiny(frames, parts, model=make(name), resume=True)
+    assert_same_results(parts, whole)
+
+
+def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:
+    with pytest.raises(UsageError, match="images of 36x32 pixels are no whole patches of 8x8; choose --input-size"):
+        backbone_of(make("NaFlex")).logits(torch.zeros(1, 3, 36, 32))
+
+
+def test_every_kind_of_a_family_is_one_of_its_models() -> None:
+    for architecture, family in FAMILIES.items():
+        kinds = getattr(family, "kinds", {})
+        assert kinds, architecture
+        if isinstance(family, type) and issubclass(family, Transformer):
+            assert family.architecture is architecture

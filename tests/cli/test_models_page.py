@@ -1,0 +1,107 @@
+"""`remtta models`, and docs/models.md, whose table says the same.
+
+`python -m tests.cli.test_models_page` writes the table anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from remtta.backbones.registry import FAMILIES
+from remtta.cli.models import methods_text
+from remtta.methods.registry import METHODS
+from remtta.methods.support import Support, kinds, modules_without_family, support_of
+from tests.command import refusal_of, remtta_here
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
+BEGIN, END = "<!-- from the program -->\n", "<!-- to here -->"
+
+
+@functools.cache
+def everything() -> list[Support]:
+    return [support_of(model, kind) for model, kind in kinds().items()]
+
+
+def table() -> str:
+    """What the page has between its marks."""
+    lines = ["| model of timm | what it is | REM masks by | REM adapts | methods |", "|---|---|---|---|---|"]
+    for each in everything():
+        masks = " or ".join(each.masks)
+        lines.append(f"| `{each.model}` | {each.kind} | {masks} | {each.adapts} | {methods_text(each)} |")
+    lines += ["", "Why not:", ""]
+    reasons = (
+        re.sub(r"\w+ has no tokens", "it has no tokens", why) for e in everything() for why in e.refused.values()
+    )
+    lines += [f"- {reason}." for reason in dict.fromkeys(reasons)]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_what_the_program_says() -> None:
+    text = PAGE.read_text()
+    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table()
+
+
+def test_every_family_has_a_kind_whose_model_it_takes() -> None:
+    for family in FAMILIES.values():
+        assert getattr(family, "kinds", {}), family
+    names = [name for family in set(FAMILIES.values()) for name in getattr(family, "kinds", {}).values()]
+    assert len(names) == len(set(names))
+    for support in everything():
+        assert support.adapted and support.masks and {"source", "tent", "rem", "sar"} <= set(support.methods), support
+    assert {"cait", "mlp_mixer"} <= set(modules_without_family())
+
+
+def test_a_part_of_a_name_chooses_kinds(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("models", "SigLIP") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "vit_base_patch16_siglip_224: ViT with attention pooling (SigLIP)"
+    assert (
+        lines[1]
+        .strip()
+        .startswith("masks by attention or features; blocks 0-8 of 12; all methods but norm, foa; timm has")
+    )
+
+
+def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("models", "eva02_tiny_patch14_224") == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert "REM masks by: attention (default), features, random" in told
+    assert "REM adapts the norms of: blocks 0-8 of 12, " in told
+    assert "not foa: FOA changes which tokens there are" in told
+    assert remtta_here("models", "mixer_s32_224") == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert "methods: source not any other: MlpMixer is in no family" in told
+    assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
+    (found,) = json.loads(capfd.readouterr().out)
+    assert found["model"] == "test_vit" and list(found["refused"]) == ["norm"]
+    assert found["methods"] == [name for name in METHODS if name != "norm"]
+    assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("levit_12", 'none of the listed kinds has "levit_12" in its name; ask of one model, such as levit_128'),
+        ("no such thing", 'no model of timm and none of the listed kinds has "no such thing" in its name'),
+    ],
+)
+def test_a_name_that_fits_nothing_is_refused(name: str, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, error = refusal_of(capfd, "models", name)
+    assert code == 2 and told in error
+
+
+@pytest.mark.parametrize(
+    ("adapted", "told"), [((0, 1, 2), "blocks 0-2 of 4"), ((0, 2, 3), "blocks 0,2-3 of 4"), ((), "nothing")]
+)
+def test_blocks_are_told_as_options_take_them(adapted: tuple[int, ...], told: str) -> None:
+    assert Support("m", "k", True, blocks=4, adapted=adapted).adapts == told
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    PAGE.write_text(text[: text.index(BEGIN) + len(BEGIN)] + table() + text[text.index(END) :])
