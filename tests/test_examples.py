@@ -143,6 +143,55 @@ def test_training_without_test_images_and_with_other_test_classes(
         script("train_cifar10_model").main(arguments)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "kwargs", "size"),  # as the script's docstring tells remtta eval
+    [
+        ("resnet", "resnet18", {"output_stride": 16, "channels": (32, 64, 128, 256)}, 64),
+        ("convnext", "convnext_atto", {"patch_size": 2, "output_stride": 8}, 32),
+    ],
+)
+def test_a_convolutional_cifar10_model_is_trained_and_loads(
+    kind: str, name: str, kwargs: dict[str, Any], size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, output = tmp_path / "data", tmp_path / "model.safetensors"
+    draw_classes(data / "train", 4)
+    test = draw_classes(data / "test", 1)
+    module = script("train_cifar10_conv")
+    module.main([str(data), str(output), "--model", kind, "--minutes", "0.01", "--batch-size", "6"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    told = float(last.partition("test error ")[2].partition(" %")[0])
+    model = remtta.load_model(
+        name,
+        checkpoint=output,
+        num_classes=3,
+        model_kwargs=kwargs,
+        input_size=(size, size),
+        mean=[0.5] * 3,
+        std=[0.5] * 3,
+        crop_pct=1.0,
+        interpolation="bicubic",
+    )
+    images, _, _ = module.read(test)
+    with torch.no_grad():
+        logits = model.eval()(module.preprocess(images, size))
+    assert told == pytest.approx(100 * (logits.argmax(1) != torch.arange(3)).float().mean().item(), abs=0.01)
+    assert remtta.REM(model).kept_patches(module.preprocess(images, size))[0].shape == (3, 14)  # of 4 x 4
+
+
+def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
+    module = script("train_cifar10_conv")
+    torch.manual_seed(0)
+    image = torch.arange(32, dtype=torch.uint8).expand(1, 3, 32, 32)  # each column its number
+    crops = module.augment(image.expand(64, -1, -1, -1))
+    padded = [*range(4, 0, -1), *range(32), *range(30, 26, -1)]  # reflected
+    windows = [padded[left : left + 32] for left in range(9)]
+    rows = [crop[0, 0].tolist() for crop in crops]
+    assert all(row in windows or row[::-1] in windows for row in rows)
+    assert len({tuple(row) for row in rows}) > 9 and (crops[:, :, :1] == crops).all()
+    assert (module.learning_rate(0.0, 1.0) < 0.2, module.learning_rate(0.05, 1.0)) == (True, 1.0)
+    assert module.learning_rate(1.0, 1.0) == pytest.approx(0.0)
+
+
 def test_examples_use_only_public_names() -> None:
     for name in ("own_loop", "adapt_video", "restore_delta"):
         text = (EXAMPLES / f"{name}.py").read_text()

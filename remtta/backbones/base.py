@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-Scores = Literal["attention", "features"]
-"""What patches are ranked by: what the class token or the pool attends to, or how strong their features are."""
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+Scores = Literal["attention", "features", "gradcam"]
+"""What ranks patches: what the class token or the pool attends to, how strong their features are, or Grad-CAM."""
 
 
 @runtime_checkable
@@ -31,6 +33,15 @@ class Backbone(Protocol):
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """What `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
+
+    def parts(self, number: int) -> Sequence[nn.Module]:
+        """Whose norms adapt with block `number`: its own, and of the first those of what comes before, if they do."""
+        return [self.blocks[number]]
+
+    @property
+    def batch_norms(self) -> Mapping[str, BatchNorm]:
+        """Layers, by name, that may normalise by a batch's statistics while a method adapts."""
+        return {}
 
     @property
     def num_patches(self) -> int:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 import re
 
-from timm.layers import RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32
+from timm.layers.norm import (
+    RmsNorm,
+    RmsNorm2d,
+    RmsNorm2dFp32,
+    RmsNormFp32,
+    SimpleNorm,
+    SimpleNorm2d,
+    SimpleNorm2dFp32,
+    SimpleNormFp32,
+)
 from torch import nn
 
 from remtta.backbones.base import Backbone
+from remtta.backbones.batchnorm import frozen_batch_norms
 from remtta.errors import ModelError, UsageError
 
 _NORMS = (
@@ -18,8 +28,12 @@ _NORMS = (
     nn.modules.batchnorm._BatchNorm,
     RmsNorm,
     RmsNormFp32,
+    RmsNorm2d,
+    RmsNorm2dFp32,
     SimpleNorm,
     SimpleNormFp32,
+    SimpleNorm2d,
+    SimpleNorm2dFp32,
 )
 
 
@@ -38,13 +52,12 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
         ModelError: If nothing is left to adapt.
         UsageError: If the choice cannot be read, or names a block that does not exist.
     """
-    blocks = backbone.blocks
-    depth = len(blocks)
+    depth = len(backbone.blocks)
     if adapt_layers == "all":
         roots = [backbone.module]
     else:
         chosen = _block_numbers(adapt_layers, depth) if adapt_layers is not None else range(math.floor(0.75 * depth))
-        roots = [blocks[number] for number in chosen]
+        roots = [part for number in chosen for part in backbone.parts(number)]
         if not roots:
             raise ModelError(
                 f"nothing to adapt: the first three quarters of {depth} block(s) hold no whole block; "
@@ -59,8 +72,18 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
     }
     selected = {name: parameter for name, parameter in backbone.module.named_parameters() if id(parameter) in wanted}
     if not selected:
-        raise ModelError("nothing to adapt: the chosen blocks have no normalisation weights")
+        raise ModelError(f"nothing to adapt: the chosen blocks have no normalisation weights{_whereabouts(backbone)}")
     return selected
+
+
+def _whereabouts(backbone: Backbone) -> str:
+    """Where they may have gone."""
+    frozen, convolutions = frozen_batch_norms(backbone.module), (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    if frozen:
+        return f"; {frozen} batch norms of the model are frozen: load it with batch norms that train"
+    if sum(isinstance(module, convolutions) for module in backbone.module.modules()) > 1:
+        return "; if its batch norms were folded into convolutions, load the model from before that"
+    return ""
 
 
 def _block_numbers(text: str, depth: int) -> list[int]:

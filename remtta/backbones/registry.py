@@ -20,6 +20,7 @@ from torch import nn
 from remtta.backbones.base import Backbone, PlainTokenBackbone, TokenBackbone
 from remtta.backbones.biased import BEiT, RelativeViT
 from remtta.backbones.eva import RotaryViT
+from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
@@ -35,6 +36,7 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     Beit: BEiT,
     VisionTransformerRelPos: RelativeViT,
     NaFlexVit: FlexibleViT,
+    **dict.fromkeys(LAYOUTS, ImageBackbone),
 }
 """What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
 

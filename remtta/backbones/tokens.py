@@ -140,11 +140,14 @@ class Transformer(TokenBackbone):
         return self._classify_last(self._before_last(tokens, places), places[-1])
 
     def check_scores(self, kind: Scores) -> None:
-        """Refuse attention where there is none, or none of a plain softmax.
+        """Refuse attention where there is none, or none of a plain softmax, and Grad-CAM, as there is no feature map.
 
         Raises:
             ModelError: Naming what is missing, or the attention.
         """
+        if kind == "gradcam":
+            name = type(self.module).__name__
+            raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
         if kind == "attention":
             tokens = torch.zeros(1, 2, self.width, device=self.device)
             with torch.no_grad():

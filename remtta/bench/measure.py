@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import statistics
@@ -19,17 +20,19 @@ from remtta.backbones.registry import backbone_of, compile_blocks
 from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
-from remtta.errors import UsageError
+from remtta.errors import ModelError, UsageError
 from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.names import PRESET, answer_of, is_guarded, method_of
 from remtta.methods.settings.presets import named_config
 from remtta.models.devices import select_device
-from remtta.models.loading import load_model
+from remtta.models.loading import create, load_model
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
+
+_log = logging.getLogger("remtta")
 
 FORWARD = "forward"
 SOURCE = "source"
@@ -141,7 +144,8 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
     if options.threads:
         torch.set_num_threads(options.threads)
     names = [FORWARD, *(name for name in options.subjects if name != FORWARD)]
-    prepared = {name: prepare(name, options) for name in names}
+    prepared = _prepare_all(names, options)
+    names = list(prepared)
     device = select_device(options.device)
     for subject in prepared.values():
         subject.step()  # warms up, and lets REM learn how many images violate the order
@@ -175,6 +179,19 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
         )
         for name in names
     ]
+
+
+def _prepare_all(subjects: Sequence[str], options: BenchOptions) -> dict[str, Prepared]:
+    """Every subject; of all that there are, without what a model of this kind has none of."""
+    prepared = {}
+    for name in subjects:
+        try:
+            prepared[name] = prepare(name, options)
+        except ModelError as error:
+            if name != PLAIN_REM or options.subjects != SUBJECTS:
+                raise
+            _log.info("without %s: %s", PLAIN_REM, error)
+    return prepared
 
 
 def prepare(subject: str, options: BenchOptions) -> Prepared:
@@ -222,9 +239,10 @@ def _model(options: BenchOptions) -> Any:
         )
     if options.num_classes is not None:
         kwargs["num_classes"] = options.num_classes
+    model: Any = create(options.model, pretrained=False, kwargs=kwargs, input_size=options.input_size)
     if options.input_size is not None:
-        kwargs["img_size"] = options.input_size
-    return timm.create_model(options.model, pretrained=False, **kwargs)
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
+    return model
 
 
 def _bare_products(model: nn.Module, options: BenchOptions, device: torch.device) -> dict[bool, BareProduct]:

@@ -16,7 +16,9 @@ from remtta.errors import ModelError
 
 
 class BareProduct:
-    """The product of the first block's largest linear layer (a transformer's MLP's), for a batch, and nothing else.
+    """The product of the first block's largest layer (a transformer's MLP's), for a batch, and nothing else.
+
+    A convolution's is that of its kernels with the parts of the map that they lie on.
 
     Args:
         backbone: The classifier.
@@ -24,17 +26,17 @@ class BareProduct:
         context: What it runs in.
 
     Raises:
-        ModelError: If the block has no linear layer.
+        ModelError: If the block has neither a linear layer nor a dense convolution.
     """
 
     def __init__(self, backbone: Backbone, batch_size: int, context: contextlib.AbstractContextManager[object]) -> None:
-        weights = [module.weight for module in backbone.blocks[0].modules() if isinstance(module, nn.Linear)]
+        weights = [weight for module in backbone.blocks[0].modules() for weight in _dense_weights(module)]
         if not weights:
             raise ModelError(
-                f"{type(backbone.module).__name__} has no linear layer in its first block, and remtta bench compares "
-                "with the product of one; choose a transformer"
+                f"{type(backbone.module).__name__} has no dense layer in its first block, and remtta bench compares "
+                "with the product of one; choose another model"
             )
-        self._weight = max(weights, key=lambda weight: weight.numel()).detach()
+        self._weight = max(weights, key=lambda weight: weight.numel()).detach().flatten(1)
         num_tokens = batch_size * backbone.num_tokens
         self._tokens = torch.randn(num_tokens, self._weight.shape[1], device=self._weight.device)
         self._context = context
@@ -44,6 +46,11 @@ class BareProduct:
     def __call__(self) -> Tensor:
         with self._context:
             return F.linear(self._tokens, self._weight)
+
+
+def _dense_weights(module: nn.Module) -> list[Tensor]:
+    dense = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+    return [module.weight] if dense and isinstance(module.weight, Tensor) else []
 
 
 def count_flop(step: Callable[[], object]) -> float:

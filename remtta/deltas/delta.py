@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta._version import __version__
+from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas import DELTA
 from remtta.deltas.reading import CHECKSUM, FORMAT_VERSION, delta_errors, delta_fields
 from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
@@ -140,7 +141,7 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
         DeltaError: If the delta does not fit; the model is untouched then.
     """
     check_base(delta, state_sha256(model))
-    parameters = dict(model.named_parameters())
+    parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
     check_delta(delta.tensors, parameters)
     change, own = (
         float(torch.nn.utils.get_total_norm([tensor.double().cpu() for tensor in tensors]))

@@ -47,7 +47,7 @@ def draw_masks(
     """
     try:
         rem = REM(model)
-    except ModelError:  # evaluated with methods that need no masks
+    except (ModelError, ValueError):  # evaluated with methods that need no masks, or with masks of its own
         return None
     deltas = _known_deltas(folder, results["methods"])
     if not deltas:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.base import check_images
+from remtta.backbones.batchnorm import BatchStatistics, running_statistics
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError, UsageError
@@ -26,6 +27,8 @@ class AdaptingMethod(MethodBase, ABC):
 
     The model is adapted in place: everything but the chosen weights (the norms,
     unless a method overrides `_chosen`) is frozen, and it is put in eval mode.
+    Batch norms have statistics as the config says; only `predict_source` has
+    the source's. Those of `predict` are of the images that it is given.
 
     Whatever else than the weights the next update depends on, a method keeps in
     `_own_state`, `_load_own_state` and `_forget`; it draws its random numbers
@@ -48,7 +51,13 @@ class AdaptingMethod(MethodBase, ABC):
         self._backbone = backbone_of(model)
         if self._backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
-        super().__init__(model, self._backbone.module, self._chosen(), config.precision)
+        module = self._backbone.module
+        norms = self._backbone.batch_norms
+        moving = running_statistics(norms) if config.bn_momentum else {}
+        super().__init__(model, module, self._chosen(), config.precision, moving)
+        self._source_context = self._context
+        self._batch_norms = BatchStatistics(norms, config.bn, config.bn_prior)
+        self._context = self._batch_norms.around(self._context)
         self._generator = torch.Generator().manual_seed(torch.initial_seed())
         self._answered: Tensor | None = None  # images that `learn` is to adapt to
 
@@ -92,10 +101,8 @@ class AdaptingMethod(MethodBase, ABC):
         Raises:
             ValueError: If images is not a batch of at least one image, or labels are missing.
         """
-        check_images(images, self._backbone.input_size)
         self._check_labels(labels)
-        if self._config.episodic:
-            self.reset()
+        self._prepare(images)
         self._last_views = self._adapt(images, labels)
         return self._output(self._last_views[0])
 
@@ -116,9 +123,7 @@ class AdaptingMethod(MethodBase, ABC):
         if self._config.answer == "last" and self._config.steps > 1:
             self._answered = None
             return self(images)
-        check_images(images, self._backbone.input_size)
-        if self._config.episodic:
-            self.reset()
+        self._prepare(images)
         logits = self._answer(images)
         self._answered = images
         return logits
@@ -147,8 +152,8 @@ class AdaptingMethod(MethodBase, ABC):
     @torch.no_grad()
     def predict_source(self, images: Tensor) -> Tensor:
         """Logits (B, C) of the source weights, without adapting."""
-        with self._weights.at_source():
-            return self._logits(images)
+        with self._weights.at_source(), self._source_context(images.device):
+            return self._backbone.logits(images).float()
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:
@@ -198,6 +203,12 @@ class AdaptingMethod(MethodBase, ABC):
         self.load_delta(delta, int(state[_UPDATES]))
         self._generator.set_state(state[_GENERATOR])
         self._load_own_state({name.removeprefix(_OWN): t for name, t in state.items() if name.startswith(_OWN)})
+
+    def _prepare(self, images: Tensor) -> None:
+        check_images(images, self._backbone.input_size)
+        if self._config.episodic:
+            self.reset()
+        self._batch_norms.warn_of_few(len(images))
 
     def _check_labels(self, labels: Tensor | None) -> None:
         if self.needs_labels and labels is None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from remtta.models.precision import ForwardContext
+from remtta.backbones.batchnorm import batch_norms, running_statistics
+from remtta.models.precision import Context, ForwardContext
 from remtta.models.weights import AdaptedWeights, Committed
 
 
@@ -18,6 +19,7 @@ class MethodBase:
         module: The same without them; deltas have its parameters' names.
         named: The parameters that adapt, by these names.
         precision: Of the forward passes.
+        moving: Running statistics that change with them.
 
     Raises:
         ModelError: If a parameter that adapts is not float32.
@@ -31,11 +33,18 @@ class MethodBase:
     num_models = 1
     delta_refusal: str | None = None
 
-    def __init__(self, model: nn.Module, module: nn.Module, named: Mapping[str, nn.Parameter], precision: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        named: Mapping[str, nn.Parameter],
+        precision: str,
+        moving: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self._context = ForwardContext(module, precision)
-        frozen = {name: parameter for name, parameter in module.named_parameters() if name not in named}
-        self._weights = AdaptedWeights(named, frozen)
+        self._context: Context = ForwardContext(module, precision)
+        others = {**dict(module.named_parameters()), **running_statistics(batch_norms(module))}
+        self._weights = AdaptedWeights(named, others, moving)
         self._last_views: Tensor | None = None
 
     @property

@@ -125,6 +125,8 @@ class GradientMethod(AdaptingMethod):
     @torch.enable_grad()
     def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """One update; returns the views it was made from."""
+        if self._config.bn_momentum:
+            self._batch_norms.begin()
         views = self._gradients(images, labels)
         self._apply_gradients()
         self._after_batch(views)
@@ -139,6 +141,8 @@ class GradientMethod(AdaptingMethod):
             targets = self._targets(images, labels)
         size = self.part_size(len(images))
         whole = size >= len(images)
+        if not whole:
+            self._batch_norms.warn_of_parts()
         views, num_counted = [], 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -162,6 +166,8 @@ class GradientMethod(AdaptingMethod):
             self._after_step()
             if self._config.anchor and self.norms_only:
                 self._weights.pull(self._config.anchor)
+            if self._config.bn_momentum:
+                self._batch_norms.follow(self._config.bn_momentum)
             self._weights.commit()
         else:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")

@@ -24,6 +24,7 @@ from remtta.methods.foa import FOA
 from remtta.methods.lame import LAME
 from remtta.methods.memo import MEMO
 from remtta.methods.method import Method
+from remtta.methods.norm import NORM
 from remtta.methods.petal import PETAL
 from remtta.methods.pseudo_label import PseudoLabel
 from remtta.methods.rdumb import RDumb
@@ -39,6 +40,7 @@ from remtta.methods.vida import ViDA
 
 METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
+    "norm": NORM,
     "pseudo-label": PseudoLabel,
     "tent": Tent,
     "tent-come": TentCOME,

@@ -76,7 +76,7 @@ class REM(GradientMethod):
         On a CPU by default parts of about `_PART_TOKENS`: enough for fast matrix products, and less memory to walk
         through than that of a whole batch.
         """
-        if self.micro_batch is not None or self.device.type != "cpu":
+        if self.micro_batch is not None or self.device.type != "cpu" or self._batch_norms.mixes:
             return super().part_size(batch_size)
         return math.ceil(batch_size / math.ceil(batch_size * self._backbone.num_tokens / _PART_TOKENS))
 
@@ -126,18 +126,18 @@ class REM(GradientMethod):
 
     @torch.no_grad()
     def _answer(self, images: Tensor) -> Tensor:
-        if self._confident_nats is not None:
+        if self._confident_nats is not None or self._batch_norms.mixes:
             return super()._answer(images)
         self._plain_views = [self._views.plain(part) for part in images.split(self.part_size(len(images)))]
         return torch.cat([logits for logits, _ in self._plain_views]).float()
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         if self._confident_nats is not None:
-            views, confident = self._views.of_confident(images, self._confident, self._violating)
+            views, confident = self._views_of_confident(images)
             share = float(confident.float().mean())
             return views, share * self._mean_loss(views[:, confident]) if share else views.new_zeros(()), len(images)
         # Counting the violating images would make a GPU wait for the host.
-        deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW
+        deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW and not self._batch_norms.mixes
         if self._plain_views:
             views = self._views.with_deferred_graph(images, self._violating, self._plain_views.pop(0))
         elif deferred:
@@ -146,6 +146,13 @@ class REM(GradientMethod):
             views = self._views.all(images)[0]
         self._note_violations(views)
         return views, self._mean_loss(views), len(images)
+
+    def _views_of_confident(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The views (L, B, C), and which images (B,) are learned from; of all, where each needs its whole batch."""
+        if not self._batch_norms.mixes:
+            return self._views.of_confident(images, self._confident, self._violating)
+        views = self._views.all(images)[0]
+        return views, self._confident(views[0].detach())
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config

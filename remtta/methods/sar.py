@@ -49,6 +49,8 @@ class SAR(GradientMethod):
         logits = self._logits(images)
         entropies = self._entropy(logits)
         certain = entropies < self._margin
+        if labels is not None:  # which images were certain before the climb
+            certain = certain & labels
         return logits.unsqueeze(0), entropies[certain].mean(), int(certain.sum())
 
     def _gradients(self, images: Tensor, labels: Tensor | None) -> Tensor:
@@ -56,9 +58,19 @@ class SAR(GradientMethod):
         certain = self._entropy(views[0]) < self._margin
         if certain.any():
             with _climbed(self._weights.parameters.values(), self.config.rho):
-                above = super()._gradients(images[certain], None)
+                above = self._gradients_above(images, certain)
             self._note_loss(self._entropy(above[0]))
         return views
+
+    def _gradients_above(self, images: Tensor, certain: Tensor) -> Tensor:
+        """Leave the gradients of the certain images (B,) of a batch in the parameters; returns the views of these."""
+        if not self._batch_norms.mixes:
+            return super()._gradients(images[certain], None)
+        self._answered_targets = certain  # the others belong to the batch
+        return super()._gradients(images, None)[:, certain]
+
+    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor | None:
+        return None
 
     def _note_loss(self, entropies: Tensor) -> None:
         certain = entropies[entropies < self._margin]

@@ -15,12 +15,17 @@ from remtta.backbones.base import Backbone, Scores
 from remtta.errors import ModelError
 from remtta.methods.masking import keep_indices, num_kept, random_scores
 from remtta.methods.settings.rem import Masking, REMConfig
-from remtta.models.precision import ForwardContext
+from remtta.models.precision import Context
 
 _log = logging.getLogger("remtta")
 
 _SIZES = 4
-_SCORES: dict[Masking, Scores] = {"attention": "attention", "background": "attention", "features": "features"}
+_SCORES: dict[Masking, Scores] = {
+    "attention": "attention",
+    "background": "attention",
+    "features": "features",
+    "gradcam": "gradcam",
+}
 
 Chooses = Callable[[Tensor], Tensor]
 """Which images (B,) are meant, by float32 logits (B, C) of the plain view or (L, B, C) of all."""
@@ -57,9 +62,7 @@ class MaskedViews:
         ValueError: If a mask ratio leaves no patch.
     """
 
-    def __init__(
-        self, backbone: Backbone, context: ForwardContext, config: REMConfig, generator: torch.Generator
-    ) -> None:
+    def __init__(self, backbone: Backbone, context: Context, config: REMConfig, generator: torch.Generator) -> None:
         num_patches = backbone.num_patches
         kept = [num_kept(num_patches, ratio) for ratio in config.mask_ratios]
         if len(set(kept)) < len(kept):

@@ -87,9 +87,7 @@ def load_model(
     kwargs = dict(model_kwargs or {})
     if num_classes is not None:
         kwargs["num_classes"] = num_classes
-    if input_size is not None:
-        kwargs["img_size"] = tuple(input_size)
-    model: Any = _create(name, pretrained=checkpoint is None, kwargs=kwargs)
+    model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
     _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
     if checkpoint is not None:
         load_checkpoint(model, Path(checkpoint), use_ema=use_ema)
@@ -109,7 +107,16 @@ def load_model(
     return loaded
 
 
-def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+def create(
+    name: str, *, pretrained: bool, kwargs: Mapping[str, Any], input_size: tuple[int, int] | None = None
+) -> nn.Module:
+    """Build a timm model; those that take images of any size are not told of an input size.
+
+    Raises:
+        UsageError: If the name is unknown, or the model does not take an argument.
+        ModelError: If it cannot be built.
+        DownloadError: If its weights cannot be downloaded.
+    """
     source = name.partition(":")[0] if ":" in name else ""
     if not is_known(name):
         raise unknown_model(name, names_like(name, timm.list_models(), 3))
@@ -123,8 +130,11 @@ def _create(name: str, *, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
         _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
     try:
         with reachable_or_offline() if (pretrained or source) and source != "local-dir" else contextlib.nullcontext():
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
+            sized = {} if input_size is None else {"img_size": tuple(input_size)}
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
     except TypeError as error:
+        if input_size is not None and "img_size" in str(error):
+            return create(name, pretrained=pretrained, kwargs=kwargs)
         raise UsageError(f"{name} does not take these model arguments: {error}") from error
     except Exception as error:  # timm and its download libraries share no base class
         raise _creation_failure(name, pretrained, error) from error

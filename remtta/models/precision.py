@@ -23,7 +23,12 @@ _log = logging.getLogger("remtta")
 
 _MOST_TOKENS = 1024  # the map of more would need more memory than everything else
 
+_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+Context = Callable[[torch.device], contextlib.AbstractContextManager[object]]
+"""What forward passes on a device run in."""
 
 
 class LinearLayers(TorchFunctionMode):
@@ -51,6 +56,8 @@ class LinearLayers(TorchFunctionMode):
             return self._linear(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention and self._bf16:
             return _attention(*args, **(kwargs or {}))
+        if func in _PRODUCTS and self._bf16:
+            return func(*_alike(*args), **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -81,6 +88,12 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
         return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
     attention: Tensor = (query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
     return attention @ value
+
+
+def _alike(left: Tensor, right: Any) -> tuple[Tensor, Any]:
+    """Factors in bf16 where one of them is, and the other came out of a sum with weights that stay in fp32."""
+    mixed = isinstance(right, Tensor) and {left.dtype, right.dtype} == {torch.bfloat16, torch.float32}
+    return (left.bfloat16(), right.bfloat16()) if mixed else (left, right)
 
 
 class _Linear(torch.autograd.Function):

@@ -23,21 +23,28 @@ class AdaptedWeights:
 
     Args:
         named: Parameter names and float32 parameters; updated in place.
-        frozen: Every other parameter of the model; a delta may move these too
-            (it was made with another choice of layers), training never does.
+        frozen: Every other parameter of the model, and its running statistics;
+            a delta may move these too (it was made with another choice of
+            layers), training never does.
+        moving: Running statistics that move with the adapted parameters.
 
     Raises:
         ModelError: If a parameter is not float32.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter]) -> None:
-        for name, parameter in named.items():
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        frozen: Mapping[str, Tensor],
+        moving: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        for name, parameter in {**named, **(moving or {})}.items():
             if parameter.dtype != torch.float32:
                 raise ModelError(f"{name} is {parameter.dtype}; adapt a float32 model (use precision for bf16)")
         self.parameters = dict(named)
-        self._frozen = dict(frozen)
-        self._tracked = dict(named)
-        self._source = {name: parameter.detach().clone() for name, parameter in named.items()}
+        self._tracked: dict[str, Tensor] = {**named, **(moving or {})}
+        self._everything = {**frozen, **self._tracked}
+        self._source = {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
         self._committed: Committed = (self._zeros(), 0)
 
     @property
@@ -106,7 +113,7 @@ class AdaptedWeights:
         Raises:
             DeltaError: If a name is unknown or a shape is wrong; nothing is changed then.
         """
-        everything = {**self._frozen, **self.parameters}
+        everything = self._everything
         check_delta(delta, everything)
         self.reset()
         for name in delta.keys() - self._tracked.keys():

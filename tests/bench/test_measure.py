@@ -21,7 +21,7 @@ from remtta.bench.measure import (
 )
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import count_flop
-from remtta.errors import UsageError
+from remtta.errors import ModelError, UsageError
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
 
@@ -138,3 +138,12 @@ def test_options_are_checked() -> None:
         BenchOptions(use_ema=True)
     with pytest.raises(UsageError):
         BenchOptions(repeats=0)
+
+
+def test_of_a_convolutional_model_all_but_the_plain_rem_is_measured() -> None:
+    options = BenchOptions(model="test_resnet", input_size=(64, 96), batch_size=2, repeats=1, memory=False)
+    measured = run_bench(options)
+    assert [each.subject for each in measured] == [name for name in SUBJECTS if name != "rem-plain"]
+    assert all(each.gflop > 0 for each in measured)
+    with pytest.raises(ModelError, match="rem-plain reaches in between"):
+        run_bench(replace(options, subjects=("rem-plain",)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ def table() -> str:
         masks = " or ".join(each.masks)
         lines.append(f"| `{each.model}` | {each.kind} | {masks} | {each.adapts} | {methods_text(each)} |")
     lines += ["", "Why not:", ""]
-    lines += [f"- {reason}." for reason in dict.fromkeys(why for each in everything() for why in each.refused.values())]
+    reasons = (
+        re.sub(r"\w+ has no tokens", "it has no tokens", why) for e in everything() for why in e.refused.values()
+    )
+    lines += [f"- {reason}." for reason in dict.fromkeys(reasons)]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +62,9 @@ def test_a_part_of_a_name_chooses_kinds(capfd: pytest.CaptureFixture[str]) -> No
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "vit_base_patch16_siglip_224: ViT with attention pooling (SigLIP)"
     assert (
-        lines[1].strip().startswith("masks by attention or features; blocks 0-8 of 12; all methods but foa; timm has")
+        lines[1]
+        .strip()
+        .startswith("masks by attention or features; blocks 0-8 of 12; all methods but norm, foa; timm has")
     )
 
 
@@ -73,7 +79,8 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert "methods: source not any other: MlpMixer is in no family" in told
     assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
     (found,) = json.loads(capfd.readouterr().out)
-    assert found["model"] == "test_vit" and found["refused"] == {} and found["methods"] == list(METHODS)
+    assert found["model"] == "test_vit" and list(found["refused"]) == ["norm"]
+    assert found["methods"] == [name for name in METHODS if name != "norm"]
     assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
 
 

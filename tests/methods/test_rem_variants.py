@@ -256,7 +256,7 @@ def test_masks_by_features_need_no_softmax_attention() -> None:
     [
         (
             {"masking": "foreground"},
-            "masking must be one of auto, attention, random, background, features, got fore",
+            "masking must be one of auto, attention, random, background, features, gradcam, got foreground",
         ),
         ({"consistency_weight": -1.0}, "consistency weight must be >= 0"),
         ({"consistency_weight": math.nan}, "consistency weight must be >= 0"),

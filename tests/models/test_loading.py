@@ -421,3 +421,21 @@ def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
     model.head = nn.Sequential(model.head)
     with pytest.raises(ModelError, match="the model's head is no linear layer, so its classes cannot be restricted"):
         restrict_classes(model, [0, 2])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "mobilevit_xxs"])
+def test_a_convolutional_model_takes_an_input_size_in_its_stride(name: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model(name, pretrained=False, num_classes=7).state_dict(), weights)
+    model = load_model(name, checkpoint=weights, num_classes=7, input_size=(64, 96))
+    assert preprocessing_of(model).input_size == (64, 96)
+    assert backbone_of(model).num_patches == 2 * 3
+
+
+def test_windows_are_made_for_an_input_size(tmp_path: Path) -> None:
+    kwargs = {"depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 1, 1, 1), "window_size": 4}
+    name, weights = "swin_tiny_patch4_window7_224", tmp_path / "weights.safetensors"
+    small: Any = timm.create_model(name, pretrained=False, num_classes=7, img_size=128, **kwargs)
+    save_file(small.state_dict(), weights)
+    model = load_model(name, checkpoint=weights, num_classes=7, input_size=(128, 128), model_kwargs=kwargs)
+    assert preprocessing_of(model).input_size == backbone_of(model).input_size == (128, 128)

@@ -9,7 +9,7 @@ from typing import Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.settings.frozen import FOAConfig, LAMEConfig, SourceConfig, VDPConfig
+from remtta.methods.settings.frozen import FOAConfig, LAMEConfig, NORMConfig, SourceConfig, VDPConfig
 from remtta.methods.settings.norms import (
     CMFConfig,
     DeYOConfig,
@@ -45,6 +45,7 @@ __all__ = [
     "LAMEConfig",
     "MEMOConfig",
     "MethodConfig",
+    "NORMConfig",
     "PETALConfig",
     "PseudoLabelConfig",
     "RDumbConfig",
@@ -67,6 +68,7 @@ REACH = 0.1
 
 _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "source": (SourceConfig, "no adaptation, the baseline"),
+    "norm": (NORMConfig, "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
     "pseudo-label": (PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
     "tent": (TentConfig, "lower the entropy of predictions (Wang et al., ICLR 2021)"),
     "tent-come": (TentConfig, "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),

@@ -35,6 +35,16 @@ class MethodConfig:
         adapt_layers: Which blocks' norms adapt: None for the first three
             quarters, "all" for every norm of the model, or block numbers
             such as "0-8" or "0,2,4-6".
+        bn: What batch norms normalise by while a model adapts: "batch", the
+            batch's own statistics, as in Tent; or "running", the source's.
+        bn_prior: Images that the source's statistics count for beside the
+            batch's n, N in n / (n + N) (Schneider et al., arXiv:2006.16971).
+            None for as many as the batch lacks of 16, so that a batch of one
+            has 15 / 16 of the source's. 0 for the batch's alone.
+        bn_momentum: Share of the way that the running statistics go to the
+            batch's at each update (with micro-batches, to the first's). They
+            then take the source's place in all of this, and are part of the
+            delta. 0 leaves them alone.
         precision: "fp32", or "bf16" for matrix products in bf16, with all
             but the products in fp32. "auto" is "fp32", the exact one.
 
@@ -52,6 +62,9 @@ class MethodConfig:
     episodic: bool = False
     micro_batch: int | None = None
     adapt_layers: str | None = None
+    bn: Literal["batch", "running"] = "batch"
+    bn_prior: int | None = None
+    bn_momentum: float = 0.0
     precision: Precision = "auto"
 
     lr_batch: ClassVar[int | None] = None
@@ -78,8 +91,14 @@ class MethodConfig:
         check(self.answer in (None, "last"), "answer", self.answer, "last or None")
         check(0 <= self.anchor < 1, "anchor", self.anchor, "in [0, 1)")
         check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
+        check(self.bn in ("batch", "running"), "bn", self.bn, "batch or running")
+        check(self.bn_prior is None or self.bn_prior >= 0, "bn-prior", self.bn_prior, ">= 0")
+        check(0 <= self.bn_momentum <= 1, "bn-momentum", self.bn_momentum, "in [0, 1]")
         check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
 
+
+BATCH_NORM_SETTINGS = ("bn", "bn_prior", "bn_momentum")
+"""Settings of what batch norms normalise by."""
 
 UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "anchor", "adapt_layers")
 """Settings of methods that train weights."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from remtta.errors import check, check_finite
-from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
+from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, MethodConfig
 
 Affinity = Literal["knn", "rbf", "linear"]
 
@@ -15,7 +15,17 @@ Affinity = Literal["knn", "rbf", "linear"]
 class SourceConfig(MethodConfig):
     """Settings of the method that adapts nothing: only precision is used."""
 
-    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, "episodic", "micro_batch")
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "micro_batch")
+
+
+@dataclass(frozen=True)
+class NORMConfig(MethodConfig):
+    """Settings of NORM: of the shared ones only those of batch norms, episodic and precision are used.
+
+    Source: Improving robustness against common corruptions by covariate shift adaptation, arXiv:2006.16971.
+    """
+
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class LAMEConfig(MethodConfig):
 
     affinity: Affinity = "knn"
     neighbours: int = 5
-    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, "episodic")
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic")
 
     def __post_init__(self) -> None:
         check(self.affinity in get_args(Affinity), "affinity", self.affinity, "knn, rbf or linear")
@@ -63,7 +73,7 @@ class FOAConfig(MethodConfig):
     population: int | None = None
     distance_weight: float = 0.4
     shift_decay: float = 0.9
-    unused: ClassVar[tuple[str, ...]] = UPDATE_SETTINGS
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS)
     source_settings: ClassVar[tuple[str, ...] | None] = ("precision",)
 
     def __post_init__(self) -> None:
@@ -90,10 +100,11 @@ class VDPConfig(MethodConfig):
     prompt_share: float = 0.25
     teacher_decay: float = 0.999
     homeostasis: float = 1.0
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor")
+    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor", "bn_momentum")
 
     def __post_init__(self) -> None:
         check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
+        check(not self.bn_momentum, "bn-momentum", self.bn_momentum, "left out, as no weight changes")
         check(0 < self.prompt_share <= 1, "prompt-share", self.prompt_share, "in (0, 1]")
         check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
         check_finite(self.homeostasis, "homeostasis", ">= 0")

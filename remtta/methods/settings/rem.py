@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from remtta.errors import UsageError, check, check_finite
 from remtta.methods.settings.base import MethodConfig
 
-Masking = Literal["auto", "attention", "random", "background", "features"]
+Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class REMConfig(MethodConfig):
             none an attention pool; "background", those attended to least, or
             "random" ("Effect of Masking Strategy"); "features", those of the
             largest L2 norm, which needs no softmax attention (REM-FA,
-            "Experiments on Different Network Architectures"); or "auto",
+            "Experiments on Different Network Architectures"); "gradcam",
+            those that say most for the predicted class (ibid.); or "auto",
             attention where the model has it, else features. A view leaves out
             what less masked ones do, and more.
         confident_below: Learn only from images whose unmasked prediction has

@@ -15,10 +15,11 @@ Border = Literal["red", "grey", "black"]
 class WholeModelConfig(MethodConfig):
     """Settings of methods that change every weight, so that there are no layers to choose."""
 
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor")
+    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor", "bn_momentum")
 
     def __post_init__(self) -> None:
         check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as every weight changes")
+        check(not self.bn_momentum, "bn-momentum", self.bn_momentum, "left out with methods that change every weight")
         super().__post_init__()
 
 
@@ -80,6 +81,7 @@ class MEMOConfig(WholeModelConfig):
     num_augmentations: int = 64
     border: Border = "red"
     keep_optimizer: bool = False
+    bn: Literal["batch", "running"] = "running"  # the views are of one image
     lr: float = 1e-5
     unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer")
 

@@ -1,0 +1,168 @@
+"""Batch norms while a model adapts: what they normalise by, and how their running statistics move."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from remtta.backbones.base import BatchNorm
+from remtta.models.precision import Context
+
+FEW = 16
+"""Images from which on a batch's statistics stand for themselves."""
+
+_log = logging.getLogger("remtta")
+
+
+class BatchStatistics(TorchFunctionMode):
+    """Context in which batch norms in eval mode normalise by what they are given, as a method wants it.
+
+    The statistics of a channel are those of the batch, blended with the
+    running ones as if these came from `prior` images more:
+    mean = (n mean_batch + prior mean_running) / (n + prior), and so the
+    variance. Gradients run through the batch's. Outside of the context, the
+    model has its running statistics.
+
+    Attributes:
+        mixes: Whether an image's logits owe something to the rest of its batch.
+
+    Args:
+        norms: The batch norms that this is about, by name.
+        kind: "batch", or "running" for the running ones alone.
+        prior: Images that the running ones count for; None for as many as the batch lacks of `FEW`.
+
+    Source: prior is N in Improving robustness against common corruptions by covariate shift adaptation,
+        arXiv:2006.16971; Tent, arXiv:2006.10726, has 0.
+    """
+
+    def __init__(self, norms: Mapping[str, BatchNorm], kind: Literal["batch", "running"], prior: int | None) -> None:
+        super().__init__()
+        self._norms = norms
+        self.mixes = kind == "batch" and bool(norms)
+        self._prior = prior
+        self._names = {id(norm.running_mean): name for name, norm in norms.items()}
+        self._noted: dict[str, tuple[Tensor, Tensor]] = {}
+        self._noting = self._warned_of_few = self._warned_of_parts = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is F.batch_norm:
+            return self._normalise(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def around(self, context: Context) -> Context:
+        """This within what a forward pass runs in anyway; only that, where there are no batch norms."""
+        if not self._norms:
+            return context
+
+        @contextlib.contextmanager
+        def both(device: torch.device) -> Iterator[None]:
+            with context(device), self:
+                yield
+
+        return both
+
+    def begin(self) -> None:
+        """Note the statistics of each layer's next batch, for `follow`."""
+        self._noted, self._noting = {}, True
+
+    @torch.no_grad()
+    def follow(self, momentum: float) -> None:
+        """Move the running statistics this share of the way to those noted."""
+        self._noting = False
+        for name, (mean, variance) in self._noted.items():
+            running = self._norms[name]
+            assert running.running_mean is not None and running.running_var is not None
+            running.running_mean.lerp_(mean, momentum)
+            running.running_var.lerp_(variance, momentum)
+
+    def warn_of_few(self, num_images: int) -> None:
+        """Tell once that batches are small, where nobody chose what to do about that."""
+        if self.mixes and self._prior is None and num_images < FEW and not self._warned_of_few:
+            _log.warning(
+                "batch norms cannot tell much from %d image(s): their running statistics count for %d more; "
+                "larger batches, or --set bn=running, are safer",
+                num_images,
+                FEW - num_images,
+            )
+        self._warned_of_few = True
+
+    def warn_of_parts(self) -> None:
+        """Tell once that a batch goes through in parts."""
+        if self.mixes and not self._warned_of_parts:
+            _log.warning(
+                "batch norms normalise each micro-batch by its own statistics, so the update is not the whole batch's"
+            )
+        self._warned_of_parts = True
+
+    def _normalise(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if running_mean is None or running_var is None or training:  # it has no statistics of its own
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        if self._noting:
+            self._note(input, running_mean)
+        prior = max(0, FEW - len(input)) if self._prior is None else self._prior
+        if not self.mixes:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        if not prior and input.numel() > input.shape[1]:
+            return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
+        share = len(input) / (len(input) + prior)
+        exact = input.to(running_mean.dtype)
+        variance, mean = torch.var_mean(exact, _others(input), correction=0)
+        mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
+        scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
+        shift = -mean * scale + (0 if bias is None else bias)
+        shape = (1, -1) + (1,) * (input.ndim - 2)
+        return torch.addcmul(shift.view(shape), exact, scale.view(shape)).to(input.dtype)
+
+    @torch.no_grad()
+    def _note(self, input: Tensor, running_mean: Tensor) -> None:
+        name = self._names.get(id(running_mean))
+        count = input.numel() // input.shape[1]
+        if name is not None and name not in self._noted and count > 1:
+            variance, mean = torch.var_mean(input.to(running_mean.dtype), _others(input))
+            self._noted[name] = mean, variance
+
+
+def _others(input: Tensor) -> list[int]:
+    return [0, *range(2, input.ndim)]
+
+
+def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
+    """The batch norms that have running statistics, by name."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, BatchNorm) and layer.running_mean is not None
+    }
+
+
+def running_statistics(norms: Mapping[str, BatchNorm]) -> dict[str, Tensor]:
+    """Running means and variances of batch norms, by their names in the model's state."""
+    return {
+        f"{name}.{part}" if name else part: getattr(layer, part)
+        for name, layer in norms.items()
+        for part in ("running_mean", "running_var")
+    }
+
+
+def frozen_batch_norms(module: nn.Module) -> int:
+    """How many batch norms have neither weights that could adapt nor statistics that could change."""
+    return sum("FrozenBatchNorm" in type(layer).__name__ for layer in module.modules())

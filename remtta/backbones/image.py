@@ -1,0 +1,290 @@
+"""timm's hierarchical and convolutional classifiers: masks lie on the image, as there are no tokens to leave out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from timm.models.byobnet import ByobNet
+from timm.models.convnext import ConvNeXt
+from timm.models.efficientnet import EfficientNet
+from timm.models.mobilenetv3 import MobileNetV3
+from timm.models.regnet import RegNet
+from timm.models.resnet import ResNet
+from timm.models.resnetv2 import ResNetV2
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.backbones.base import Backbone, BatchNorm, Scores
+from remtta.backbones.batchnorm import batch_norms
+from remtta.errors import ModelError
+from remtta.models.preprocessing import preprocessing_of
+
+_HELD = 4  # tensors of the largest size that a block holds at a time: what enters, its norm, what leaves, an activation
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a family keeps its layers, by attribute names.
+
+    Attributes:
+        stages: Its stages, in the order of the forward pass; or the one list that holds them.
+        stem: What comes before them. What comes behind adapts only where all norms do.
+    """
+
+    stages: tuple[str, ...]
+    stem: tuple[str, ...] = ("stem",)
+
+
+LAYOUTS: Mapping[type[nn.Module], Layout] = {
+    ResNet: Layout(("layer1", "layer2", "layer3", "layer4"), stem=("conv1", "bn1")),
+    ResNetV2: Layout(("stages",)),
+    ConvNeXt: Layout(("stages",)),
+    SwinTransformer: Layout(("layers",), stem=("patch_embed",)),
+    SwinTransformerV2: Layout(("layers",), stem=("patch_embed",)),
+    ByobNet: Layout(("stages",)),  # MobileViT among others
+    EfficientNet: Layout(("blocks",), stem=("conv_stem", "bn1")),  # and MobileNetV2
+    MobileNetV3: Layout(("blocks",), stem=("conv_stem", "bn1")),
+    RegNet: Layout(("s1", "s2", "s3", "s4")),
+}
+"""Every family that `ImageBackbone` knows."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What an image of some size becomes.
+
+    Attributes:
+        grid: Rows and columns of the last feature map.
+        num_tokens: Positions of the map behind the first stage.
+        most_values: Numbers of the largest tensor.
+    """
+
+    grid: tuple[int, int]
+    num_tokens: int
+    most_values: int
+
+
+class ImageBackbone(Backbone):
+    """A classifier by stages, whose views are images; masked ones have the mean colour where patches are left out.
+
+    The patches are the cells of the last feature map, laid over the image. The
+    paper says that CNNs mask pixels or patches of the input and not what
+    becomes of these: here they are zero after normalisation, which is the mean
+    colour of the preprocessing.
+
+    Args:
+        module: A model of one of LAYOUTS; forward passes expect it in eval mode.
+    """
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "ResNet (ResNeXt, Wide ResNet, SE-ResNet)": "resnet50",
+        "ResNetV2 (BiT)": "resnetv2_50",
+        "ConvNeXt": "convnext_tiny",
+        "ConvNeXt V2": "convnextv2_tiny",
+        "Swin": "swin_tiny_patch4_window7_224",
+        "Swin V2": "swinv2_tiny_window8_256",
+        "MobileViT": "mobilevit_s",
+        "MobileViT V2": "mobilevitv2_100",
+        "ByobNet (RegNetZ, RepVGG)": "regnetz_b16",
+        "EfficientNet": "efficientnet_b0",
+        "MobileNetV2": "mobilenetv2_100",
+        "MobileNetV3, MobileNetV4": "mobilenetv3_small_100",
+        "RegNet": "regnety_016",
+    }
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module: Any = module
+        self._layout = next(layout for kind, layout in LAYOUTS.items() if isinstance(module, kind))
+        self._shapes: dict[tuple[int, int], _Shape] = {}
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The stages."""
+        stages = [getattr(self.module, name) for name in self._layout.stages]
+        return list(stages[0]) if len(stages) == 1 else stages
+
+    def parts(self, number: int) -> Sequence[nn.Module]:
+        """A stage; with the first one, the stem."""
+        stem = [getattr(self.module, name) for name in self._layout.stem] if number == 0 else []
+        return [*stem, self.blocks[number]]
+
+    @property
+    def batch_norms(self) -> Mapping[str, BatchNorm]:
+        """All that there are."""
+        return batch_norms(self.module)
+
+    @property
+    def num_patches(self) -> int:
+        """Positions of the last feature map, of an image of the model's own size."""
+        return math.prod(self._own_shape.grid)
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """Height and width of the part of the image that a position stands for, in pixels."""
+        (height, width), (rows, columns) = self._own_size, self._own_shape.grid
+        return math.ceil(height / rows), math.ceil(width / columns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions of the map behind the first stage, of an image of the model's own size."""
+        return self._own_shape.num_tokens
+
+    @property
+    def num_passing(self) -> int:
+        """A few times the largest tensor's numbers."""
+        return _HELD * self._own_shape.most_values
+
+    @property
+    def input_size(self) -> tuple[int, int] | None:
+        """Height and width that images must have; None for any."""
+        embed: Any = getattr(self.module, "patch_embed", None)
+        return tuple(embed.img_size) if getattr(embed, "strict_img_size", False) else None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The images themselves (B, 3, H, W)."""
+        return images
+
+    def count_patches(self, embedded: Tensor) -> int:
+        """Positions of the last feature map of these images."""
+        return math.prod(self._shape(embedded).grid)
+
+    def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Logits (B, C) of images (B, 3, H, W), or of those with only the patches kept (B, K) not painted over."""
+        images = embedded if kept is None else paint_out(embedded, kept, self._shape(embedded).grid)
+        logits: Tensor = self.module(images)
+        return logits
+
+    def check_scores(self, kind: Scores) -> None:
+        """Refuse attention: no class token attends to anything.
+
+        Raises:
+            ModelError: Saying so.
+        """
+        if kind == "attention":
+            raise ModelError(
+                f"{type(self.module).__name__} has no class token whose attention masks could go by; "
+                "choose --set masking=features or --set masking=gradcam"
+            )
+
+    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+        """Logits (B, C), and a score (B, N) of each position of the last feature map.
+
+        "features" are the L2 norms of the features (feature activation),
+        "gradcam" is how much they say for the predicted class.
+
+        Source: Ranked Entropy Minimization, arXiv:2505.16441, "Experiments on Different Network Architectures".
+        """
+        features = self.module.forward_features(embedded)
+        logits: Tensor = self.module.forward_head(features)
+        if kind == "gradcam":
+            return logits, self._class_activation(features)
+        return logits, self._positions_first(features.detach()).float().norm(dim=-1)
+
+    def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C), and the pooled features (B, D)."""
+        features = self.module.forward_features(images)
+        return self.module.forward_head(features), self.module.forward_head(features, pre_logits=True)
+
+    @torch.inference_mode(False)  # the caller may be inside one
+    @torch.enable_grad()
+    def _class_activation(self, features: Tensor) -> Tensor:
+        """Grad-CAM (B, N) of the predicted class over the last feature map.
+
+        Each channel weighs as much as the class's logit rises with it, on the
+        mean over all positions. Grad-CAM then cuts off what is negative; as
+        this changes no order but makes ties, it is left out.
+
+        Source: Grad-CAM, arXiv:1610.02391, Eq. 1 and 2.
+        """
+        features = features.detach().clone().requires_grad_()
+        best = self.module.forward_head(features).float().amax(-1).sum()
+        (gradient,) = torch.autograd.grad(best, features)
+        weights = self._positions_first(gradient).float().mean(1, keepdim=True)  # (B, 1, D)
+        return (weights * self._positions_first(features.detach()).float()).sum(-1)
+
+    def _positions_first(self, features: Tensor) -> Tensor:
+        """A feature map, in the order of axes that the model has, as (B, N, D)."""
+        last = getattr(self.module, "output_fmt", "NCHW") == "NHWC"
+        return features.flatten(1, 2) if last else features.flatten(2).transpose(1, 2)
+
+    @property
+    def _own_size(self) -> tuple[int, int]:
+        return preprocessing_of(self.module).input_size
+
+    @property
+    def _own_shape(self) -> _Shape:
+        height, width = self._own_size
+        return self._shape(torch.empty(1, 3, height, width, device="meta"))
+
+    def _shape(self, images: Tensor) -> _Shape:
+        size = (images.shape[2], images.shape[3])
+        if size not in self._shapes:
+            self._shapes[size] = _measure(self.module, self.blocks[0], size)
+        return self._shapes[size]
+
+
+def paint_out(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Set the patches that are not kept to zero.
+
+    Args:
+        images: Shape (B, 3, H, W).
+        kept: Shape (B, K), positions on the grid, row by row.
+        grid: Rows and columns; where H or W is no multiple of them, patches
+            differ in size by a pixel.
+
+    Returns:
+        Shape (B, 3, H, W).
+    """
+    stays = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
+    return images * F.interpolate(stays.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")
+
+
+def _measure(module: nn.Module, first: nn.Module, size: tuple[int, int]) -> _Shape:
+    """Run the model without computing anything, on tensors that have a shape and no content."""
+    model: Any = module
+    sizes: dict[str, torch.Size] = {}
+    most = [0]
+
+    def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            most[0] = max(most[0], output.numel())
+            if layer is first:
+                sizes["first"] = output.shape
+
+    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
+    compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+            image = torch.empty(1, 3, *size, device="meta")
+            features = torch.func.functional_call(_Features(model), {f"model.{n}": t for n, t in empty.items()}, image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    last = getattr(model, "output_fmt", "NCHW") == "NHWC"
+    rows, columns = _rows_and_columns(features.shape, last)
+    return _Shape((rows, columns), math.prod(_rows_and_columns(sizes["first"], last)), most[0])
+
+
+def _rows_and_columns(shape: torch.Size, channels_last: bool) -> tuple[int, int]:
+    return (shape[1], shape[2]) if channels_last else (shape[2], shape[3])
+
+
+class _Features(nn.Module):
+    """A model up to its last feature map, as a module whose weights `functional_call` can replace."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.model.forward_features(images)
+        return features

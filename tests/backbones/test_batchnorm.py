@@ -1,0 +1,385 @@
+"""What batch norms normalise by while a model adapts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import freeze_batch_norm_2d
+from torch import Tensor, nn
+
+from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.registry import backbone_of
+from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
+from remtta.errors import DeltaError, ModelError, UsageError
+from remtta.methods.gradient import GradientMethod
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from remtta.methods.source import Source
+from remtta.models.hashing import state_sha256
+from tests.backbones.families import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+from tests.conftest import NUM_CLASSES
+
+OTHERS = [family for family in FAMILIES if family not in WITH_BATCH_NORM]
+
+
+def as_tent(model: nn.Module) -> nn.Module:
+    """A copy whose batch norms have no running statistics, as the official code of Tent sets them."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.train()
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = None
+    return model
+
+
+def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **settings: Any) -> Any:
+    return build_method(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_batchs_statistics_alone_are_what_tent_has(family: str) -> None:
+    model = tiny(family)
+    expected = as_tent(model)(pictures(4)).detach()
+    method = make("tent", model, bn_prior=0, lr=1e-6)
+    torch.testing.assert_close(method.predict(pictures(4)), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(method(pictures(4)), expected, atol=1e-4, rtol=1e-4)
+    assert method._batch_norms.mixes == (family in WITH_BATCH_NORM)
+    torch.testing.assert_close(method.predict_source(pictures(4)), tiny(family)(pictures(4)))
+
+
+@pytest.mark.parametrize("count", [5, 20])  # of 20 the batch's alone, of 5 with as much of the source as 11 images
+def test_updates_of_tent_are_its_plain_reading(count: int) -> None:
+    method = make("tent", lr=0.05, bn_prior=0 if count == 5 else None)
+    plain = as_tent(tiny("resnet"))
+    norms = [p for layer in plain.modules() if isinstance(layer, nn.BatchNorm2d) for p in layer.parameters()]
+    optimizer = torch.optim.SGD(norms, lr=0.05, momentum=0.9)
+    for seed in range(3):
+        logits = plain(pictures(count, seed))
+        torch.testing.assert_close(method(pictures(count, seed)), logits.detach(), atol=1e-4, rtol=1e-4)
+        optimizer.zero_grad()
+        (-(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()).backward()
+        optimizer.step()
+    assert max(float(change.abs().max()) for change in method.delta().values()) > 1e-3
+
+
+def plain_norm(x: Tensor, layer: nn.BatchNorm2d, prior: float) -> Tensor:
+    """Channel by channel: the statistics of n images, as if those of the layer came from so many more."""
+    out = []
+    assert layer.running_mean is not None and layer.running_var is not None
+    for channel in range(x.shape[1]):
+        values, n = x[:, channel], len(x)
+        mean = sum(values.flatten().tolist()) / values.numel()
+        variance = sum((value - mean) ** 2 for value in values.flatten().tolist()) / values.numel()
+        mean = (n * mean + prior * float(layer.running_mean[channel])) / (n + prior)
+        variance = (n * variance + prior * float(layer.running_var[channel])) / (n + prior)
+        out.append((values - mean) / math.sqrt(variance + layer.eps) * layer.weight[channel] + layer.bias[channel])
+    return torch.stack(out, dim=1)
+
+
+@pytest.mark.parametrize(("count", "prior", "counts_for"), [(5, None, 11), (1, None, 15), (3, 4, 4), (20, 16, 16)])
+def test_a_blend_is_its_plain_reading(count: int, prior: int | None, counts_for: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.BatchNorm2d(3).eval()
+    with torch.no_grad():
+        for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
+            assert tensor is not None
+            tensor.uniform_(0.5, 1.5)
+    x = 2 * torch.randn(count, 3, 2, 2) + 1
+    with BatchStatistics(batch_norms(layer), "batch", prior):
+        blended = layer(x)
+    torch.testing.assert_close(blended, plain_norm(x, layer, counts_for), atol=1e-5, rtol=1e-5)
+    with BatchStatistics(batch_norms(layer), "running", prior):
+        assert torch.equal(
+            layer(x), nn.functional.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias)
+        )
+
+
+def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
+    layer = nn.BatchNorm2d(2).double().eval()
+    x = torch.randn(3, 2, 2, 1, dtype=torch.double, requires_grad=True)
+
+    def blended(x: Tensor) -> Tensor:
+        mean = 0.5 * x.mean((0, 2, 3), keepdim=True)
+        variance = 0.5 * ((x - x.mean((0, 2, 3), keepdim=True)) ** 2).mean((0, 2, 3), keepdim=True) + 0.5
+        return (x - mean) / (variance + layer.eps).sqrt()
+
+    weights = torch.arange(12, dtype=torch.double).view_as(x)
+    (expected,) = torch.autograd.grad((weights * blended(x)).sum(), x)
+    with BatchStatistics(batch_norms(layer), "batch", 3):
+        (gradient,) = torch.autograd.grad((weights * layer(x)).sum(), x)
+    torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", WITH_BATCH_NORM)
+@pytest.mark.parametrize("prior", [None, 0])
+@pytest.mark.parametrize("size", [32, 64])  # at 32 the last map is a single position
+def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | None, size: int) -> None:
+    method = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
+    for seed in range(2):
+        assert torch.isfinite(method(pictures(1, seed, size))).all()
+    assert method.num_updates == 2
+    assert all(torch.isfinite(change).all() for change in method.delta().values())
+
+
+def test_one_image_is_near_its_prediction_by_the_source() -> None:
+    filled, alone = (make("tent", bn_prior=prior) for prior in (None, 0))
+    images, source = pictures(1), tiny("resnet")(pictures(1)).detach()
+    off = [float((method.predict(images) - source).norm()) for method in (filled, alone)]
+    assert 0 < off[0] < 0.7 * off[1]
+
+
+def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for settings, family, count in (
+        ({"bn_prior": 0}, "resnet", 3),
+        ({"bn": "running"}, "resnet", 3),
+        ({}, "resnet", 16),
+        ({}, "convnext", 3),
+    ):
+        make("tent", tiny(family), **settings)(pictures(count))
+    assert not caplog.messages
+    method = make("tent")
+    for seed in range(2):
+        method(pictures(3, seed))
+    assert caplog.messages == [
+        "batch norms cannot tell much from 3 image(s): their running statistics count for 13 more; larger batches, or "
+        "--set bn=running, are safer"
+    ]
+
+
+def test_by_running_statistics_an_image_owes_nothing_to_its_batch() -> None:
+    method, model = make("tent", bn="running", lr=0.01), tiny("resnet")
+    images = pictures(4)
+    with torch.no_grad():
+        torch.testing.assert_close(method(images), model(images))
+    alone = torch.cat([method.predict(image.unsqueeze(0)) for image in images])
+    torch.testing.assert_close(alone, method.predict(images), atol=1e-5, rtol=1e-5)
+    assert method.num_updates == 1
+
+
+@pytest.mark.parametrize("name", ["tent", "sar", "eata", "deyo", "roid", "cmf", "rem", "pseudo-label", "norm"])
+def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
+    settings: dict[str, Any] = {"bn_momentum": 0.1}
+    if name not in ("rem", "norm"):
+        settings |= {"adapt_layers": "0"}
+    if name == "rem":
+        settings |= {"mask_ratios": (0.0, 0.25, 0.5)}
+    if name in ("sar", "eata", "deyo"):
+        settings |= {"entropy_margin": 1.0}
+    if name == "deyo":
+        settings |= {"plpd_margin": -1.0}
+    if name == "eata":
+        settings |= {"max_cosine": 10.0}
+    if name == "pseudo-label":
+        settings |= {"threshold": 0.2}
+    through, resumed = (make(name, tiny("resnet"), **settings) for _ in range(2))
+    for method in (through, resumed):
+        if method.needs_source:
+            method.use_source(method.source_statistics([pictures(4, 90)]))
+    source = {key: tensor.clone() for key, tensor in through.model.state_dict().items()}
+    for seed in range(2):
+        through(pictures(5, seed))
+    assert through.num_updates == 2
+    statistics = set(running_statistics(batch_norms(through.model)))
+    assert statistics == {key for key in source if "running" in key} and statistics <= set(through.delta())
+    moved = through.model.state_dict()
+    assert all(not torch.equal(source[key], moved[key]) for key in statistics)
+    assert all(torch.equal(source[key] + change, moved[key]) for key, change in through.delta().items())
+    torch.testing.assert_close(through.predict_source(pictures(3)), tiny("resnet")(pictures(3)).detach())
+    resumed.load_state(copy.deepcopy(through.state()))
+    for seed in range(2, 4):
+        assert torch.equal(resumed(pictures(5, seed)), through(pictures(5, seed)))
+    assert all(torch.equal(tensor, through.state()[key]) for key, tensor in resumed.state().items())
+    through.reset()
+    assert all(torch.equal(tensor, source[key]) for key, tensor in through.model.state_dict().items())
+
+
+def test_running_statistics_follow_those_of_the_plain_view() -> None:
+    model = tiny("resnet")
+    method: Any = make("rem", model, bn_momentum=0.25, bn_prior=0, mask_ratios=(0.0, 0.5), lr=0.1)
+    seen: list[Tensor] = []
+    hook = model.get_submodule("bn1").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    before = running_statistics(batch_norms(tiny("resnet")))
+    method(pictures(5))
+    hook.remove()
+    values = seen[0].transpose(0, 1).flatten(1)
+    assert not torch.allclose(seen[0], seen[-1])  # a masked view's
+    after = running_statistics(batch_norms(model))
+    for part, batch in (("running_mean", values.mean(1)), ("running_var", values.var(1))):
+        expected = 0.75 * before[f"bn1.{part}"] + 0.25 * batch
+        torch.testing.assert_close(after[f"bn1.{part}"], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_delta_with_statistics_makes_a_model_that_needs_no_batch(tmp_path: Path) -> None:
+    method = make("tent", bn="running", bn_momentum=0.2, lr=0.01)
+    for seed in range(3):
+        method(pictures(5, seed))
+    base = tiny("resnet")
+    made = Delta(tensors=method.delta(), model="resnet18", base_sha256=state_sha256(base), method="tent")
+    save_delta(tmp_path / "delta.safetensors", made)
+    apply_delta(base, load_delta(tmp_path / "delta.safetensors"))
+    images = pictures(4, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(base(images), method.predict(images))
+    assert all(torch.equal(tensor, method.model.state_dict()[key]) for key, tensor in base.state_dict().items())
+    started = Source(tiny("resnet"))
+    started.load_delta(method.delta())
+    assert torch.equal(started.predict(images), method.predict(images))
+
+
+def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None:
+    with pytest.raises(DeltaError, match=r"changes bn1\.running_mean, which the model does not have"):
+        make("tent", tiny("convnext")).load_delta({"bn1.running_mean": torch.zeros(64)})
+
+
+def test_methods_of_every_weight_leave_running_statistics_alone() -> None:
+    with pytest.raises(UsageError, match="bn-momentum must be left out with methods that change every weight"):
+        make("cotta", bn_momentum=0.1)
+    model = tiny("resnet")
+    cotta = make("cotta", model, lr=0.01, num_augmentations=2)
+    before = {key: tensor.clone() for key, tensor in running_statistics(batch_norms(model)).items()}
+    cotta(pictures(5))
+    assert cotta.num_updates == 1
+    assert all(torch.equal(tensor, before[key]) for key, tensor in running_statistics(batch_norms(model)).items())
+
+
+def test_micro_batches_are_told_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
+    rem = make("rem", mask_ratios=(0.0, 0.5), bn_prior=0)
+    assert (rem.part_size(50), make("rem", bn="running").part_size(50)) == (50, 4)
+    assert make("rem", tiny("convnext")).part_size(50) == 4  # of 256 positions each
+    parts = make("tent", bn_prior=0, micro_batch=2, lr=1e-6)
+    for seed in range(2):
+        parts(pictures(4, seed))
+    assert [message for message in caplog.messages if "micro-batch" in message] == [
+        "batch norms normalise each micro-batch by its own statistics, so the update is not the whole batch's"
+    ]
+
+
+def plain_views(model: nn.Module, images: Tensor, ratios: tuple[float, ...]) -> list[Tensor]:
+    """Each view a batch of its own; its patches, 2 x 2, go by the strength of the plain view's features."""
+    views: list[Tensor] = []
+    any_model: Any = model
+    strengths = any_model.forward_features(images).detach().pow(2).sum(1).sqrt().flatten(1)
+    for ratio in ratios:
+        masked = images.clone()
+        for number in range(len(images)):
+            for place in strengths[number].argsort(descending=True)[: 4 - int(4 * (1 - ratio))].tolist():
+                row, column = divmod(place, 2)
+                masked[number, :, 32 * row : 32 * (row + 1), 32 * column : 32 * (column + 1)] = 0
+        views.append(model(masked))
+    return views
+
+
+@pytest.mark.parametrize("settings", [{}, {"margin": 0.1}, {"confident_below": 0.9, "margin": 0.1}], ids=str)
+def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: dict[str, Any]) -> None:
+    ratios, lr = (0.0, 0.25, 0.5), 0.02
+    chosen: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": lr, "bn_prior": 0, "mask_ratios": ratios}
+    rem: Any = make("rem", **chosen, **settings)
+    plain = as_tent(tiny("resnet"))
+    names = set(rem.adapted_names)
+    for seed in range(3):
+        rem.violating_share = 0.0  # no way to save a graph
+        images = pictures(5, seed)
+        views = torch.stack(plain_views(plain, images, ratios))
+        probs, logs = views.softmax(-1), views.log_softmax(-1)
+        entropies = -(probs * logs).sum(-1)
+        loss = torch.zeros(5)
+        for i, j in combinations(range(3), 2):
+            loss = loss - (probs[i].detach() * logs[j]).sum(-1)
+            order = entropies[i] - entropies[j].detach() + rem.config.margin * math.log(NUM_CLASSES)
+            loss = loss + order.clamp(min=0)
+        if rem.config.confident_below:
+            loss = loss * (entropies[0] < rem.config.confident_below * math.log(NUM_CLASSES))
+            assert int((loss > 0).sum()) > 0
+        norms = [parameter for name, parameter in plain.named_parameters() if name in names]
+        gradients = torch.autograd.grad(loss.mean(), norms)
+        with torch.no_grad():
+            for parameter, gradient in zip(norms, gradients, strict=True):
+                parameter.sub_(lr * gradient)
+        torch.testing.assert_close(rem(images), views[0].detach(), atol=1e-4, rtol=1e-3)
+    moved = dict(plain.named_parameters())
+    for name, parameter in rem.model.named_parameters():
+        torch.testing.assert_close(parameter, moved[name], atol=1e-4, rtol=1e-3)
+    assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
+
+
+def test_sar_looks_at_the_whole_batch_twice_as_its_official_code_does() -> None:
+    rho, lr, margin = 0.05, 0.05, 0.75 * math.log(NUM_CLASSES)
+    sar = make("sar", lr=lr, momentum=0.0, bn_prior=0, entropy_margin=0.75, reset_below=0.0)
+    plain = as_tent(tiny("resnet"))
+    norms = [parameter for name, parameter in plain.named_parameters() if name in sar.adapted_names]
+
+    def gradients(images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        logits = plain(images)
+        entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+        certain = (entropies < margin) & counted
+        return logits.detach(), certain, torch.autograd.grad(entropies[certain].mean(), norms)
+
+    counts = []
+    for seed in range(4):
+        images = pictures(8, seed)
+        logits, certain, climb = gradients(images, torch.ones(8, dtype=torch.bool))
+        counts.append(int(certain.sum()))
+        length = torch.stack([part.norm() for part in climb]).norm() + 1e-12
+        before = [parameter.detach().clone() for parameter in norms]
+        with torch.no_grad():
+            for parameter, part in zip(norms, climb, strict=True):
+                parameter.add_(rho * part / length)
+        _, _, steps = gradients(images, certain)
+        with torch.no_grad():
+            for parameter, start, part in zip(norms, before, steps, strict=True):
+                parameter.copy_(start - lr * part)
+        torch.testing.assert_close(sar(images), logits, atol=1e-4, rtol=1e-3)
+    assert any(0 < count < 8 for count in counts)
+
+
+def test_frozen_and_folded_batch_norms_are_told() -> None:
+    frozen = freeze_batch_norm_2d(tiny("resnet"))
+    with pytest.raises(ModelError, match=r"no normalisation weights; \d+ batch norms of the model are frozen"):
+        adapted_norms(backbone_of(frozen))
+    folded = tiny("resnet")
+    for name, layer in list(folded.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            parent, _, own = name.rpartition(".")
+            setattr(folded.get_submodule(parent), own, nn.Identity())
+    with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
+        adapted_norms(backbone_of(folded))
+    assert not running_statistics(batch_norms(folded))
+
+
+def test_a_transformers_stem_keeps_its_running_statistics() -> None:
+    name, kwargs = "vit_small_resnet26d_224", {"img_size": 64, "embed_dim": 12, "depth": 4, "num_heads": 2}
+    hybrid: Any = timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **kwargs).eval()
+    assert batch_norms(hybrid)
+    with torch.no_grad():
+        torch.testing.assert_close(make("tent", hybrid)(pictures(3)), hybrid(pictures(3)), atol=1e-3, rtol=1e-3)
+
+
+def test_batch_norms_without_running_statistics_stay_as_they_are() -> None:
+    model = as_tent(tiny("resnet")).eval()
+    method = make("tent", model)
+    assert isinstance(method, GradientMethod) and not method._batch_norms.mixes
+    with torch.no_grad():
+        torch.testing.assert_close(method(pictures(4)), as_tent(tiny("resnet"))(pictures(4)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"bn": "source"}, "bn must be batch or running, got source"),
+        ({"bn_prior": -1}, "bn-prior must be >= 0, got -1"),
+        ({"bn_prior": 0.5}, "bn_prior must be a whole number or None, got 0.5"),
+        ({"bn_momentum": 1.5}, r"bn-momentum must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_settings_of_batch_norms_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        method_config("tent", settings, batch_size=5)

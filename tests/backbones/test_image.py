@@ -1,0 +1,247 @@
+"""Every hierarchical and convolutional family: logits, masks, scores, and the layers that adapt."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers.grn import GlobalResponseNorm
+from torch import Tensor, nn
+
+from remtta import REM, REMConfig
+from remtta.backbones.base import TokenBackbone
+from remtta.backbones.image import ImageBackbone, paint_out
+from remtta.backbones.norms import adapted_norms
+from remtta.backbones.registry import backbone_of
+from remtta.bench.products import BareProduct
+from remtta.errors import ModelError
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from tests.backbones.families import FAMILIES, FIXED_SIZE, SIZE, pictures, tiny
+from tests.conftest import tiny_vit
+
+MASKS: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)}
+
+
+def feature_map(model: Any, images: Tensor) -> Tensor:
+    """The last feature map (B, D, rows, columns)."""
+    features: Tensor = model.forward_features(images)
+    return features.permute(0, 3, 1, 2) if "Swin" in type(model).__name__ else features
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_the_plain_view_is_timms_and_a_mask_that_keeps_all_changes_nothing(family: str) -> None:
+    model, images = tiny(family), pictures(3)
+    backbone, expected = backbone_of(model), model(images)
+    assert (expected[0] - expected[1]).abs().max() > 1e-3
+    embedded = backbone.embed(images)
+    everything = torch.arange(backbone.num_patches).expand(3, -1)
+    for logits in (
+        backbone.logits(images),
+        backbone.classify(embedded, everything),
+        backbone.classify_with_scores(embedded, "features")[0],
+        backbone.classify_with_scores(embedded, "gradcam")[0],
+        backbone.classify_with_features(images)[0],
+    ):
+        assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_patches_are_the_cells_of_the_last_feature_map(family: str) -> None:
+    model, images = tiny(family), pictures(2)
+    backbone, shape = backbone_of(model), feature_map(model, images).shape
+    assert (backbone.num_patches, backbone.patch_size) == (4, (32, 32))
+    assert shape[2:] == (2, 2) and backbone.count_patches(images) == 4
+    assert backbone.num_tokens >= 16 * 16 / 4 and backbone.num_passing > 0
+    assert not isinstance(backbone, TokenBackbone) and backbone.num_classes == 7
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_masked_view_is_the_model_on_the_image_with_its_patches_blackened(family: str) -> None:
+    model, images = tiny(family), pictures(2)
+    masked = images.clone()
+    masked[0, :, :32, 32:] = 0  # position 1 of 0 1 / 2 3
+    masked[1, :, 32:, :32] = 0
+    kept = torch.tensor([[0, 2, 3], [0, 1, 3]])
+    assert torch.equal(backbone_of(model).classify(images, kept), model(masked))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_feature_activation_is_the_norm_of_each_position(family: str) -> None:
+    model, images = tiny(family), pictures(3)
+    features = feature_map(model, images)
+    scores = backbone_of(model).classify_with_scores(images, "features")[1]
+    for image, row in zip(features, scores, strict=True):
+        plain = [math.sqrt(sum(float(value) ** 2 for value in image[:, r, c])) for r in (0, 1) for c in (0, 1)]
+        torch.testing.assert_close(row, torch.tensor(plain), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradcam_is_its_plain_reading(family: str) -> None:
+    model: Any = tiny(family)
+    images = pictures(3)
+    with torch.no_grad():
+        scores = backbone_of(model).classify_with_scores(images, "gradcam")[1]
+    assert not scores.requires_grad
+    for image, row in zip(images, scores, strict=True):
+        kept: list[Tensor] = []
+        whole = model.forward_features(image.unsqueeze(0)).detach().requires_grad_()
+        logits = model.forward_head(whole)[0]
+        logits[int(logits.argmax())].backward()
+        for each in (whole.detach(), whole.grad):
+            kept.append(each[0].permute(2, 0, 1) if "Swin" in type(model).__name__ else each[0])
+        activations, gradients = kept
+        total = torch.zeros(2, 2)
+        for channel, gradient in zip(activations, gradients, strict=True):
+            total = total + gradient.sum() / 4 * channel
+        torch.testing.assert_close(row, total.flatten(), atol=1e-5, rtol=1e-4)
+
+
+def test_gradcam_is_there_in_inference_mode_and_leaves_no_gradients() -> None:
+    model = tiny("resnet")
+    backbone, images = backbone_of(model), pictures(2)
+    with torch.inference_mode():
+        inside = backbone.classify_with_scores(images, "gradcam")[1]
+    assert torch.equal(inside, backbone.classify_with_scores(images, "gradcam")[1])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_patches_of_odd_images_differ_by_a_pixel() -> None:
+    images = torch.ones(1, 3, 7, 5)
+    left = paint_out(images, torch.tensor([[0, 1, 3, 5]]), (3, 2))[0, 0]
+    # rows 0-2, 3-4, 5-6; columns 0-2, 3-4
+    expected = torch.ones(7, 5)
+    expected[3:5, :3] = expected[5:, :3] = 0
+    assert torch.equal(left, expected)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in FIXED_SIZE])
+def test_images_of_odd_sizes_are_masked_on_their_own_grid(family: str) -> None:
+    model = tiny(family)
+    backbone, images = backbone_of(model), pictures(2, size=75)
+    assert backbone.input_size is None
+    with torch.no_grad():
+        features = feature_map(model, images)
+        assert backbone.count_patches(images) == features.shape[2] * features.shape[3]
+        scores = backbone.classify_with_scores(images, "features")[1]
+        assert scores.shape == (2, backbone.count_patches(images))
+        assert torch.isfinite(backbone.classify(images, scores.topk(3).indices)).all()
+
+
+@pytest.mark.parametrize("family", FIXED_SIZE)
+def test_images_of_another_size_are_refused_where_windows_are_fixed(family: str) -> None:
+    method = build_method("tent", tiny(family), method_config("tent", {}, batch_size=2))
+    with pytest.raises(ValueError, match=r"float32 of shape \(B, 3, 64, 64\)"):
+        method(pictures(2, size=75))
+
+
+LATER = {
+    "resnet": {"layer4"},
+    "wide_resnet": {"layer4"},
+    "resnext": {"layer4"},
+    "resnet_gn": {"layer4"},
+    "resnetv2": {"stages.3", "norm"},
+    "convnext": {"stages.3", "head"},
+    "convnextv2": {"stages.3", "head"},
+    "swin": {"layers.3", "norm"},
+    "swinv2": {"layers.3", "norm"},
+    "mobilevit": {"stages.3", "stages.4", "final_conv"},
+    "mobilevitv2": {"stages.3", "stages.4"},
+    "efficientnet": {"blocks.3", "blocks.4", "bn2"},
+    "mobilenetv2": {"blocks.5", "blocks.6", "bn2"},
+    "mobilenetv3": {"blocks.4", "blocks.5"},
+    "regnet": {"s4"},
+}
+"""What adapts only where all norms do: the last stages, and what comes behind them."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_stages_and_the_final_norm_do_not_adapt_by_default(family: str) -> None:
+    backbone = backbone_of(tiny(family))
+    default, everything = adapted_norms(backbone), adapted_norms(backbone, "all")
+    later = set(everything) - set(default)
+    assert set(default) == set(adapted_norms(backbone, f"0-{math.floor(0.75 * len(backbone.blocks)) - 1}"))
+    assert default and later == {n for n in everything if any(n.startswith(f"{part}.") for part in LATER[family])}
+    norms = {
+        f"{name}.{part}"
+        for name, module in backbone.module.named_modules()
+        if "norm" in type(module).__name__.lower() and not isinstance(module, GlobalResponseNorm)
+        for part, _ in module.named_parameters(recurse=False)
+    }
+    assert set(everything) == norms
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_are_numbered_along_the_forward_pass(family: str) -> None:
+    model = tiny(family)
+    backbone = backbone_of(model)
+    order: list[int] = []
+    for number, stage in enumerate(backbone.blocks):
+        stage.register_forward_hook(lambda *_, number=number: order.append(number))
+    with torch.no_grad():
+        backbone.logits(pictures(1))
+    assert order == sorted(order) == list(range(len(backbone.blocks)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["tent", "rem", "gradcam"])
+def test_only_the_chosen_norms_get_gradients_and_change(family: str, method: str) -> None:
+    model = tiny(family)
+    settings: dict[str, Any] = {"lr": 0.01, "adapt_layers": "1,2"}
+    if method != "tent":
+        settings |= {**MASKS, "masking": "gradcam" if method == "gradcam" else "auto"}
+    adapter = build_method(
+        "tent" if method == "tent" else "rem",
+        model,
+        method_config("tent" if method == "tent" else "rem", settings, batch_size=4),
+    )
+    source = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for seed in range(2):
+        assert torch.isfinite(adapter(pictures(4, seed))).all()
+    chosen = set(adapted_norms(backbone_of(model), "1,2"))
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
+    assert changed <= chosen == set(adapter.adapted_names) == with_gradient and len(changed) > len(chosen) / 2
+    assert all(torch.equal(source[name] + moved, model.state_dict()[name]) for name, moved in adapter.delta().items())
+    assert adapter.num_updates == 2
+
+
+def test_a_vit_has_no_feature_map_for_gradcam() -> None:
+    with pytest.raises(ModelError, match="Grad-CAM needs a feature map"):
+        REM(tiny_vit(), REMConfig(masking="gradcam"))
+
+
+@pytest.mark.parametrize("masking", ["attention", "background"])
+def test_masks_by_attention_are_refused_and_by_default_go_by_features(masking: Any) -> None:
+    with pytest.raises(ModelError, match=r"ResNet has no class token .*masking=features or --set masking=gradcam"):
+        REM(tiny("resnet"), REMConfig(**MASKS, masking=masking))
+    images = pictures(3)
+    default, features = (REM(tiny("resnet"), REMConfig(**MASKS, masking=m)) for m in ("auto", "features"))
+    assert all(map(torch.equal, default.kept_patches(images), features.kept_patches(images)))
+
+
+def test_every_kind_that_is_named_is_one() -> None:
+    for name in ImageBackbone.kinds.values():
+        with torch.device("meta"):
+            assert isinstance(backbone_of(timm.create_model(name)), ImageBackbone)
+
+
+def test_a_product_of_a_convolution_is_measured() -> None:
+    backbone = backbone_of(tiny("resnet"))
+    product = BareProduct(backbone, 2, contextlib.nullcontext())
+    positions = 2 * (SIZE // 4) ** 2
+    assert product().shape == (positions, 8) and product.flop == 2.0 * positions * 64 * 8 * 9
+
+
+def test_models_without_pictures_of_their_size_know_it_from_timm() -> None:
+    assert backbone_of(tiny("convnext")).input_size is None
+    assert backbone_of(tiny("swin")).input_size == (SIZE, SIZE)
+    assert isinstance(backbone_of(nn.DataParallel(tiny("resnet"))).module, nn.Module)

@@ -1,0 +1,161 @@
+"""Every method on a net of batch norms, on one of layer norms, and on windows of tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.deltas.delta import apply_delta, load_delta
+from remtta.errors import ModelError
+from remtta.evaluation.runner import evaluate
+from remtta.guard.guard import Guard
+from remtta.methods.gradient import GradientMethod
+from remtta.methods.method import Method
+from remtta.methods.registry import METHODS, build_method
+from remtta.methods.settings import MethodConfig, REMConfig, method_config
+from remtta.options import EvalOptions, GuardOptions
+from remtta.runs.interrupts import Interrupts
+from tests.backbones.families import pictures, tiny
+from tests.conftest import draw_folder
+from tests.evaluation.trees import open_tree, write_tree
+from tests.methods.test_registry import PASSABLE, QUICK
+from tests.runs.test_resume import assert_same_results
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+IN_BETWEEN = ("foa", "vida", "continual-mae")
+KINDS = ("resnet", "convnext", "swin")
+ALL = [(family, name) for family in KINDS for name in METHODS if name not in IN_BETWEEN]
+RUNNING = [(family, name) for family, name in ALL if name != "norm" or family == "resnet"]
+LABELS = torch.tensor([0, 3, 6, 2, 2])
+
+
+def config_of(name: str, **settings: Any) -> MethodConfig:
+    own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
+    if "entropy_margin" in own:
+        own["entropy_margin"] = 1.0
+    if name == "pseudo-label":
+        own["threshold"] = 0.2
+    if name.startswith("rem"):
+        own["mask_ratios"] = (0.0, 0.25) if name == "rem-n1" else (0.0, 0.25, 0.5)
+    lr = {} if name in ("norm", "lame", "source") else {"lr": 0.01}
+    return method_config(name, {**lr, **own, **settings}, batch_size=5)
+
+
+def make(family: str, name: str, **settings: Any) -> Method:
+    method = build_method(name, tiny(family), config_of(name, **settings))
+    if method.needs_source:
+        method.use_source(method.source_statistics([pictures(4, 90), pictures(4, 91)]))
+    return method
+
+
+def run(method: Method, seed: int, count: int = 5) -> Tensor:
+    return method(pictures(count, seed), LABELS[:count] if method.needs_labels else None)
+
+
+@pytest.mark.parametrize(("family", "name"), RUNNING)
+def test_a_method_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(family: str, name: str) -> None:
+    through, resumed = make(family, name), make(family, name)
+    start = through.predict(pictures(5, 9))
+    for seed in range(2):
+        assert torch.isfinite(run(through, seed)).all()
+    assert through.num_updates > 0 or not through.adapts
+    resumed.load_state(copy.deepcopy(through.state()))
+    for seed in range(2, 4):
+        assert torch.equal(run(resumed, seed), run(through, seed))
+    assert torch.isfinite(run(resumed, 5, count=1)).all()
+    resumed.reset()
+    assert torch.equal(resumed.predict(pictures(5, 9)), start)
+
+
+@pytest.mark.parametrize(("family", "name"), RUNNING)
+def test_answering_first_and_learning_then_comes_to_the_same(family: str, name: str) -> None:
+    together, apart = make(family, name), make(family, name)
+    for seed in range(2):
+        with torch.inference_mode():
+            answer = apart.answer(pictures(5, seed))
+        torch.testing.assert_close(answer, run(together, seed), atol=1e-4, rtol=1e-3)
+        apart.learn(LABELS)
+    assert apart.num_updates == together.num_updates
+    torch.testing.assert_close(apart.delta(), together.delta(), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", [*KINDS, "mobilevit", "regnet", "efficientnet", "swinv2", "convnextv2"])
+def test_bf16_is_near_and_gives_float32(family: str) -> None:
+    for name in ("tent", "rem"):
+        exact, fast = make(family, name, lr=1e-4), make(family, name, lr=1e-4, precision="bf16")
+        for seed in range(2):
+            logits = run(fast, seed)
+            assert logits.dtype == torch.float32
+            torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.06, rtol=0)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("name", IN_BETWEEN)
+def test_methods_that_reach_in_between_are_refused(family: str, name: str) -> None:
+    with pytest.raises(ModelError, match="reaches in between a transformer's blocks"):
+        make(family, name)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("settings", [{}, {"bn_momentum": 0.1}], ids=str)
+def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    frames = draw_folder(tmp_path / "frames", range(10))
+    config, through = config_of("rem", **settings), tiny(family)
+    options = {"batch_size": 3, "save_every": 1}
+    adapt_tiny(frames, tmp_path / "through", model=through, config=config, options=options)
+    with Interrupts() as interrupts:
+        parts: dict[str, Any] = {
+            "config": config,
+            "options": options,
+            "on_batch": StopAfter(2),
+            "interrupts": interrupts,
+        }
+        adapt_tiny(frames, tmp_path / "run", model=tiny(family), **parts)
+    adapt_tiny(frames, tmp_path / "run", model=tiny(family), config=config, options=options, resume=True)
+    assert_same_results(tmp_path / "run", tmp_path / "through")
+    first, second = (load_delta(tmp_path / folder) for folder in ("through", "run"))
+    assert first.tensors.keys() == second.tensors.keys()
+    assert all(torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
+    assert any("running" in name for name in first.tensors) == bool(settings and family == "resnet")
+    given_back = tiny(family)
+    apply_delta(given_back, second)
+    state = through.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in given_back.state_dict().items())
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["adapted"] == list(build_method("rem", tiny(family), config).adapted_names)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("name", ["rem", "tent"])
+def test_the_guard_takes_a_harmful_run_back_to_the_source(family: str, name: str) -> None:
+    method = make(family, name, lr=5.0)
+    assert isinstance(method, GradientMethod)
+    guard = Guard(method, GuardOptions(size=32, least=10, retries=1))
+    for seed in range(12):
+        guard(pictures(5, seed))
+    assert [event["event"] for event in guard.events()].count("rollback") == 1 and guard.retired
+    torch.testing.assert_close(guard(pictures(5, 20)), tiny(family)(pictures(5, 20)).detach())
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_an_evaluation_runs_with_masked_pictures(family: str, tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], severities=(), each=1))
+    names = ["source", "tent", "rem", "lame", *(["norm"] if family == "resnet" else [])]
+    methods = {name: config_of(name) for name in names}
+    results = evaluate(tiny(family), dataset, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4))
+    assert all(0 <= results["methods"][name]["mean"] <= 100 for name in names)
+
+
+def test_rem_shows_what_it_left_out() -> None:
+    rem: Any = build_method("rem", tiny("resnet"), REMConfig((0.0, 0.25, 0.5)))
+    assert rem.patch_size == (32, 32)
+    assert [tuple(kept.shape) for kept in rem.kept_patches(pictures(3))] == [(3, 3), (3, 2)]
+    assert rem.views(pictures(3)).shape == (3, 3, 7)

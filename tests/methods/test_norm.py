@@ -1,0 +1,66 @@
+"""NORM against a plain second writing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from remtta.errors import ModelError
+from remtta.methods.norm import NORM
+from remtta.methods.registry import build_method
+from remtta.methods.settings import NORMConfig, method_config
+from tests.backbones.families import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+
+
+@torch.no_grad()
+def plain_norm(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Tensor:
+    """Layer by layer, in the order of the forward pass: write blended statistics into each, then go on."""
+    n = len(images)
+
+    def blend(layer: Any, inputs: tuple[torch.Tensor]) -> None:
+        values = inputs[0].transpose(0, 1).flatten(1)
+        layer.running_mean.copy_((n * values.mean(1) + prior * layer.running_mean) / (n + prior))
+        layer.running_var.copy_((n * values.var(1, correction=0) + prior * layer.running_var) / (n + prior))
+
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.register_forward_pre_hook(blend)
+    logits: torch.Tensor = model(images)
+    return logits
+
+
+@pytest.mark.parametrize("family", WITH_BATCH_NORM)
+@pytest.mark.parametrize(("count", "prior", "counts_for"), [(20, None, 0), (4, None, 12), (4, 0, 0), (4, 16, 16)])
+def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
+    model = tiny(family)
+    source = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    norm, images = NORM(model, NORMConfig(bn_prior=prior)), pictures(count)
+    expected = plain_norm(tiny(family), images, counts_for)
+    assert not torch.allclose(expected, tiny(family)(images), atol=1e-2)
+    torch.testing.assert_close(norm(images), expected, atol=1e-4, rtol=1e-3)
+    assert torch.equal(norm.predict(images), norm.answer(images))
+    assert all(torch.equal(tensor, source[key]) for key, tensor in model.state_dict().items())
+    assert (norm.adapts, norm.num_updates, norm.num_trained, norm.delta()) == (False, 0, 0, {})
+    assert norm.delta_refusal is not None
+
+
+def test_with_momentum_its_running_statistics_follow() -> None:
+    norm = NORM(tiny("resnet"), NORMConfig(bn="running", bn_momentum=0.5))
+    assert norm.adapts and norm.delta_refusal is None
+    images = pictures(8)
+    first = norm(images)
+    torch.testing.assert_close(first, tiny("resnet")(images).detach())
+    assert norm.num_updates == 1
+    assert not torch.allclose(norm.predict(images), first, atol=1e-3)
+    assert set(norm.delta()) == {name for name in tiny("resnet").state_dict() if "running" in name}
+    norm.reset()
+    assert torch.equal(norm.predict(images), first)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_BATCH_NORM])
+def test_models_without_batch_norms_are_refused(family: str) -> None:
+    with pytest.raises(ModelError, match=r"^norm needs batch norms with running statistics, and the model has none"):
+        build_method("norm", tiny(family), method_config("norm", {}, batch_size=8))
