@@ -138,10 +138,10 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(
 def test_the_guard_takes_a_harmful_run_back_to_the_source(family: str, name: str) -> None:
     method = make(family, name, lr=5.0)
     assert isinstance(method, GradientMethod)
-    guard = Guard(method, GuardOptions(size=32, least=10, retries=1))
+    guard = Guard(method, GuardOptions(memory=1, window=32, least=10, retries=1))
     for seed in range(12):
         guard(pictures(5, seed))
-    assert [event["event"] for event in guard.events()].count("rollback") == 1 and guard.retired
+    assert [event["event"] for event in guard.judge.events()].count("rollback") == 1 and guard.judge.retired
     torch.testing.assert_close(guard(pictures(5, 20)), tiny(family)(pictures(5, 20)).detach())
 
 
