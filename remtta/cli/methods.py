@@ -15,6 +15,8 @@ from remtta.cli.completion import method_names
 from remtta.cli.reporting import command
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
+from remtta.methods.settings.names import PRESET
+from remtta.methods.settings.presets import PRESETS
 
 _INDENT = " " * 6
 
@@ -43,13 +45,15 @@ def methods(
             raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
         typer.echo(f"{name}: {METHOD_SUMMARIES[name]}\n")
         kind = METHOD_CONFIGS[name]
-        texts = _explanations(kind)
+        texts, ours = _explanations(kind), PRESETS[PRESET].settings.get(name, {})
         for field in dataclasses.fields(kind):
             if field.name in kind.unused:
                 continue
             default, text = _plain(field.default), texts.get(field.name, "")
             if field.name == "lr" and kind.lr_batch:
                 default += f" at a batch of {kind.lr_batch}, in proportion to others"
+            if field.name in ours:
+                default += f" as published, {ours[field.name]} in remtta adapt (--preset {PRESET})"
             typer.echo(f"  {field.name} = {default}")
             typer.echo(textwrap.fill(text, _width(), initial_indent=_INDENT, subsequent_indent=_INDENT))
 

@@ -27,7 +27,8 @@ class MethodConfig:
             official codes, for that of the weights before the last one.
         anchor: Share of the way back to the source weights that every adapted
             weight goes after each step: theta <- theta + anchor (theta_0 - theta).
-            0, as published, leaves it out. This project's; ROID mixes 1 % in.
+            0, as published, leaves it out; "auto", where settings have names,
+            is 1 - exp(-10 lr), for Adam. This project's; ROID mixes 1 % in.
         episodic: Go back to the source weights before every batch.
         micro_batch: Images per forward and backward pass. The update is the
             same, the memory less. None leaves it to the method: the whole
