@@ -63,6 +63,7 @@ __all__ = [
     "method_config",
 ]
 
+_MOST_ANCHOR = 0.9999  # of "auto", at rates at which nothing is left of a step
 REACH = 0.1
 """How far an anchor of "auto" lets Adam carry a weight of a norm, most of which are about 1."""
 
@@ -142,7 +143,8 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     and pull are in balance within the reach of it.
     """
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number where the optimizer is not adam")
-    return 1 - math.exp(-_of_type("float", f"{name}'s lr", lr) / REACH)
+    share = 1 - math.exp(-_of_type("float", f"{name}'s lr", lr) / REACH)
+    return min(share, _MOST_ANCHOR)
 
 
 def _of_type(annotation: str, name: str, value: Any) -> Any:
