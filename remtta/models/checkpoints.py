@@ -21,9 +21,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError
-from remtta.models import torchvision
 from remtta.models.config import config_of
-from remtta.models.huggingface_names import from_transformers
+from remtta.models.huggingface_names import NOT_SMOOTHED, from_transformers
+from remtta.models.torchvision import TORCHVISION_PREPROCESSING, from_torchvision
 
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
@@ -72,16 +72,18 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
 def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights in a file, and what their names say of the preprocessing."""
     state = _strip_wrappers(_select(_read(path), path, use_ema), model)
-    translated = torchvision.from_torchvision(state)
-    if translated is not None:
-        return translated, dict(torchvision.PREPROCESSING)
-    translated = from_transformers(state)
-    if translated is not None and "model_type" not in config_of(model):
+    try:
+        translated, theirs = from_torchvision(state), from_transformers(state)
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} holds weights that do not go together: {_first_line(error)}") from error
+    if theirs is not None and "model_type" not in config_of(model):
         raise CheckpointError(
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
             "as --model local-dir:FOLDER"
         )
-    return state if translated is None else translated, {}
+    if translated is not None:
+        return translated, dict(TORCHVISION_PREPROCESSING)
+    return state if theirs is None else theirs, {}
 
 
 def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
@@ -184,7 +186,7 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
         have.float(),
         new_size=list(vit.patch_embed.grid_size),
         num_prefix_tokens=prefix,
-        antialias="model_type" not in config_of(vit),  # transformers does not smooth
+        antialias=config_of(vit).get("model_type") not in NOT_SMOOTHED,
     )
 
 

@@ -100,9 +100,15 @@ def _dinov2(config: Config, size: Size, num_classes: int) -> nn.Module:
     if config["use_swiglu_ffn"]:
         hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)  # the gates and what they let through
         layers = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
-    model = ClassAndPatches(**_transformer(config, size, num_classes, hidden), init_values=1.0, **layers)
+    registers = {"reg_tokens": config["num_register_tokens"], "no_embed_class": True} if _has_registers(config) else {}
+    kwargs = {**_transformer(config, size, num_classes, hidden), **layers, **registers}
+    model = ClassAndPatches(**kwargs, init_values=1.0)
     model.head = nn.Linear(2 * width, num_classes)
     return model
+
+
+def _has_registers(config: Config) -> bool:
+    return bool(config["model_type"] == "dinov2_with_registers")
 
 
 def _swin(config: Config, size: Size, num_classes: int) -> nn.Module:
@@ -144,6 +150,14 @@ _GELU: Config = {"hidden_act": ("gelu",)}
 _TRANSFORMER: Config = {"image_size": 224, "num_channels": 3, "qkv_bias": True}
 _SIZES: Config = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 _PLAIN: Config = {**_TRANSFORMER, **_SIZES, "patch_size": 16, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
+_DINOV2: Config = {
+    **_TRANSFORMER,
+    **_SIZES,
+    "patch_size": 14,
+    "mlp_ratio": 4,
+    "layer_norm_eps": 1e-6,
+    "use_swiglu_ffn": False,
+}
 
 FAMILIES: Mapping[str, Family] = {
     "vit": Family(("ViTForImageClassification",), _PLAIN, _GELU, True, _vit),
@@ -154,19 +168,9 @@ FAMILIES: Mapping[str, Family] = {
         True,
         _deit,
     ),
-    "dinov2": Family(
-        ("Dinov2ForImageClassification",),
-        {
-            **_TRANSFORMER,
-            **_SIZES,
-            "patch_size": 14,
-            "mlp_ratio": 4,
-            "layer_norm_eps": 1e-6,
-            "use_swiglu_ffn": False,
-        },
-        _GELU,
-        False,
-        _dinov2,
+    "dinov2": Family(("Dinov2ForImageClassification",), _DINOV2, _GELU, False, _dinov2),
+    "dinov2_with_registers": Family(
+        ("Dinov2WithRegistersForImageClassification",), {**_DINOV2, "num_register_tokens": 4}, _GELU, False, _dinov2
     ),
     "swin": Family(
         ("SwinForImageClassification",),

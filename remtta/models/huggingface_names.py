@@ -9,6 +9,9 @@ from torch import Tensor
 
 from remtta.models.renames import Rules, joined, renamed
 
+NOT_SMOOTHED = ("vit", "deit", "dinov2")
+"""Models whose positions are resampled to fewer without smoothing, unlike timm's."""
+
 _UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.|\.relative_position_index$")
 """What its classifiers keep and never read."""
 
@@ -28,6 +31,7 @@ _VIT: Rules = (
     (r"^embeddings\.cls_token$", "cls_token"),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^embeddings\.distillation_token$", "dist_token"),
+    (r"^embeddings\.register_tokens$", "reg_token"),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
     *_BLOCK,
@@ -59,7 +63,14 @@ _CONVNEXT: Rules = (
     (r"^layernorm\.", "head.norm."),
     (r"^classifier\.", "head.fc."),
 )
-_RULES = {"vit": _VIT, "deit": _VIT, "dinov2": _VIT, "swin": _SWIN, "convnext": _CONVNEXT}
+_RULES = {
+    "vit": _VIT,
+    "deit": _VIT,
+    "dinov2": _VIT,
+    "dinov2_with_registers": _VIT,
+    "swin": _SWIN,
+    "convnext": _CONVNEXT,
+}
 """By the prefix of all names but the classifier's, which is the model_type of config.json, too."""
 
 
@@ -67,7 +78,8 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """The same weights in timm's names, but those that no classifier reads; None if they are not in transformers'.
 
     Raises:
-        CheckpointError: If two weights would have the same name.
+        ValueError: If two weights would have the same name.
+        RuntimeError: If weights that timm has in one tensor do not fit one another.
     """
     kind = next((kind for kind in _RULES if any(name.startswith(f"{kind}.embeddings.") for name in state)), None)
     if kind is None:
@@ -76,5 +88,15 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     result = renamed(read, _RULES[kind])
     if "dist_token" in result and "head_dist.weight" not in result:
         result["reg_token"] = result.pop("dist_token")  # a token that no head reads is a register
+    elif kind == "dinov2_with_registers":
+        result = _class_token_placed(result)
     result = joined(result, ("attn.query", "attn.key", "attn.value"), "attn.qkv")
     return joined(result, ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
+
+
+def _class_token_placed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the class token's position added to it, as timm has it where registers have none."""
+    token, positions = state.get("cls_token"), state.get("pos_embed")
+    if token is None or positions is None or positions.ndim != token.ndim or positions.shape[2:] != token.shape[2:]:
+        return dict(state)  # reported as a mismatch
+    return {**state, "cls_token": token.float() + positions[:, :1].float(), "pos_embed": positions[:, 1:]}

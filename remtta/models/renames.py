@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from remtta.errors import CheckpointError
-
 Rules = Sequence[tuple[str, str]]
 """Patterns of names, and what replaces what they match; each is tried on what the ones before it made."""
 
@@ -18,7 +16,7 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     """The same tensors under the names that the rules make of theirs.
 
     Raises:
-        CheckpointError: If two would have the same name.
+        ValueError: If two would have the same name.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -26,7 +24,7 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
         for pattern, replacement in rules:
             new = re.sub(pattern, replacement, new)
         if new in result:
-            raise CheckpointError(f"the weights hold {new} more than once, one of them as {name}; save them again")
+            raise ValueError(f"{new} is there more than once, under other names")
         result[new] = tensor
     return result
 
@@ -38,6 +36,9 @@ def joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dic
         state: Weights by name.
         parts: Names of the layers, in the order of their rows. Where one is missing, all stay as they are.
         whole: Name of the layer that has them all.
+
+    Raises:
+        RuntimeError: If they do not fit one another.
     """
     first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
     result = dict(state)

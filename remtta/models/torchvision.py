@@ -9,7 +9,7 @@ from torch import Tensor
 
 from remtta.models.renames import Rules, renamed
 
-PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+TORCHVISION_PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """What all of torchvision's weights were trained with."""
 
 _VIT: Rules = (
@@ -58,7 +58,7 @@ def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """The same weights in timm's names; None if they are not in torchvision's, or if these are the same.
 
     Raises:
-        CheckpointError: If two weights would have the same name.
+        ValueError: If two weights would have the same name.
     """
     rules = next((rules for name, rules in _RULES.items() if name in state), None)
     if rules is None:

@@ -24,6 +24,8 @@ from transformers import (
     DeiTImageProcessorPil,
     Dinov2Config,
     Dinov2ForImageClassification,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
     SwinConfig,
     SwinForImageClassification,
     ViTConfig,
@@ -82,6 +84,11 @@ def _dinov2(**changes: Any) -> Any:
     return Dinov2ForImageClassification(Dinov2Config(**{**SMALL, "mlp_ratio": 2, **changes}))
 
 
+def _with_registers(**changes: Any) -> Any:
+    config = Dinov2WithRegistersConfig(**{**SMALL, "mlp_ratio": 2, "num_register_tokens": 3, **changes})
+    return Dinov2WithRegistersForImageClassification(config)
+
+
 def _swin(**changes: Any) -> Any:
     return SwinForImageClassification(SwinConfig(**{**SWIN, **changes}))
 
@@ -97,6 +104,7 @@ KINDS: dict[str, Make] = {
     "deit with a teacher": _deit_with_teacher,
     "dinov2": _dinov2,
     "dinov2 with gates": lambda: _dinov2(use_swiglu_ffn=True, hidden_size=36, mlp_ratio=3, layer_norm_eps=0.1),
+    "dinov2 with registers": _with_registers,
     "swin": _swin,
     "swin with other sizes": lambda: _swin(
         patch_size=4, depths=[1, 2, 1], num_heads=[1, 2, 3], window_size=2, qkv_bias=False, layer_norm_eps=0.1
@@ -170,13 +178,12 @@ def test_every_family_has_a_backbone_whose_full_view_has_the_same_logits(theirs:
         torch.testing.assert_close(backbone.classify(embedded, everything), ours(images), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [_vit, _deit, _dinov2])
+@pytest.mark.parametrize("make", [_vit, _deit, _dinov2, _with_registers])
 def test_positions_of_another_input_size_are_those_of_transformers(make: Make, tmp_path: Path) -> None:
     theirs = _random(make())
-    ours = load_model(_saved(theirs, tmp_path), input_size=(48, 48))
-    _assert_equal(ours, theirs, **({} if make is _dinov2 else {"interpolate_pos_encoding": True}))
-    smaller = load_model(f"local-dir:{tmp_path}", input_size=(24, 24))
-    _assert_equal(smaller, theirs, **({} if make is _dinov2 else {"interpolate_pos_encoding": True}))
+    model, asked = _saved(theirs, tmp_path), {"interpolate_pos_encoding": True} if make in (_vit, _deit) else {}
+    for size in ((48, 48), (24, 24), (16, 40)):
+        _assert_equal(load_model(model, input_size=size), theirs, **asked)
 
 
 def test_half_precision_is_widened_exactly(tmp_path: Path) -> None:
@@ -304,7 +311,7 @@ def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
         (
             _vit,
             {"model_type": "beit"},
-            r"holds a model of type 'beit'; .* reads vit, deit, dinov2, swin, convnext; conv",
+            r"holds a model of type 'beit'; .* reads vit, deit, dinov2, dinov2_with_registers, swin, convnext; conv",
         ),
         (_vit, {"model_type": ...}, r"holds a model of type None"),
         (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model knows 'gelu' only, so it is not read$"),
@@ -353,11 +360,24 @@ def test_weights_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
 
 def test_other_weights_are_not_of_transformers() -> None:
     assert from_transformers({"blocks.0.norm1.weight": torch.zeros(1)}) is None
-    twice = {"vit.embeddings.cls_token": torch.zeros(1)}
-    assert from_transformers(twice) == {"cls_token": torch.zeros(1)}
-    twice["vit.cls_token"] = torch.zeros(1)
-    with pytest.raises(CheckpointError, match="hold cls_token more than once"):
-        from_transformers(twice)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "reason"),
+    [
+        ("vit.layers.0.mlp.fc1.bias", torch.zeros(50), "blocks.0.mlp.fc1.bias is there more than once"),
+        ("vit.encoder.layer.0.attention.attention.key.weight", torch.zeros(24, 5), "Sizes of tensors must match"),
+    ],
+)
+def test_weights_that_do_not_go_together_are_refused(
+    name: str, tensor: torch.Tensor, reason: str, tmp_path: Path
+) -> None:
+    model = _saved(_vit(), tmp_path)
+    save_file({**load_file(tmp_path / "model.safetensors"), name: tensor}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors holds weights that do not go together: ") as caught:
+        load_model(model)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_names_of_transformers_need_their_folder(tmp_path: Path) -> None:
