@@ -86,8 +86,8 @@ def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
     )
     filter_ = "bilinear" if plain else "bicubic"
     _log.warning(
-        "%s has no %s: images get the mean %s, the deviation %s and the filter %s, as is usual for %s; "
-        "--mean, --std, --interpolation and --crop-pct choose others",
+        "%s has no %s; where --mean, --std, --interpolation and --crop-pct do not say otherwise, images get the "
+        "mean %s, the deviation %s and the filter %s, as is usual for %s",
         folder,
         _FILE,
         " ".join(map(str, mean)),

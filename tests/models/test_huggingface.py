@@ -287,7 +287,8 @@ def test_a_processor_that_timm_has_none_of_is_refused(content: Any, reason: str,
 def test_without_a_processor_the_usual_preprocessing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours = preprocessing_of(load_model(_saved(_vit(), tmp_path)))
     assert (ours.mean, ours.std, ours.interpolation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
-    assert "has no preprocessor_config.json: images get the mean 0.5 0.5 0.5" in caplog.text
+    assert "has no preprocessor_config.json; where --mean," in caplog.text
+    assert "images get the mean 0.5 0.5 0.5, the deviation 0.5 0.5 0.5 and the filter bilinear" in caplog.text
 
 
 def test_images_of_another_size_than_the_models_are_refused_unless_chosen(tmp_path: Path) -> None:
