@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import math
 import pickle
 import traceback
@@ -24,6 +25,8 @@ from remtta.errors import CheckpointError, UsageError
 from remtta.models.config import config_of
 from remtta.models.huggingface_names import NOT_SMOOTHED, from_transformers
 from remtta.models.torchvision import TORCHVISION_PREPROCESSING, from_torchvision
+
+_log = logging.getLogger("remtta")
 
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
@@ -82,6 +85,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
             "as --model local-dir:FOLDER"
         )
     if translated is not None:
+        _log.info("%s has torchvision's names: mean and deviation are torchvision's, where not given", path)
         return translated, dict(TORCHVISION_PREPROCESSING)
     return state if theirs is None else theirs, {}
 

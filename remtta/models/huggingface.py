@@ -63,6 +63,18 @@ def transformers_folder(name: str) -> Folder | None:
     return Folder(path, config)
 
 
+def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
+    """The file that a model's weights are read from: the checkpoint, or its folder's; None where timm finds them.
+
+    Raises:
+        CheckpointError: If its folder has none.
+    """
+    folder = transformers_folder(name) if checkpoint is None else None
+    if folder is not None:
+        return folder.weights
+    return None if checkpoint is None else Path(checkpoint)
+
+
 def build_folder(folder: Folder, num_classes: int | None = None, input_size: Size | None = None) -> nn.Module:
     """The timm model that a folder's config.json describes, without its weights.
 

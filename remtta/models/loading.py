@@ -19,7 +19,7 @@ from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
 from remtta.models.hub import reachable_or_offline
-from remtta.models.huggingface import Folder, build_folder, transformers_folder
+from remtta.models.huggingface import Folder, build_folder, transformers_folder, weights_file
 from remtta.models.labels import checked_labels, known_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 
@@ -91,9 +91,8 @@ def load_model(
         kwargs["num_classes"] = num_classes
     model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
     _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
-    folder = transformers_folder(name)
-    weights = checkpoint or (folder.weights if folder else None)
-    known = {} if weights is None else load_checkpoint(model, Path(weights), use_ema=use_ema)
+    weights = weights_file(name, checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
     given = {
         "mean": None if mean is None else tuple(mean),
         "std": None if std is None else tuple(std),
@@ -179,6 +178,8 @@ def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaEr
     lines = (str(error).strip() or type(error).__name__).splitlines()
     reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
+    if isinstance(error, KeyError) and error.args == ("architecture",):
+        reason = "its config.json names no architecture of timm; one of transformers goes by local-dir:FOLDER"
     if not offline or name.startswith("local-dir:"):
         return ModelError(f"{name} could not be built: {reason}")
     if not pretrained:

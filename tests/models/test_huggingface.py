@@ -404,7 +404,9 @@ def test_classes_and_arguments_that_contradict_the_folder_are_refused(tmp_path: 
         load_model(model, model_kwargs={"depth": 3})
 
 
-def test_an_adapted_checkpoint_has_timms_names_and_goes_with_the_folder(tmp_path: Path) -> None:
+def test_an_adapted_checkpoint_has_timms_names_and_goes_with_the_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = _saved(_random(_dinov2()), tmp_path / "model", BitImageProcessorPil(size=36, crop_size=32))
     frames, adapted = draw_folder(tmp_path / "frames", range(4)), tmp_path / "adapted.safetensors"
     run = ["--model", model, "--output", str(tmp_path / "run"), "--batch-size", "2", "--quiet"]
@@ -414,12 +416,35 @@ def test_an_adapted_checkpoint_has_timms_names_and_goes_with_the_folder(tmp_path
     assert record["model"]["base_sha256"] == state_sha256(load_model(model))
     assert remtta_here("apply", tmp_path / "run", "--model", model, "--output", adapted) == 0
     assert "blocks.0.attn.qkv.weight" in load_file(adapted)
+    capfd.readouterr()
     tuned = load_model(model, checkpoint=adapted)
     assert labels_of(tuned) == NAMES
+    code, line = refusal_of(
+        capfd,
+        "apply",
+        tmp_path / "run",
+        "--model",
+        model,
+        "--overwrite",
+        "--output",
+        tmp_path / "model/model.safetensors",
+    )
+    assert code == 2
+    assert "which it is made from" in line
     with torch.no_grad():
         assert not torch.equal(tuned(random_images(2)), load_model(model)(random_images(2)))
     again: list[str | Path] = ["--model", model, "--checkpoint", adapted, "--method", "source", "--quiet"]
     assert remtta_here("adapt", frames, *again, "--output", tmp_path / "again") == 0
+
+
+def test_an_adapted_checkpoint_has_the_dtypes_of_the_folder(tmp_path: Path) -> None:
+    model = _saved(_random(_vit()).to(torch.bfloat16), tmp_path / "model")
+    frames, adapted = draw_folder(tmp_path / "frames", range(4)), tmp_path / "adapted.safetensors"
+    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet") == 0
+    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet", "--resume") == 0
+    assert remtta_here("apply", tmp_path / "run", "--model", model, "--output", adapted) == 0
+    written = load_file(adapted)
+    assert {tensor.dtype for name, tensor in written.items() if "norm" not in name} == {torch.bfloat16}
 
 
 def test_a_delta_of_another_model_in_the_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
