@@ -54,6 +54,7 @@ def apply(
 
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.checkpoints import checkpoint_dtypes
+        from remtta.models.huggingface import weights_file
         from remtta.models.loading import load_model
 
         target.check()
@@ -61,13 +62,13 @@ def apply(
         arguments = model_arguments(given, change)
         base = load_model(**arguments, device=running.device)
         apply_delta(base, change)
-        source = arguments.get("checkpoint")
+        source = weights_file(arguments["name"], arguments.get("checkpoint"))
         for needed in (change.path, source):
             if needed and target.output.exists() and target.output.samefile(needed):
                 raise UsageError(
                     f"--output {target.output} would replace {needed}, which it is made from; choose another"
                 )
-        dtypes = checkpoint_dtypes(base, Path(source), use_ema=bool(arguments.get("use_ema"))) if source else None
+        dtypes = checkpoint_dtypes(base, source, use_ema=bool(arguments.get("use_ema"))) if source else None
         widened = save_weights(target.output, base, dtypes)
         if not running.quiet:
             typer.echo(f"{target.output}: {_report(change, widened)}", err=True)

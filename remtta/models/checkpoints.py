@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import math
 import pickle
 import traceback
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +22,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError
+from remtta.models.config import config_of
+from remtta.models.huggingface_names import NOT_SMOOTHED, from_transformers
+from remtta.models.torchvision import TORCHVISION_PREPROCESSING, from_torchvision
+
+_log = logging.getLogger("remtta")
 
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
@@ -28,8 +35,11 @@ _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older v
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
-def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> None:
+def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, Any]:
     """Load every weight of `model` from a file, all or nothing.
+
+    Weights may have timm's names, torchvision's (ResNet, ViT, Swin, ConvNeXt)
+    or, for a model that is built from such a folder, transformers'.
 
     Args:
         model: The timm model to fill; weights are converted to its dtype.
@@ -37,6 +47,9 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> N
             read in weights-only mode: a bare state dict, or one under
             "state_dict" or "model", with or without wrapper prefixes.
         use_ema: Take the averaged weights of a timm training checkpoint.
+
+    Returns:
+        What the names say of the preprocessing, in the terms of timm's `pretrained_cfg`.
 
     Raises:
         CheckpointError: If the file cannot be read, holds anything but
@@ -47,8 +60,8 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> N
         raise UsageError(f"{path}: no such checkpoint file")
     if path.suffix.lower() == ".npz":
         _load_npz(model, path, use_ema)
-        return
-    state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+        return {}
+    state, preprocessing = _in_timms_names(path, model, use_ema)
     _check_values(state, model, path)
     if isinstance(model, (VisionTransformer, Eva)):
         _resample_position_embedding(state, model)
@@ -56,6 +69,25 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> N
     if problem:
         raise CheckpointError(f"{path} does not fit the model: {problem}")
     model.load_state_dict(state)
+    return preprocessing
+
+
+def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights in a file, and what their names say of the preprocessing."""
+    state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+    try:
+        translated, theirs = from_torchvision(state), from_transformers(state)
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} holds weights that do not go together: {_first_line(error)}") from error
+    if theirs is not None and "model_type" not in config_of(model):
+        raise CheckpointError(
+            f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
+            "as --model local-dir:FOLDER"
+        )
+    if translated is not None:
+        _log.info("%s has torchvision's names: mean and deviation are torchvision's, where not given", path)
+        return translated, dict(TORCHVISION_PREPROCESSING)
+    return state if theirs is None else theirs, {}
 
 
 def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
@@ -78,7 +110,7 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
     """The dtype of each weight in a checkpoint that fits `model`, under the model's own names."""
     if path.suffix.lower() == ".npz":
         return {}
-    state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+    state, _ = _in_timms_names(path, model, use_ema)
     return {name: tensor.dtype for name, tensor in state.items()}
 
 
@@ -158,6 +190,7 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
         have.float(),
         new_size=list(vit.patch_embed.grid_size),
         num_prefix_tokens=prefix,
+        antialias=config_of(vit).get("model_type") not in NOT_SMOOTHED,
     )
 
 

@@ -19,6 +19,7 @@ from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
 from remtta.models.hub import reachable_or_offline
+from remtta.models.huggingface import Folder, build_folder, transformers_folder, weights_file
 from remtta.models.labels import checked_labels, known_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 
@@ -47,8 +48,9 @@ def load_model(
     checkpoint's values.
 
     Args:
-        name: timm model name, "hf-hub:...", "local-dir:...", or "remtta-demo"
-            for the small embedded classifier of road signs.
+        name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm
+            or of transformers), or "remtta-demo" for the small embedded
+            classifier of road signs.
         checkpoint: Weights file; without one, timm's pretrained weights are
             used, downloaded at the first time.
         use_ema: Take the averaged weights of a timm training checkpoint.
@@ -89,8 +91,8 @@ def load_model(
         kwargs["num_classes"] = num_classes
     model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
     _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
-    if checkpoint is not None:
-        load_checkpoint(model, Path(checkpoint), use_ema=use_ema)
+    weights = weights_file(name, checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
     given = {
         "mean": None if mean is None else tuple(mean),
         "std": None if std is None else tuple(std),
@@ -98,7 +100,7 @@ def load_model(
         "crop_pct": crop_pct,
         "input_size": None if input_size is None else (3, *input_size),
     }
-    config = {**model.pretrained_cfg, **{key: value for key, value in given.items() if value is not None}}
+    config = {**model.pretrained_cfg, **known, **{key: value for key, value in given.items() if value is not None}}
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
     config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
@@ -122,6 +124,9 @@ def create(
         raise unknown_model(name, names_like(name, timm.list_models(), 3))
     if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
         raise UsageError(f"{name}: no such folder with a config.json")
+    folder = transformers_folder(name)
+    if folder is not None:
+        return _create_from(folder, name, kwargs, input_size)
     if not source and "." in name and name not in timm.list_pretrained():
         architecture = name.partition(".")[0]
         known = sorted({*timm.list_pretrained(f"{architecture}.*")}) or [architecture]
@@ -139,6 +144,16 @@ def create(
     except Exception as error:  # timm and its download libraries share no base class
         raise _creation_failure(name, pretrained, error) from error
     return model
+
+
+def _create_from(folder: Folder, name: str, kwargs: Mapping[str, Any], input_size: tuple[int, int] | None) -> nn.Module:
+    given = sorted(set(kwargs) - {"num_classes"})
+    if given:
+        raise UsageError(
+            f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
+            f"({', '.join(given)})"
+        )
+    return build_folder(folder, kwargs.get("num_classes"), input_size)
 
 
 def is_known(name: str) -> bool:
@@ -163,6 +178,8 @@ def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaEr
     lines = (str(error).strip() or type(error).__name__).splitlines()
     reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
     offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
+    if isinstance(error, KeyError) and error.args == ("architecture",):
+        reason = "its config.json names no architecture of timm; one of transformers goes by local-dir:FOLDER"
     if not offline or name.startswith("local-dir:"):
         return ModelError(f"{name} could not be built: {reason}")
     if not pretrained:

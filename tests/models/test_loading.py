@@ -137,6 +137,14 @@ def test_code_in_a_local_folder_is_not_run(local_dir: Path, tmp_path: Path) -> N
     assert not (tmp_path / "marker").exists()
 
 
+def test_a_folder_of_neither_timm_nor_transformers_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"depth": 3}', encoding="utf-8")
+    with pytest.raises(
+        ModelError, match=r"its config\.json names no architecture of timm; one of transformers goes by"
+    ):
+        load_model(f"local-dir:{tmp_path}")
+
+
 def test_a_missing_local_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent: no such folder with a config.json"):
         load_model(f"local-dir:{tmp_path / 'absent'}")

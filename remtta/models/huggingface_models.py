@@ -1,0 +1,205 @@
+"""The timm models that equal image classifiers of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import SwiGLUPacked
+from timm.models.convnext import ConvNeXt
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+Config = Mapping[str, Any]
+Size = tuple[int, int]
+
+_STEM_EPS = {"swin": 1e-5, "convnext": 1e-6}  # of the norms that are not built with config.json's layer_norm_eps
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model_type of transformers.
+
+    Attributes:
+        classifiers: Its classes that classify images.
+        defaults: What config.json need not hold.
+        only: Options of which timm's model knows some values, and these.
+        fixed_size: Whether transformers refuses images of another size than image_size.
+        build: The timm model.
+    """
+
+    classifiers: tuple[str, ...]
+    defaults: Config
+    only: Config
+    fixed_size: bool
+    build: Callable[[Config, Size, int], nn.Module]
+
+
+def pair(value: Any) -> Size:
+    """Height and width, of both or of one number."""
+    height, width = (value, value) if isinstance(value, int) else value
+    return int(height), int(width)
+
+
+def _ratio(hidden: int, width: int) -> float:
+    """What timm multiplies a width by, and rounds down, to have so many hidden units."""
+    return (hidden + 0.5) / width
+
+
+def _norm(config: Config) -> Callable[..., nn.Module]:
+    return partial(nn.LayerNorm, eps=float(config["layer_norm_eps"]))
+
+
+def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> dict[str, Any]:
+    return {
+        "img_size": size,
+        "patch_size": pair(config["patch_size"]),
+        "in_chans": config["num_channels"],
+        "num_classes": num_classes,
+        "embed_dim": config["hidden_size"],
+        "depth": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "mlp_ratio": _ratio(hidden, config["hidden_size"]),
+        "qkv_bias": config["qkv_bias"],
+        "norm_layer": _norm(config),
+    }
+
+
+def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
+    kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
+    model: nn.Module = VisionTransformer(**kwargs)
+    return model
+
+
+def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
+    """With a teacher, two heads; without one, the distillation token is a register, which no head reads."""
+    kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
+    if (config.get("architectures") or [""])[0].endswith("WithTeacher"):
+        model: nn.Module = VisionTransformerDistilled(**kwargs)
+    else:
+        model = VisionTransformer(reg_tokens=1, **kwargs)
+    return model
+
+
+class ClassAndPatches(VisionTransformer):  # type: ignore[misc]
+    """A ViT whose head reads the class token and, beside it, the mean of the patch tokens, as DINOv2's does."""
+
+    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
+        """Both (B, 2 D), of tokens (B, P + N, D)."""
+        return torch.cat([x[:, 0], x[:, self.num_prefix_tokens :].mean(dim=1)], dim=1)
+
+
+def _dinov2(config: Config, size: Size, num_classes: int) -> nn.Module:
+    width = config["hidden_size"]
+    hidden, layers = int(width * config["mlp_ratio"]), {}
+    if config["use_swiglu_ffn"]:
+        hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)  # the gates and what they let through
+        layers = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
+    registers = {"reg_tokens": config["num_register_tokens"], "no_embed_class": True} if _has_registers(config) else {}
+    kwargs = {**_transformer(config, size, num_classes, hidden), **layers, **registers}
+    model = ClassAndPatches(**kwargs, init_values=1.0)
+    model.head = nn.Linear(2 * width, num_classes)
+    return model
+
+
+def _has_registers(config: Config) -> bool:
+    return bool(config["model_type"] == "dinov2_with_registers")
+
+
+def _swin(config: Config, size: Size, num_classes: int) -> nn.Module:
+    model: Any = SwinTransformer(
+        img_size=size,
+        patch_size=pair(config["patch_size"]),
+        in_chans=config["num_channels"],
+        num_classes=num_classes,
+        embed_dim=config["embed_dim"],
+        depths=tuple(config["depths"]),
+        num_heads=tuple(config["num_heads"]),
+        window_size=config["window_size"],
+        mlp_ratio=float(config["mlp_ratio"]),
+        qkv_bias=config["qkv_bias"],
+        norm_layer=_norm(config),
+    )
+    for norm in (model.patch_embed.norm, *(stage.downsample.norm for stage in model.layers[1:])):
+        norm.eps = _STEM_EPS["swin"]
+    built: nn.Module = model
+    return built
+
+
+def _convnext(config: Config, size: Size, num_classes: int) -> nn.Module:
+    scale = config["layer_scale_init_value"]
+    model: Any = ConvNeXt(
+        in_chans=config["num_channels"],
+        num_classes=num_classes,
+        depths=tuple(config["depths"]),
+        dims=tuple(config["hidden_sizes"]),
+        ls_init_value=scale if scale > 0 else None,
+        norm_eps=_STEM_EPS["convnext"],
+    )
+    model.head.norm.eps = float(config["layer_norm_eps"])
+    built: nn.Module = model
+    return built
+
+
+_GELU: Config = {"hidden_act": ("gelu",)}
+_TRANSFORMER: Config = {"image_size": 224, "num_channels": 3, "qkv_bias": True}
+_SIZES: Config = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+_PLAIN: Config = {**_TRANSFORMER, **_SIZES, "patch_size": 16, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
+_DINOV2: Config = {
+    **_TRANSFORMER,
+    **_SIZES,
+    "patch_size": 14,
+    "mlp_ratio": 4,
+    "layer_norm_eps": 1e-6,
+    "use_swiglu_ffn": False,
+}
+
+FAMILIES: Mapping[str, Family] = {
+    "vit": Family(("ViTForImageClassification",), _PLAIN, _GELU, True, _vit),
+    "deit": Family(
+        ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
+        _PLAIN,
+        _GELU,
+        True,
+        _deit,
+    ),
+    "dinov2": Family(("Dinov2ForImageClassification",), _DINOV2, _GELU, False, _dinov2),
+    "dinov2_with_registers": Family(
+        ("Dinov2WithRegistersForImageClassification",), {**_DINOV2, "num_register_tokens": 4}, _GELU, False, _dinov2
+    ),
+    "swin": Family(
+        ("SwinForImageClassification",),
+        {
+            **_TRANSFORMER,
+            "patch_size": 4,
+            "embed_dim": 96,
+            "depths": (2, 2, 6, 2),
+            "num_heads": (3, 6, 12, 24),
+            "window_size": 7,
+            "mlp_ratio": 4.0,
+            "layer_norm_eps": 1e-5,
+        },
+        {**_GELU, "use_absolute_embeddings": (False,)},
+        False,
+        _swin,
+    ),
+    "convnext": Family(
+        ("ConvNextForImageClassification",),
+        {
+            **_TRANSFORMER,
+            "depths": (3, 3, 9, 3),
+            "hidden_sizes": (96, 192, 384, 768),
+            "layer_norm_eps": 1e-12,
+            "layer_scale_init_value": 1e-6,
+        },
+        {**_GELU, "patch_size": (4, [4, 4]), "num_stages": (4,)},
+        False,
+        _convnext,
+    ),
+}
+"""By the model_type of config.json."""

@@ -1,0 +1,458 @@
+"""Folders that transformers saved, beside transformers itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    BitImageProcessorPil,
+    ConvNextConfig,
+    ConvNextForImageClassification,
+    ConvNextImageProcessorPil,
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    DeiTImageProcessorPil,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
+    SwinConfig,
+    SwinForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+
+from remtta.backbones.registry import backbone_of
+from remtta.errors import CheckpointError, UsageError
+from remtta.models.config import origin_of
+from remtta.models.hashing import state_sha256
+from remtta.models.huggingface_names import from_transformers
+from remtta.models.labels import labels_of
+from remtta.models.loading import load_model
+from remtta.models.preprocessing import preprocessing_of
+from tests.command import refusal_of, remtta_here
+from tests.conftest import NUM_CLASSES, draw_folder, draw_image, random_images
+
+Make = Callable[[], Any]
+
+NAMES = list("abcdefg")
+LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
+SMALL: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": 32,
+    "patch_size": 8,
+    **LABELS,
+}
+SWIN: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 12,
+    "depths": [2, 2],
+    "num_heads": [2, 4],
+    "window_size": 4,
+    **LABELS,
+}
+CONVNEXT: dict[str, Any] = {"image_size": 32, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 1, 2, 1], **LABELS}
+
+
+def _vit(**changes: Any) -> Any:
+    return ViTForImageClassification(ViTConfig(**{**SMALL, "intermediate_size": 50, **changes}))
+
+
+def _deit(**changes: Any) -> Any:
+    return DeiTForImageClassification(DeiTConfig(**{**SMALL, "intermediate_size": 48, **changes}))
+
+
+def _deit_with_teacher(**changes: Any) -> Any:
+    return DeiTForImageClassificationWithTeacher(DeiTConfig(**{**SMALL, "intermediate_size": 48, **changes}))
+
+
+def _dinov2(**changes: Any) -> Any:
+    return Dinov2ForImageClassification(Dinov2Config(**{**SMALL, "mlp_ratio": 2, **changes}))
+
+
+def _with_registers(**changes: Any) -> Any:
+    config = Dinov2WithRegistersConfig(**{**SMALL, "mlp_ratio": 2, "num_register_tokens": 3, **changes})
+    return Dinov2WithRegistersForImageClassification(config)
+
+
+def _swin(**changes: Any) -> Any:
+    return SwinForImageClassification(SwinConfig(**{**SWIN, **changes}))
+
+
+def _convnext(**changes: Any) -> Any:
+    return ConvNextForImageClassification(ConvNextConfig(**{**CONVNEXT, **changes}))
+
+
+KINDS: dict[str, Make] = {
+    "vit": _vit,
+    "vit with other sizes": lambda: _vit(image_size=(24, 40), qkv_bias=False, layer_norm_eps=0.1),
+    "deit": _deit,
+    "deit with a teacher": _deit_with_teacher,
+    "dinov2": _dinov2,
+    "dinov2 with gates": lambda: _dinov2(use_swiglu_ffn=True, hidden_size=36, mlp_ratio=3, layer_norm_eps=0.1),
+    "dinov2 with registers": _with_registers,
+    "swin": _swin,
+    "swin with other sizes": lambda: _swin(
+        patch_size=4, depths=[1, 2, 1], num_heads=[1, 2, 3], window_size=2, qkv_bias=False, layer_norm_eps=0.1
+    ),
+    "convnext": _convnext,
+    "convnext without layer scale": lambda: _convnext(layer_scale_init_value=0.0, layer_norm_eps=0.1),
+}
+
+
+def _random(model: Any, seed: int = 0) -> Any:
+    """With weights that leave nothing as it was built: no zeros, no ones, logits far from uniform."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn_like(parameter) + (parameter.ndim == 1) * 0.5)
+    return model.eval()
+
+
+@pytest.fixture(params=KINDS)
+def theirs(request: pytest.FixtureRequest) -> Any:
+    return _random(KINDS[request.param]())
+
+
+def _saved(model: Any, folder: Path, processor: Any = None) -> str:
+    model.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    return f"local-dir:{folder}"
+
+
+def _changed(folder: Path, name: str = "config.json", **changes: Any) -> None:
+    path = folder / name
+    content = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    kept = {key: value for key, value in content.items() if value is not ...}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def _images(size: tuple[int, int] = (32, 32)) -> torch.Tensor:
+    return torch.randn(3, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def _assert_equal(ours: nn.Module, theirs: Any, **options: Any) -> None:
+    images = _images(preprocessing_of(ours).input_size)
+    expected = theirs(images, **options).logits
+    assert expected.std() > 0.05
+    torch.testing.assert_close(ours(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_are_those_of_transformers(theirs: Any, tmp_path: Path) -> None:
+    ours = load_model(_saved(theirs, tmp_path))
+    _assert_equal(ours, theirs)
+    assert labels_of(ours) == NAMES
+    assert origin_of(ours)["name"] == f"local-dir:{tmp_path}"
+
+
+def test_names_within_the_program_are_known_as_well(theirs: Any, tmp_path: Path) -> None:
+    model = _saved(theirs, tmp_path)
+    inner = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    save_file(inner, tmp_path / "inner.safetensors")
+    assert state_sha256(load_model(model, checkpoint=tmp_path / "inner.safetensors")) == state_sha256(load_model(model))
+
+
+def test_every_family_has_a_backbone_whose_full_view_has_the_same_logits(theirs: Any, tmp_path: Path) -> None:
+    ours = load_model(_saved(theirs, tmp_path))
+    backbone, images = backbone_of(ours), _images(preprocessing_of(ours).input_size)
+    with torch.no_grad():
+        embedded = backbone.embed(images)
+        everything = torch.arange(backbone.count_patches(embedded)).expand(len(images), -1)
+        torch.testing.assert_close(backbone.classify(embedded), ours(images), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(backbone.classify(embedded, everything), ours(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [_vit, _deit, _dinov2, _with_registers])
+def test_positions_of_another_input_size_are_those_of_transformers(make: Make, tmp_path: Path) -> None:
+    theirs = _random(make())
+    model, asked = _saved(theirs, tmp_path), {"interpolate_pos_encoding": True} if make in (_vit, _deit) else {}
+    for size in ((48, 48), (24, 24), (16, 40)):
+        _assert_equal(load_model(model, input_size=size), theirs, **asked)
+
+
+def test_half_precision_is_widened_exactly(tmp_path: Path) -> None:
+    theirs = _random(_vit()).to(torch.bfloat16)
+    ours = load_model(_saved(theirs, tmp_path))
+    _assert_equal(ours, theirs.float())
+
+
+def test_weights_of_torch_are_read_without_running_them(tmp_path: Path) -> None:
+    theirs = _random(_vit())
+    model = _saved(theirs, tmp_path)
+    expected = state_sha256(load_model(model))
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert state_sha256(load_model(model)) == expected
+    torch.save(theirs, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds more than weights .* could run code, so it was not loaded"):
+        load_model(model)
+
+
+PROCESSORS: dict[str, tuple[Make, Any]] = {
+    "vit": (_vit, ViTImageProcessorPil(size={"height": 32, "width": 32})),
+    "vit, oblong": (
+        lambda: _vit(image_size=(24, 40)),
+        ViTImageProcessorPil(size={"height": 24, "width": 40}, resample=1, image_mean=[0.1, 0.2, 0.3]),
+    ),
+    "deit": (_deit, DeiTImageProcessorPil(size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32})),
+    "dinov2": (_dinov2, BitImageProcessorPil(size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32})),
+    "dinov2, smaller than it was trained": (
+        _dinov2,
+        BitImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 24, "width": 24}),
+    ),
+    "swin": (_swin, ViTImageProcessorPil(size={"height": 64, "width": 32}, resample=3)),
+    "convnext, cropped": (_convnext, ConvNextImageProcessorPil(size={"shortest_edge": 64}, crop_pct=0.88)),
+    "convnext, squashed": (_convnext, ConvNextImageProcessorPil(size={"shortest_edge": 384})),
+    "not normalised": (_vit, ViTImageProcessorPil(size={"height": 32, "width": 32}, do_normalize=False)),
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path) -> None:
+    make, processor = PROCESSORS[kind]
+    ours = preprocessing_of(load_model(_saved(make(), tmp_path, processor)))
+    for width, height in ((50, 50), (33, 66), (400, 200)):  # of even margins, as the two round half pixels apart
+        image = draw_image(width, width, height)
+        expected = torch.from_numpy(np.stack(processor(image)["pixel_values"]))
+        made = ours.normalise(ours.transform()(image).unsqueeze(0))
+        torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "size", "crop_pct", "mode"),
+    [
+        ({"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, 32, 1.0, "squash"),
+        ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32, "crop_pct": 0.8}, 32, 0.8, "center"),
+        ({"image_processor_type": "BitImageProcessor", "size": 40, "crop_size": 32}, 32, 0.8, "center"),
+        ({"image_processor_type": "ViTImageProcessorFast", "size": 32, "do_resize": False}, 32, 1.0, "squash"),
+        ({"image_processor_type": "BitImageProcessorFast", "size": {"shortest_edge": 236}}, 224, 224 / 236, "center"),
+    ],
+    ids=str,
+)
+def test_older_and_newer_files_of_processors_are_read(
+    content: dict[str, Any], size: int, crop_pct: float, mode: str, tmp_path: Path
+) -> None:
+    model = _saved(_convnext(), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
+    ours = preprocessing_of(load_model(model))
+    assert (ours.input_size, ours.crop_mode) == ((size, size), mode)
+    assert ours.crop_pct == pytest.approx(crop_pct, abs=0.003)
+    assert int(size / ours.crop_pct) == round(size / crop_pct)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            {"image_processor_type": "BeitImageProcessor"},
+            "is of BeitImageProcessor, and remtta knows ViTImageProcessor",
+        ),
+        ({"image_processor_type": "ViTImageProcessor", "do_rescale": False}, "does not divide pixels by 255"),
+        ({"image_processor_type": "ViTImageProcessor", "rescale_factor": 1 / 127.5}, "does not divide pixels by 255"),
+        ({"image_processor_type": "ViTImageProcessor", "size": {"longest_edge": 9}}, "KeyError: 'height'"),
+        ({"image_processor_type": "ViTImageProcessor", "image_std": [1, 0, 1]}, "std must be positive"),
+        ({"image_processor_type": "ViTImageProcessor", "resample": 9}, "tuple index out of range"),
+        ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "keeps the shapes of images"),
+        ({"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}}, "not of one shape"),
+        ({"image_processor_type": "DeiTImageProcessor", "size": 200}, "not of one shape"),
+        ([], "AttributeError"),
+    ],
+    ids=str,
+)
+def test_a_processor_that_timm_has_none_of_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
+    model = _saved(_vit(), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json") as caught:
+        load_model(model)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_processor_the_usual_preprocessing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours = preprocessing_of(load_model(_saved(_vit(), tmp_path)))
+    assert (ours.mean, ours.std, ours.interpolation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
+    assert "has no preprocessor_config.json; where --mean," in caplog.text
+    assert "images get the mean 0.5 0.5 0.5, the deviation 0.5 0.5 0.5 and the filter bilinear" in caplog.text
+
+
+def test_images_of_another_size_than_the_models_are_refused_unless_chosen(tmp_path: Path) -> None:
+    model = _saved(_vit(), tmp_path, ViTImageProcessorPil(size={"height": 48, "width": 48}))
+    with pytest.raises(CheckpointError, match=r"makes images of 48 x 48 pixels.*32 x 32; choose with --input-size"):
+        load_model(model)
+    assert preprocessing_of(load_model(model, input_size=(48, 48))).input_size == (48, 48)
+
+
+def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
+    model = _saved(_swin(), tmp_path)
+    for size in ((32, 40), (16, 32), (20, 20), (33, 33)):
+        with pytest.raises(CheckpointError, match=r"windows; choose an --input-size that is a multiple of 16 x 16"):
+            load_model(model, input_size=size)
+    assert preprocessing_of(load_model(model, input_size=(64, 32))).input_size == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "reason"),
+    [
+        (
+            _vit,
+            {"model_type": "beit"},
+            r"holds a model of type 'beit'; .* reads vit, deit, dinov2, dinov2_with_registers, swin, convnext; conv",
+        ),
+        (_vit, {"model_type": ...}, r"holds a model of type None"),
+        (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model knows 'gelu' only, so it is not read$"),
+        (_vit, {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
+        (_vit, {"problem_type": "multi_label_classification"}, r"says problem_type='multi_label_classification'"),
+        (_vit, {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
+        (_vit, {"hidden_size": "wide"}, r"describes no model that can be built \(TypeError: "),
+        (_vit, {"architectures": 5}, r"describes no model that can be built \(TypeError: "),
+        (_vit, {"num_attention_heads": 5}, r"describes no model that can be built \(.*divisible"),
+        (_swin, {"use_absolute_embeddings": True}, r"says use_absolute_embeddings=True"),
+        (_convnext, {"patch_size": 8}, r"says patch_size=8"),
+        (_vit, {"num_hidden_layers": 1}, r"unknown to the model: blocks\.1\."),
+        (_vit, {"num_hidden_layers": 3}, r"missing in the file: blocks\.2\."),
+        (_vit, {"id2label": {"0": "a", "1": "b"}}, r"the file has 7 classes"),
+    ],
+)
+def test_what_timm_cannot_express_is_refused_in_a_line(
+    make: Make, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    model = _saved(make(), tmp_path)
+    _changed(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load_model(model)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
+    model = _saved(_dinov2(), tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["dinov2.neck.weight"] = state.pop("dinov2.encoder.layer.1.attention.attention.key.bias")
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_model(model)
+    assert "missing in the file: blocks.1.attn.qkv.bias; unknown to the model: blocks.1.attn.query.bias" in str(
+        caught.value
+    )
+    assert "neck.weight" in str(caught.value)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(CheckpointError, match=r"are in several files; save them as one"):
+        load_model(model)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors; save the model again, or give --checkpoint"):
+        load_model(model)
+
+
+def test_other_weights_are_not_of_transformers() -> None:
+    assert from_transformers({"blocks.0.norm1.weight": torch.zeros(1)}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "reason"),
+    [
+        ("vit.layers.0.mlp.fc1.bias", torch.zeros(50), "blocks.0.mlp.fc1.bias is there more than once"),
+        ("vit.encoder.layer.0.attention.attention.key.weight", torch.zeros(24, 5), "Sizes of tensors must match"),
+    ],
+)
+def test_weights_that_do_not_go_together_are_refused(
+    name: str, tensor: torch.Tensor, reason: str, tmp_path: Path
+) -> None:
+    model = _saved(_vit(), tmp_path)
+    save_file({**load_file(tmp_path / "model.safetensors"), name: tensor}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors holds weights that do not go together: ") as caught:
+        load_model(model)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_of_transformers_need_their_folder(tmp_path: Path) -> None:
+    _saved(_vit(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"give the folder that has both, as --model local-dir:FOLDER$"):
+        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "model.safetensors")
+
+
+def test_placeholders_of_transformers_are_no_class_names(tmp_path: Path) -> None:
+    plain = {key: value for key, value in SMALL.items() if key not in LABELS}
+    three = ViTForImageClassification(ViTConfig(**{**plain, "num_labels": 3}))
+    assert labels_of(load_model(_saved(three, tmp_path / "three"))) is None
+    two = ViTForImageClassification(ViTConfig(**plain))
+    assert load_model(_saved(two, tmp_path / "two")).num_classes == 2
+
+
+def test_classes_and_arguments_that_contradict_the_folder_are_refused(tmp_path: Path) -> None:
+    model = _saved(_vit(), tmp_path)
+    with pytest.raises(UsageError, match=r"comes with a head for 7 classes; with --num-classes 3"):
+        load_model(model, num_classes=3)
+    assert load_model(model, num_classes=NUM_CLASSES).num_classes == NUM_CLASSES
+    with pytest.raises(UsageError, match=r"is built as its config\.json says; leave --model-kwargs out \(depth\)$"):
+        load_model(model, model_kwargs={"depth": 3})
+
+
+def test_an_adapted_checkpoint_has_timms_names_and_goes_with_the_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = _saved(_random(_dinov2()), tmp_path / "model", BitImageProcessorPil(size=36, crop_size=32))
+    frames, adapted = draw_folder(tmp_path / "frames", range(4)), tmp_path / "adapted.safetensors"
+    run = ["--model", model, "--output", str(tmp_path / "run"), "--batch-size", "2", "--quiet"]
+    assert remtta_here("adapt", frames, *run) == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["model"]["name"] == model
+    assert record["model"]["base_sha256"] == state_sha256(load_model(model))
+    assert remtta_here("apply", tmp_path / "run", "--model", model, "--output", adapted) == 0
+    assert "blocks.0.attn.qkv.weight" in load_file(adapted)
+    capfd.readouterr()
+    tuned = load_model(model, checkpoint=adapted)
+    assert labels_of(tuned) == NAMES
+    code, line = refusal_of(
+        capfd,
+        "apply",
+        tmp_path / "run",
+        "--model",
+        model,
+        "--overwrite",
+        "--output",
+        tmp_path / "model/model.safetensors",
+    )
+    assert code == 2
+    assert "which it is made from" in line
+    with torch.no_grad():
+        assert not torch.equal(tuned(random_images(2)), load_model(model)(random_images(2)))
+    again: list[str | Path] = ["--model", model, "--checkpoint", adapted, "--method", "source", "--quiet"]
+    assert remtta_here("adapt", frames, *again, "--output", tmp_path / "again") == 0
+
+
+def test_an_adapted_checkpoint_has_the_dtypes_of_the_folder(tmp_path: Path) -> None:
+    model = _saved(_random(_vit()).to(torch.bfloat16), tmp_path / "model")
+    frames, adapted = draw_folder(tmp_path / "frames", range(4)), tmp_path / "adapted.safetensors"
+    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet") == 0
+    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet", "--resume") == 0
+    assert remtta_here("apply", tmp_path / "run", "--model", model, "--output", adapted) == 0
+    written = load_file(adapted)
+    assert {tensor.dtype for name, tensor in written.items() if "norm" not in name} == {torch.bfloat16}
+
+
+def test_a_delta_of_another_model_in_the_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = _saved(_random(_vit()), tmp_path / "model")
+    frames = draw_folder(tmp_path / "frames", range(2))
+    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet") == 0
+    shutil.rmtree(tmp_path / "model")
+    _saved(_random(_vit(), seed=1), tmp_path / "model")
+    capfd.readouterr()
+    code, line = refusal_of(capfd, "apply", tmp_path / "run", "--model", model, "--output", tmp_path / "x.safetensors")
+    assert code == 4, line
