@@ -28,10 +28,11 @@ _CREDIT, _LOOKED = "credit", "looked"
 def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
     """A guard for a method, or None if there is nothing for it to do.
 
-    Only of a method whose changes to the weights add up can harm be undone; answers can be mixed of any but the
-    source's own.
+    Only of a method whose changes to the weights add up can harm be undone; answers can be mixed of any but those
+    that are the source's own.
     """
-    if options is None or isinstance(config, SourceConfig):
+    forgets = config.episodic and config.answer is None  # and predicts before it learns
+    if options is None or isinstance(config, SourceConfig) or forgets:
         return None
     if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
         options = replace(options, action="off")
