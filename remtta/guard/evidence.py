@@ -13,7 +13,8 @@ from remtta.methods.losses import entropy
 
 _BISECTIONS = 14  # the scale to one part in two thousand
 _LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would be outdone by chance
-_UNKNOWN_FRAMES = 20  # that count for no class, as long as few were seen
+_STRETCH = 20  # frames; the median over such stretches is what a class takes most of the time
+_LEAST_STRETCHES = 5
 _PARKED = 0.3  # share of the frames, beyond one in C, that a class takes where a camera sees little else
 
 
@@ -50,14 +51,20 @@ def evidence_of(window: Window) -> Evidence:
 def parked_class(votes: Tensor, num_classes: int) -> int | None:
     """The class that takes more of the frames than a stream of many classes would give to one; None without one.
 
+    It does so for most of the time: something that comes in between now and
+    then, such as the noise of a lost link, is none.
+
     Args:
-        votes: The source's class of each frame.
+        votes: The source's class of each frame, the newest last.
         num_classes: C, for each of which one in C would be a fair share.
     """
-    counts = torch.bincount(votes, minlength=num_classes)
-    largest = int(counts.argmax())
-    share = float(counts[largest]) / (len(votes) + _UNKNOWN_FRAMES)
-    return largest if share > 1 / num_classes + _PARKED * (1 - 1 / num_classes) else None
+    stretches = votes.flip(0).split(_STRETCH)[: len(votes) // _STRETCH]
+    if len(stretches) < _LEAST_STRETCHES:
+        return None
+    counts = torch.stack([torch.bincount(stretch, minlength=num_classes) for stretch in stretches])
+    shares = counts.float().median(dim=0).values / _STRETCH
+    largest = int(shares.argmax())
+    return largest if shares[largest] > 1 / num_classes + _PARKED * (1 - 1 / num_classes) else None
 
 
 def mutual_information(logits: Tensor) -> float:
