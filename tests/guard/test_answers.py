@@ -302,7 +302,7 @@ def test_presets_on_the_command_line(
         return record_of(tmp_path / name)
 
     ours, paper = go("ours"), go("paper", "--preset", "paper")
-    own = go("own", "--preset", "paper", "--lr", "0.1", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
+    own = go("own", "--preset", "paper", "--lr", "0.01", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
     assert ours["method"] == own["method"] and ours["options"]["guard"] == own["options"]["guard"]
     assert (tmp_path / "ours" / "predictions.jsonl").read_bytes() == (
         tmp_path / "own" / "predictions.jsonl"

@@ -40,7 +40,7 @@ class Preset:
         return method_config(method, {**own, **given}, batch_size=batch_size)
 
 
-_STEADY = {"lr": 0.1, "anchor": "auto"}
+_STEADY = {"lr": 0.01, "anchor": "auto"}
 
 PRESETS: dict[str, Preset] = {
     PRESET: Preset("rollback", "auto", {"rem": _STEADY, "rem-n1": _STEADY, "rem-come": _STEADY}),
