@@ -88,18 +88,21 @@ def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
         f"base {model['base_sha256'][:12]}",
         f"method       {method['name']}, batch {method['batch_size']}{_settings(method)}",
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
-        *_guard_lines(run.get("guard")),
+        *_guard_lines(run.get("guard"), run.get("options")),
     ]
 
 
-def _guard_lines(guard: dict[str, Any] | None) -> list[str]:
+def _guard_lines(guard: dict[str, Any] | None, options: Any) -> list[str]:
     if guard is None:
-        return []
+        return ["guard        none; the adapted model answers"]
     ended = "; adaptation has ended" if guard.get("retired") else ""
     both = guard.get("answered_by_both", 0)
     shared = f", {both} by both models" if both else ""
+    asked = options.get("guard") if isinstance(options, dict) else None
+    names = ("action", "answer") if isinstance(asked, dict) else ()
+    kinds = [f"{name} {asked[name]}" for name in names if asked and name in asked]
     told = f"{guard['alarms']} alarms, {guard['answered_by_source']} frames answered by the source{shared}{ended}"
-    return [f"guard        {told}"]
+    return [f"guard        {', '.join([*kinds, told])}"]
 
 
 def _more(counts: dict[str, int]) -> str:
@@ -114,6 +117,8 @@ def _settings(method: dict[str, Any]) -> str:
         settings.append(f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}")
     if method.get("ranking_weight") is not None:
         settings.append(f"lambda {method['ranking_weight']:g}")
+    if method.get("anchor"):
+        settings.append(f"anchor {method['anchor']:.3g}")
     return "".join(f", {setting}" for setting in settings)
 
 

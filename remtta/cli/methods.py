@@ -15,7 +15,7 @@ from remtta.cli.completion import method_names
 from remtta.cli.reporting import command
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
-from remtta.methods.settings.names import PRESET
+from remtta.methods.settings.names import PRESET, method_of
 from remtta.methods.settings.presets import PRESETS
 
 _INDENT = " " * 6
@@ -41,6 +41,7 @@ def methods(
             width = max(map(len, METHOD_CONFIGS))
             typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
             return
+        name = method_of(name) if name == PRESET else name
         if name not in METHOD_CONFIGS:
             raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
         typer.echo(f"{name}: {METHOD_SUMMARIES[name]}\n")

@@ -43,6 +43,7 @@ _RUN_MAY_HAVE: Shape = {
     "method.optimizer": str,
     "method.mask_ratios": list,
     "method.ranking_weight": float,
+    "method.anchor": float,
     "guard": dict,
 }
 _GUARD: Shape = {"alarms": int, "answered_by_source": int}

@@ -16,12 +16,14 @@ from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig
 from remtta.methods.settings.base import Optimizer, Precision
-from remtta.methods.settings.presets import PresetName, preset_of
+from remtta.methods.settings.names import PRESET
+from remtta.methods.settings.presets import PRESETS, PresetName, preset_of
 from remtta.options import DEFAULT_BATCH_SIZE
 
 _option = partial(typer.Option, rich_help_panel="Method")
 
 _METHODS = [name for name in METHOD_CONFIGS if name != "supervised"]  # which needs labels
+_RATE = PRESETS[PRESET].settings["rem"]["lr"]
 _MASK_RATIOS = ",".join(f"{ratio:g}" for ratio in REMConfig.mask_ratios)
 
 
@@ -41,7 +43,7 @@ class SharedSettings:
         float | None,
         _option(help=f"Entropy gap between views, as a fraction of log C. rem: {REMConfig.margin:g}."),
     ] = None
-    lr: Annotated[float | None, _option(help=f"rem: {REMConfig.lr:g}.")] = None
+    lr: Annotated[float | None, _option(help=f"rem: {REMConfig.lr:g}; in adapt {_RATE:g}, by its preset.")] = None
     optimizer: Annotated[Optimizer | None, _option(help=f"rem: {REMConfig.optimizer}.")] = None
     momentum: Annotated[
         float | None, _option(help=f"SGD's momentum or Adam's first beta. rem: {REMConfig.momentum:g}.")
@@ -52,7 +54,7 @@ class SharedSettings:
         _option(
             metavar="SHARE|auto",
             help="Share of the way back to the source weights after each step: 0, as published, to under 1; auto: by "
-            "Adam's rate, 1 - exp(-10 lr).",
+            "Adam's rate, 1 - exp(-10 lr), in adapt rem's by its preset.",
         ),
     ] = None
     batch_size: Annotated[

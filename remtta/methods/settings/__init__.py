@@ -142,7 +142,7 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     Adam moves a weight by at most about its rate at each step, so that steps
     and pull are in balance within the reach of it.
     """
-    check(optimizer == "adam", f"{name}'s anchor", "auto", "a number where the optimizer is not adam")
+    check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
     share = 1 - math.exp(-_of_type("float", f"{name}'s lr", lr) / REACH)
     return min(share, _MOST_ANCHOR)
 

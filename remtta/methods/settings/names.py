@@ -64,8 +64,12 @@ def check_method_names(names: Sequence[str]) -> None:
         raise UsageError(f"no method is named; choose {known}, {PRESET}")
     for name in names:
         (method, *added), label = _parts(name), label_of(name)
+        if method == PRESET:
+            raise UsageError(f"{name}: {PRESET} stands for {_PRESET_METHOD} already; leave +{'+'.join(added)} out")
         if method not in METHOD_CONFIGS:
-            raise UsageError(f'unknown method "{method}"; choose {known}, {PRESET}; most also as NAME+guard')
+            raise UsageError(
+                f'unknown method "{method}"; choose {known}, {PRESET}; most also as NAME+guard, NAME+both and NAME+auto'
+            )
         if not set(added) <= {_GUARDED, _BOTH, _AUTO} or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
             raise UsageError(f"{name}: add +guard, and +both or +auto, to a method, once each")
         if names.count(name) > 1:
