@@ -18,7 +18,8 @@ from remtta.guard.evidence import mixture
 from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
-from remtta.methods.settings import MethodConfig, SourceConfig
+from remtta.methods.settings import MethodConfig
+from remtta.methods.source import Source
 from remtta.options import GuardOptions
 
 _PREFIX = "guard."
@@ -32,7 +33,7 @@ def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) 
     that are the source's own.
     """
     forgets = config.episodic and config.answer is None  # and predicts before it learns
-    if options is None or isinstance(config, SourceConfig) or forgets:
+    if options is None or type(method) is Source or forgets:
         return None
     if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
         options = replace(options, action="off")

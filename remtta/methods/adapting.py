@@ -13,10 +13,9 @@ from remtta.backbones.batchnorm import BatchStatistics, running_statistics
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError, UsageError
-from remtta.methods.base import MethodBase
+from remtta.methods.base import DELTA, MethodBase
 from remtta.methods.settings import MethodConfig
 
-_DELTA = "delta."
 _UPDATES = "updates"
 _GENERATOR = "generator"
 _OWN = "own."
@@ -187,7 +186,7 @@ class AdaptingMethod(MethodBase, ABC):
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next update depends on, on the CPU: delta, random numbers, the method's own."""
-        state = {_DELTA + name: tensor for name, tensor in self.delta().items()}
+        state = {DELTA + name: tensor for name, tensor in self.delta().items()}
         state[_UPDATES] = torch.tensor(self.num_updates)
         state[_GENERATOR] = self._generator.get_state()
         own = {_OWN + name: tensor.detach().cpu().clone() for name, tensor in self._own_state().items()}
@@ -199,7 +198,7 @@ class AdaptingMethod(MethodBase, ABC):
         Raises:
             DeltaError: If it does not fit the model.
         """
-        delta = {name.removeprefix(_DELTA): tensor for name, tensor in state.items() if name.startswith(_DELTA)}
+        delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
         self.load_delta(delta, int(state[_UPDATES]))
         self._generator.set_state(state[_GENERATOR])
         self._load_own_state({name.removeprefix(_OWN): t for name, t in state.items() if name.startswith(_OWN)})

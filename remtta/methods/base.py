@@ -10,6 +10,9 @@ from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.models.precision import Context, ForwardContext
 from remtta.models.weights import AdaptedWeights, Committed
 
+DELTA = "delta."
+"""What begins the names of a delta's tensors in a state."""
+
 
 class MethodBase:
     """A frozen model in eval mode, the way of its weights from the source, and the last batch's views.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.base import MethodBase
+from remtta.methods.base import DELTA, MethodBase
 from remtta.methods.settings import MethodConfig
 
 
@@ -73,9 +73,10 @@ class Source(MethodBase):
 
     def state(self) -> dict[str, Tensor]:
         """The delta it was started from and its updates."""
-        return {**self.delta(), "updates": torch.tensor(self.num_updates)}
+        delta = {DELTA + name: tensor for name, tensor in self.delta().items()}
+        return {**delta, "updates": torch.tensor(self.num_updates)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
-        delta = {name: tensor for name, tensor in state.items() if name != "updates"}
+        delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
         self.load_delta(delta, int(state["updates"]))

@@ -49,7 +49,7 @@ def test_continual_equals_adapt_on_the_same_images_in_the_same_order(tree: Datas
         [row["source"] for row in rows],
         tmp_path / "adapt",
         config=config,
-        options=RunOptions(batch_size=21),
+        options=RunOptions(batch_size=21, guard=None),
     )
     assert [(row["class"], row["update"]) for row in rows] == [
         (row["class"], row["update"]) for row in rows_of(tmp_path / "adapt")

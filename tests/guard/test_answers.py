@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,13 +231,16 @@ def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path)
     }
 
 
-@pytest.mark.parametrize("batches", [1, 2, 3])
-def test_a_run_that_was_stopped_goes_on_to_the_same_answers(batches: int, frames: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "batches"), [("rem", 1), ("rem", 3), ("lame", 2), ("cotta", 2)])
+def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
+    method: str, batches: int, frames: Path, tmp_path: Path
+) -> None:
     options = {"guard": GuardOptions(answer="auto", least=3, renewed=1), "each": True}
-    adapt_tiny(frames, tmp_path / "whole", options=options)
+    go = partial(adapt_tiny, frames, method=method, config=METHOD_CONFIGS[method](), options=options)
+    go(tmp_path / "whole")
     with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path / "parts", options=options, on_batch=StopAfter(batches), interrupts=interrupts)
-    adapt_tiny(frames, tmp_path / "parts", options=options, resume=True)
+        go(tmp_path / "parts", on_batch=StopAfter(batches), interrupts=interrupts)
+    go(tmp_path / "parts", resume=True)
     whole, parts = ((tmp_path / name / "predictions.jsonl").read_bytes() for name in ("whole", "parts"))
     assert whole == parts and b'"answered_by": "both"' in whole
 

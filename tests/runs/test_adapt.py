@@ -57,7 +57,8 @@ def test_every_frame_is_predicted_in_natural_order_and_the_last_batch_is_smaller
 
 def test_predictions_equal_those_of_the_library_loop(frames: Path, tmp_path: Path) -> None:
     config = REMConfig(lr=0.01)
-    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=config, options=RunOptions(batch_size=4, logits=True))
+    options = RunOptions(batch_size=4, logits=True, guard=None)
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=config, options=options)
     model = tiny_vit()
     rem, preprocessing = REM(model, config), preprocessing_of(model)
     transform = preprocessing.transform()

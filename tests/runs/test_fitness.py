@@ -31,7 +31,8 @@ BLACK, DUPLICATE = "black frame", "duplicate of the frame before"
 
 
 def go(stream: Stream, folder: Path, method: str = "rem", *, resume: bool = False, **options: Any) -> RunSummary:
-    return adapt_tiny(stream, folder, method, resume=resume, options={"logits": True, **options})
+    options = {"logits": True, "guard": GuardOptions(), **options}
+    return adapt_tiny(stream, folder, method, resume=resume, options=options)
 
 
 def video(*images: Image.Image | None) -> Stream:

@@ -31,7 +31,7 @@ def adapt_tiny(
 ) -> RunSummary:
     """A run whose batches are small, and which saves after every other one."""
     run_options = RunOptions(**{"batch_size": 3, "save_every": 2, **(options or {}), "resume": resume})
-    config = more.pop("config", CONFIGS[method])
+    config = more.pop("config", None) or CONFIGS[method]
     return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
 
 
