@@ -325,6 +325,8 @@ def test_presets_on_the_command_line(
         capfd, "adapt", frames, *tiny, "--method", "tent", "--anchor", "auto", "--output", tmp_path / "none"
     )[1]
     assert "where the optimizer is not adam" in line
+    line = refusal_of(capfd, "adapt", frames, *tiny, "--preset", "paper", "--each", "--output", tmp_path / "none")[1]
+    assert "add --answer auto or both" in line
 
 
 def test_a_doubt_ends_within_its_patience() -> None:

@@ -211,6 +211,11 @@ def run_options(
     Raises:
         UsageError: If a value is out of range, or two exclude each other.
     """
+    guard = output.guard_options(preset_of(method.preset))
+    if output.each and guard.answer == "adapted":
+        raise UsageError(
+            "--each writes what both models said, and only the adapted one answers; add --answer auto or both"
+        )
     return RunOptions(
         batch_size=method.shared.batch_size,
         topk=output.topk,
@@ -230,5 +235,5 @@ def run_options(
         latency=service.latency,
         flush_after=service.flush_after,
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
-        guard=output.guard_options(preset_of(method.preset)),
+        guard=guard,
     )
