@@ -30,7 +30,7 @@ from tests.runs.tiny import StopAfter, adapt_tiny
 
 IN_BETWEEN = ("foa", "vida", "continual-mae")
 KINDS = ("resnet", "convnext", "swin")
-ALL = [(family, name) for family in KINDS for name in METHODS if name not in IN_BETWEEN]
+ALL = [(family, name) for family in ("resnet", "swin") for name in METHODS if name not in IN_BETWEEN]
 RUNNING = [(family, name) for family, name in ALL if name != "norm" or family == "resnet"]
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
