@@ -28,9 +28,9 @@ class Evidence:
         information: What the source's tell apart, in nats.
     """
 
-    lead: float = 0.0
-    gap: float = 0.0
-    information: float = 0.0
+    lead: float
+    gap: float
+    information: float
 
 
 def evidence_of(window: Window) -> Evidence:

@@ -36,6 +36,11 @@ class Adapter:
         return self._said
 
     @property
+    def watched(self) -> bool:
+        """Whether the guard decides anything beside who answers."""
+        return self.guard is not None and self.guard.options.action != "off"
+
+    @property
     def retired(self) -> bool:
         """Whether the guard has ended adaptation for good."""
         return self.guard is not None and self.guard.judge.retired

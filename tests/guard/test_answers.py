@@ -213,6 +213,8 @@ def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path)
     options: dict[str, Any] = {"guard": GuardOptions(answer="both"), "each": True}
     summary = adapt_tiny(frames, tmp_path / "both", options=options)
     adapt_tiny(frames, tmp_path / "alone", options={"guard": None})
+    adapt_tiny(frames, tmp_path / "off", options={"guard": GuardOptions(action="off", answer="both")})
+    assert (tmp_path / "both" / "events.jsonl").exists() and not (tmp_path / "off" / "events.jsonl").exists()
     adapt_tiny(frames, tmp_path / "source", "source")
     rows, alone, source = (rows_of(tmp_path / name) for name in ("both", "alone", "source"))
     assert {(row["answered_by"], row["weight"]) for row in rows} == {("both", 0.5)}

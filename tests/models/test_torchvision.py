@@ -91,12 +91,17 @@ def test_a_mean_that_is_given_counts(tmp_path: Path) -> None:
 
 def test_an_older_vit_is_read(tmp_path: Path) -> None:
     make, name, kwargs = KINDS["vit"]
+    theirs = make()
     state = {
         old.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
-        for old, tensor in make().state_dict().items()
+        for old, tensor in theirs.state_dict().items()
     }
-    save_file(state, tmp_path / "vit.safetensors")
-    load_model(name, checkpoint=tmp_path / "vit.safetensors", num_classes=7, model_kwargs=kwargs)
+    loaded = []
+    for number, weights in enumerate((state, theirs.state_dict())):
+        save_file(weights, tmp_path / f"{number}.safetensors")
+        path = tmp_path / f"{number}.safetensors"
+        loaded.append(load_model(name, checkpoint=path, num_classes=7, model_kwargs=kwargs).state_dict())
+    torch.testing.assert_close(*loaded, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin", "convnext"])
