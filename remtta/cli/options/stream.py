@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
@@ -16,7 +17,7 @@ from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
 from remtta.methods.settings.presets import Preset, preset_of
 from remtta.options import Action, Answer, GuardOptions, RunOptions
-from remtta.runs.folder import check_folder, check_writable, default_folder
+from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
 from remtta.runs.health import check_health_path
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ _option = partial(typer.Option, rich_help_panel="Stream and output")
 class StreamOptions:
     """Which frames of a source, and in what order."""
 
+    streams: Annotated[
+        bool,
+        _option("--streams", help="SOURCE is a file that lists many, name=address on each line; one model for all."),
+    ] = False
     sort: Annotated[Literal["name", "mtime", "none"], _option(help="Order of a folder's or glob's files.")] = "name"
     frame_stride: Annotated[int, _option(min=1, help="Take every K-th frame.")] = 1
     limit: Annotated[int | None, _option(min=1, help="Stop after this many frames.")] = None
@@ -71,6 +76,20 @@ class StreamOptions:
             buffer=self.buffer,
             wait_at_start=self.reconnect_for is not None or resume,
         )
+
+    def open_all(self, source: str) -> dict[str, Stream]:
+        """The streams of a list of sources, by name; live ones that are not there yet are waited for."""
+        from remtta.streams.lists import read_sources
+        from remtta.streams.live import LiveOptions
+        from remtta.streams.sources import open_streams
+
+        if self.null or self.require_frames:
+            raise UsageError("-0 and --require-frames are for paths on standard input, and --streams reads none")
+        given = {"reconnect_for": self.reconnect_for, "buffer": self.buffer}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        live = LiveOptions(**chosen, wait_at_start=True)
+        sources = read_sources(Path(source))
+        return open_streams(sources, sort=self.sort, frame_stride=self.frame_stride, limit=self.limit, live=live)
 
 
 @dataclass(frozen=True)
@@ -148,11 +167,12 @@ class OutputOptions:
             raise UsageError("--predictions - needs standard output, which is closed")
         return sys.stdout.buffer
 
-    def folder(self, health: Path | None) -> Path:
+    def folder(self, health: Path | None, streams: Iterable[str] = ()) -> Path:
         """The run folder, if the run may write there.
 
         Args:
             health: The health file, which must not be one of the folder's own.
+            streams: Names of the streams, each of which has a folder in it, where there are many.
 
         Raises:
             UsageError: If it may not.
@@ -160,7 +180,9 @@ class OutputOptions:
         folder = self.output or default_folder()
         if health is not None:
             check_health_path(health, folder)
-        if self.resume:
+        if streams:
+            check_site(folder, streams, overwrite=self.overwrite, resume=self.resume)
+        elif self.resume:
             check_writable(folder)
         else:
             check_folder(folder, overwrite=self.overwrite)
