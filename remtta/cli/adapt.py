@@ -53,7 +53,7 @@ def adapt(
 
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
-    with running.command() as interrupts:
+    with running.command() as interrupts, service.watched() as metrics:
         # What needs no torch comes first: a wrong path is told at once.
         output.check_predictions()
         method.check()
@@ -82,6 +82,7 @@ def adapt(
                 delta=start,
                 source_data=source_data,
                 health=service.health,
+                metrics=metrics,
                 on_batch=advance,
                 interrupts=interrupts,
             )

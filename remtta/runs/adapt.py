@@ -17,6 +17,7 @@ from remtta.options import RunOptions
 from remtta.runs.folder import check_folder, check_writable, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
+from remtta.runs.metrics import Metrics, Watched
 from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
@@ -39,6 +40,7 @@ def adapt_stream(
     source_data: str | Path | None = None,
     echo: BinaryIO | None = None,
     health: str | Path | None = None,
+    metrics: Metrics | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
@@ -62,6 +64,7 @@ def adapt_stream(
             methods that learn from them first.
         echo: A binary stream that gets the prediction lines as well.
         health: A JSON file that is replaced every few seconds with how the run is.
+        metrics: What serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far.
         interrupts: Turns signals into a clean stop.
 
@@ -105,6 +108,8 @@ def adapt_stream(
             during.enter_context(
                 contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record)))
             )
+        if metrics is not None:
+            during.enter_context(metrics.of(lambda: {"": Watched(plan, run.summary, run.record)}))
         summary = run.execute()
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))

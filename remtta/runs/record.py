@@ -120,13 +120,14 @@ class Record:
     Attributes:
         started: When the run began: UTC, ISO 8601.
         latencies: How long predictions took.
+        steps: How long batches took, their updates included.
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._path = plan, folder / RECORD
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.latencies = Latencies()
+        self.latencies, self.steps = Latencies(), Latencies()
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 

@@ -24,6 +24,7 @@ from remtta.options import RunOptions
 from remtta.runs.folder import SITE, check_site, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
+from remtta.runs.metrics import Metrics, Watched
 from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.record import Plan
 from remtta.runs.run import Run
@@ -109,6 +110,7 @@ def adapt_streams(
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     health: str | Path | None = None,
+    metrics: Metrics | None = None,
     on_batch: Callable[[SiteSummary], None] | None = None,
     interrupts: Interrupts | None = None,
 ) -> SiteSummary:
@@ -128,6 +130,7 @@ def adapt_streams(
         delta: What each starts from.
         source_data: As for `adapt_stream`.
         health: A JSON file that is replaced every few seconds with how each run is.
+        metrics: What serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far, from any thread.
         interrupts: Turns signals into a clean stop of all.
 
@@ -173,6 +176,8 @@ def adapt_streams(
         during.callback(site.lock().release)
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))
+        if metrics is not None:
+            during.enter_context(metrics.of(site.watched))
         site.execute()
     return site.summary
 
@@ -245,6 +250,10 @@ class _Site:
             _log.debug("%s", traceback.format_exc())
         with contextlib.suppress(RemttaError):  # the last one is the one to tell
             self._turns.take(self._write, Interrupts())
+
+    def watched(self) -> dict[str, Watched]:
+        """What there is to tell of each stream, from any thread."""
+        return {name: Watched(self._plans[name], run.summary, run.record) for name, run in self._runs.items()}
 
     def vitals(self) -> dict[str, Any]:
         """How each stream is, at any moment and from any thread."""

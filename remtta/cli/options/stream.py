@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from remtta.runs.folder import check_folder, check_site, check_writable, default
 from remtta.runs.health import check_health_path
 
 if TYPE_CHECKING:
+    from remtta.runs.metrics import Metrics
     from remtta.streams.sources import Stream
 
 Source = Annotated[
@@ -221,7 +223,31 @@ class ServiceOptions:
         Path | None,
         _option(metavar="FILE", help="JSON file, replaced every few seconds with time, state, frames and updates."),
     ] = None
+    metrics: Annotated[
+        str | None,
+        _option(metavar="[HOST]:PORT", help="Serve counts, lag, entropy and latencies to Prometheus, such as :9108."),
+    ] = None
+    metrics_file: Annotated[
+        Path | None,
+        _option(metavar="FILE.prom", help="The same in a file for node_exporter's text collector, every ten seconds."),
+    ] = None
     on_error: Annotated[Literal["skip", "stop"], _option(help="At a frame that cannot be read.")] = RunOptions.on_error
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Metrics | None]:
+        """What serves the run's counts meanwhile, if that is asked for.
+
+        Raises:
+            UsageError: If it cannot be had.
+        """
+        if self.metrics is None and self.metrics_file is None:
+            yield None
+            return
+        from remtta.runs.metrics import Metrics, parse_metrics_address
+
+        address = None if self.metrics is None else parse_metrics_address(self.metrics)
+        with contextlib.closing(Metrics(address, self.metrics_file)) as metrics:
+            yield metrics
 
 
 @refused_values()
