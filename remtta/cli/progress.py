@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from remtta.corruptions.tree import TreeSummary
-    from remtta.runs.adapt import RunSummary
 
 SECONDS_BETWEEN_LINES = 30.0
 
 _log = logging.getLogger("remtta")
+
+
+class _Counts(Protocol):
+    """What a run, or many, have come to."""
+
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def num_updates(self) -> int: ...
+    @property
+    def images_per_s(self) -> float: ...
 
 
 class _Show(Protocol):
@@ -23,7 +33,7 @@ class _Show(Protocol):
 
 
 @contextlib.contextmanager
-def progress(num_frames: int | None, *, hidden: bool, lines: bool = False) -> Iterator[Callable[[RunSummary], None]]:
+def progress(num_frames: int | None, *, hidden: bool, lines: bool = False) -> Iterator[Callable[[_Counts], None]]:
     """Yield a function that shows the counts of a run so far.
 
     Args:

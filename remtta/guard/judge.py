@@ -68,6 +68,11 @@ class Judge:
         return self._options.lr_factor**self._now.alarms
 
     @property
+    def lead(self) -> float:
+        """What the adapted model sees more, as a share, by the last verdict."""
+        return self._now.lead
+
+    @property
     def weight(self) -> float:
         """The adapted model's share in an answer of the moment."""
         now, options = self._now, self._options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,10 @@ class Adapter:
     def total_alarms(self) -> int:
         """Alarms of the guard so far."""
         return self.guard.judge.total_alarms if self.guard else 0
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""
+        work()
 
     def predict(
         self, pixels: Tensor, fit: Tensor | None = None, labels: Tensor | None = None, *, later: bool = False

@@ -23,6 +23,7 @@ from remtta.runs.environment import environment
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
 from remtta.runs.summary import RunSummary
+from remtta.streams.memory import Budget
 from remtta.streams.sources import Stream
 
 _HEADER_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
@@ -42,6 +43,7 @@ class Plan:
         stream: Where the frames come from.
         start: The delta that it starts from, if there is one.
         learned: What the method learned from source images, for the record.
+        memory: What decoding may take, where other runs share it.
     """
 
     card: ModelCard
@@ -52,6 +54,7 @@ class Plan:
     stream: Stream
     start: Delta | None = None
     learned: Mapping[str, Any] | None = None
+    memory: Budget | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -117,13 +120,14 @@ class Record:
     Attributes:
         started: When the run began: UTC, ISO 8601.
         latencies: How long predictions took.
+        steps: How long batches took, their updates included.
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._path = plan, folder / RECORD
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.latencies = Latencies()
+        self.latencies, self.steps = Latencies(), Latencies()
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 

@@ -78,7 +78,7 @@ class Run:
             episodic=plan.config.episodic,
             answer_early=options.latency,
         )
-        self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing)
+        self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing, plan.memory)
         self._saver = Saver(folder, plan, self._session, self.record)
 
     def execute(self) -> RunSummary:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -124,15 +125,21 @@ class Session(Generic[C]):
             RemttaError: If predictions are not finite numbers.
         """
         for batch in batches:
-            if batch.early:
-                with self._interrupts.held():
-                    self.answer(batch)
-                continue
-            with self._stoppable():
-                self._work(batch)
+            self.adapter.in_turn(partial(self._take, batch))
 
     def answer(self, batch: Batch) -> None:
         """Predict frames that are learned from with the rest of their batch, if that comes, and hand this out."""
+        self.adapter.in_turn(partial(self._tell_early, batch))
+
+    def _take(self, batch: Batch) -> None:
+        if batch.early:
+            with self._interrupts.held():
+                self._tell_early(batch)
+            return
+        with self._stoppable():
+            self._work(batch)
+
+    def _tell_early(self, batch: Batch) -> None:
         if self._mark.counts is None:
             self._mark.counts = replace(self.counts)
         result = self._answer(replace(batch, learn=False))
@@ -147,7 +154,7 @@ class Session(Generic[C]):
             UsageError: If its state is not one that this session would save.
         """
         if moment.state:
-            self.adapter.take_back(path, moment.state)
+            self.adapter.in_turn(partial(self.adapter.take_back, path, moment.state))
             self.committed = self.adapter.method.committed
         self.counts = moment.counts
 

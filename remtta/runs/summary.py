@@ -32,6 +32,7 @@ class RunSummary:
         signum: The signal that stopped it, if one did.
         last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
         lag_s: Age of a live source's oldest frame in the last batch, once it was predicted.
+        entropy: Mean entropy of the last batch's predictions, in nats.
     """
 
     output: Path
@@ -42,9 +43,16 @@ class RunSummary:
     signum: int | None = None
     last_frame: str | None = None
     lag_s: float | None = None
+    entropy: float | None = None
 
-    def note_answer(self, read_at: str | None) -> None:
-        """Note that a batch is predicted now, whose first frame was read from a live source at this time, if it was."""
+    def note_answer(self, read_at: str | None, entropy: float | None) -> None:
+        """Note that a batch is predicted now.
+
+        Args:
+            read_at: When its first frame was read from a live source, if it was.
+            entropy: Mean entropy of its predictions in nats, if there are any.
+        """
+        self.entropy = entropy
         now = datetime.now(UTC)
         self.last_frame = now.isoformat(timespec="seconds")
         self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
