@@ -17,6 +17,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.guard.guard import guarded
+from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
@@ -113,7 +114,8 @@ def adapt_stream(
         check_base(delta, card.sha256)
         adapter.load_delta(delta.tensors, delta.updates)
     _tell(adapter, method, card, options)
-    guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config))
+    smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
+    guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config), smoother)
     plan = Plan(card, guarded_adapter, method, config, options, stream, delta, learned)
     run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
     with contextlib.ExitStack() as during:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from remtta.guard.guard import ALONE, Guard, Said
+from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
 from remtta.runs.states import take_back
 
@@ -19,10 +20,11 @@ class Adapter:
     Args:
         method: The method.
         guard: What watches it.
+        smoother: What has answers go by the frames before, too.
     """
 
-    def __init__(self, method: Method, guard: Guard | None = None) -> None:
-        self.method, self.guard = method, guard
+    def __init__(self, method: Method, guard: Guard | None = None, smoother: Smoother | None = None) -> None:
+        self.method, self.guard, self.smoother = method, guard, smoother
         self._said = ALONE
 
     @property
@@ -105,6 +107,10 @@ class Adapter:
             return step.answer(pixels)
         return step(pixels) if labels is None else step(pixels, labels)
 
+    def smooth(self, logits: Tensor, *, early: bool = False) -> Tensor:
+        """What to answer in place of logits (B, C) of the next frames; see `Smoother`."""
+        return self.smoother(logits, early=early) if self.smoother else logits
+
     def learn(self) -> None:
         """Adapt to the images of the last `predict` with `later`."""
         (self.guard or self.method).learn()
@@ -121,7 +127,8 @@ class Adapter:
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next update and the next decision depend on."""
-        return {**self.method.state(), **(self.guard.state() if self.guard else {})}
+        beside = [each.state() for each in (self.guard, self.smoother) if each]
+        return {name: tensor for state in (self.method.state(), *beside) for name, tensor in state.items()}
 
     def take_back(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that a file held.
@@ -129,7 +136,7 @@ class Adapter:
         Raises:
             UsageError: If it is not one that this would save.
         """
-        take_back(path, state, *([self.guard] if self.guard else []), self.method)
+        take_back(path, state, *(each for each in (self.guard, self.smoother) if each), self.method)
 
 
 def _put_together(fit: Tensor, stepped: Tensor, others: Tensor) -> Tensor:

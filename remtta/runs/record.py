@@ -165,6 +165,7 @@ class Record:
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
                 "not_adapted": place.not_adapted,
+                **({"smoothed": place.smoothed} if plan.adapter.smoother else {}),
                 **self.live_counts(place),
             },
             "timing": {

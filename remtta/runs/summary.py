@@ -96,6 +96,11 @@ class RunSummary:
         return self.place.by_both
 
     @property
+    def num_smoothed(self) -> int:
+        """Frames whose answers went by the frames before, too."""
+        return self.place.smoothed
+
+    @property
     def seconds(self) -> float:
         """From the first frame asked for to the last file written."""
         return self.place.seconds
@@ -127,6 +132,7 @@ class RunSummary:
             "guard_alarms": self.num_alarms,
             "answered_by_source": self.num_by_source,
             "answered_by_both": self.num_by_both,
+            "smoothed": self.num_smoothed,
             "images_per_s": round(self.images_per_s, 2),
         }
 
@@ -139,6 +145,7 @@ class RunSummary:
             *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
+            *([f"answered by the frames before, too: {self.num_smoothed} frames"] if self.num_smoothed else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]
         return "\n".join(lines)
