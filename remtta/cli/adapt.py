@@ -61,7 +61,7 @@ def adapt(
 
         from remtta.runs.adapt import adapt_stream
 
-        source_data = method.source.checked([method.method])
+        source_data = method.source.checked([method.method], calibrates=output.estimate is not None)
         running.set_threads()
         start = model.start()
         classifier = load_classifier(model_arguments(given, start), labels, running.device, adapts=method.adapts)

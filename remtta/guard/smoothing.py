@@ -12,7 +12,7 @@ which learns a matrix of transitions; here one number says how long classes stay
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ _PREFIX = "smooth."
 
 
 @dataclass(frozen=True)
-class _Past:
+class Past:
     """What is known from the frames so far.
 
     Attributes:
@@ -47,7 +47,8 @@ class _Past:
     frames: int = 0
 
     @classmethod
-    def nothing(cls, num_classes: int) -> _Past:
+    def nothing(cls, num_classes: int) -> Past:
+        """What is known of C classes before the first frame."""
         any_class = np.full(num_classes, 1 / num_classes)
         return cls(any_class, any_class, any_class)
 
@@ -56,7 +57,26 @@ class _Past:
         """Whether frames come in order."""
         return self.evidence > _ENOUGH
 
-    def then(self, probs: np.ndarray) -> _Past:
+    def through(self, logits: Tensor) -> Iterator[Past]:
+        """The same after each of more frames, with these logits (B, C) on the CPU."""
+        past = self
+        for probs in logits.double().softmax(-1).clamp(min=_FLOOR).numpy():
+            past = past._then(probs)
+            yield past
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it."""
+        vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief]))
+        return {"classes": vectors, "numbers": torch.tensor([self.evidence, self.frames], dtype=torch.float64)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> Past:
+        """What `state` returned."""
+        usual, expected, belief = state["classes"].double().numpy()
+        evidence, frames = state["numbers"].tolist()
+        return cls(usual, expected, belief, evidence, int(frames))
+
+    def _then(self, probs: np.ndarray) -> Past:
         """The same with one more frame, whose predicted probabilities (C,) are all above 0."""
         foretold = (_STAYS * self.expected / self.usual + 1 - _STAYS) * probs
         ratio = foretold.sum()
@@ -64,7 +84,7 @@ class _Past:
         share = np.sqrt(self.usual)
         belief = (_STAYS * share.sum() * self.belief / share + 1 - _STAYS) * probs
         newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
-        return _Past(
+        return Past(
             usual=(1 - newest) * self.usual + newest * probs,
             expected=foretold / ratio,
             belief=belief / belief.sum(),
@@ -81,7 +101,7 @@ class Smoother:
     """
 
     def __init__(self, num_classes: int) -> None:
-        self._past = self._ahead = _Past.nothing(num_classes)
+        self._past = self._ahead = Past.nothing(num_classes)
 
     def __call__(self, logits: Tensor, *, early: bool = False) -> Tensor:
         """Logits (B, C) to answer with, for those of the next frames, on the CPU.
@@ -92,10 +112,10 @@ class Smoother:
         """
         past = self._ahead if early else self._past
         answers = logits.clone()
-        for place, probs in enumerate(logits.double().softmax(-1).clamp(min=_FLOOR).numpy()):
-            past = past.then(probs)
-            if past.ordered:
-                answers[place] = torch.from_numpy(np.log(past.belief))
+        for place, now in enumerate(past.through(logits)):
+            past = now
+            if now.ordered:
+                answers[place] = torch.from_numpy(np.log(now.belief))
         self._ahead = past
         if not early:
             self._past = past
@@ -103,13 +123,9 @@ class Smoother:
 
     def state(self) -> dict[str, Tensor]:
         """Everything its next answer depends on."""
-        past = self._past
-        vectors = torch.from_numpy(np.stack([past.usual, past.expected, past.belief]))
-        numbers = torch.tensor([past.evidence, past.frames], dtype=torch.float64)
-        return {_PREFIX + "classes": vectors, _PREFIX + "numbers": numbers}
+        return {_PREFIX + name: tensor for name, tensor in self._past.state().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` returned."""
-        usual, expected, belief = state[_PREFIX + "classes"].double().numpy()
-        evidence, frames = state[_PREFIX + "numbers"].tolist()
-        self._past = self._ahead = _Past(usual, expected, belief, evidence, int(frames))
+        own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
+        self._past = self._ahead = Past.of(own)

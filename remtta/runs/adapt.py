@@ -16,6 +16,7 @@ from remtta.bench.fitting import fitting_micro_batch
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
+from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
 from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
@@ -24,7 +25,7 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
 from remtta.methods.settings.names import PRESET
 from remtta.methods.settings.presets import PRESETS
-from remtta.methods.source_data import check_source_data, learn_from_source
+from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard, card_of
 from remtta.options import RunOptions
 from remtta.runs.adapter import Adapter
@@ -74,7 +75,7 @@ def adapt_stream(
         options: How the stream is run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or the statistics of some (a file), for
-            methods that learn from them first.
+            methods that learn from them first, and for the estimate.
         echo: A binary stream that gets the prediction lines as well.
         health: A JSON file that is replaced every few seconds with how the run is.
         on_batch: Called after every batch with the counts so far.
@@ -106,8 +107,9 @@ def adapt_stream(
     adapter = build_method(method, model, config)
     _check_method(adapter, method, source_data, options)
     learned = None
-    if source_data is not None:
+    if source_data is not None and adapter.needs_source:
         learned = learn_from_source(adapter, model, source_data, method=method, config=config, wait=interrupts.check)
+    estimator = _estimator(adapter, card, source_data, options, folder, interrupts.check)
     if options.max_memory is not None and config.micro_batch is None:
         config = _within_memory(adapter, card, config, folder, options)
     if delta is not None:
@@ -115,7 +117,7 @@ def adapt_stream(
         adapter.load_delta(delta.tensors, delta.updates)
     _tell(adapter, method, card, options)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config), smoother)
+    guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config), smoother, estimator)
     plan = Plan(card, guarded_adapter, method, config, options, stream, delta, learned)
     run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
     with contextlib.ExitStack() as during:
@@ -135,7 +137,32 @@ def _check_method(adapter: Method, name: str, source_data: str | Path | None, op
         raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
     if options.save_full and adapter.delta_refusal:
         raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
-    check_source_data([name], source_data)
+    check_source_data([name], source_data, calibrates=options.estimate is not None)
+
+
+def _estimator(
+    adapter: Method,
+    card: ModelCard,
+    source_data: str | Path | None,
+    options: RunOptions,
+    folder: Path,
+    wait: Callable[[], None],
+) -> Estimator | None:
+    """What estimates the accuracy, if that is asked for; calibrated as the run was that it goes on with."""
+    if options.estimate is None:
+        return None
+    record = (read_record(folder / RECORD) if options.resume and (folder / RECORD).exists() else {}).get("accuracy")
+    if record is not None:
+        calibration = Calibration(**record["calibration"])
+    elif source_data is None:
+        calibration = Calibration.unseen(options.estimate, card.num_classes)
+    else:
+        with contextlib.closing(clean_batches(source_data, card.preprocessing, card.device, WINDOW, wait)) as batches:
+            logits = torch.cat([adapter.predict_source(batch).float().cpu() for batch in batches])
+        if len(logits) < FEW_IMAGES:
+            _log.warning("the estimate is calibrated on %d image(s) only; give it some hundreds", len(logits))
+        calibration = Calibration.seen(options.estimate, logits)
+    return Estimator(calibration, card.num_classes, options.expire_below)
 
 
 def _tell(adapter: Method, name: str, card: ModelCard, options: RunOptions) -> None:

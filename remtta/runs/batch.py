@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -89,6 +89,7 @@ class BatchResult:
         answer_seconds: What the prediction took.
         seconds: What the batch took, the update included.
         raw: The logits before the frames before had their say; None where they have none.
+        estimates: Estimated accuracies of the last frames, this batch included.
     """
 
     batch: Batch
@@ -103,6 +104,7 @@ class BatchResult:
     answer_seconds: float
     seconds: float
     raw: Tensor | None = None
+    estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def by_source(self) -> bool:

@@ -116,6 +116,7 @@ class Journal:
             not_adapted=result.unfit,
             said=result.said.after(told),
             early=batch.early,
+            estimates=result.estimates,
             labels=self._labels,
             topk=self._options.topk,
             with_logits=self._options.logits,

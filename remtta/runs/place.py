@@ -29,6 +29,7 @@ _OWN_OPTIONS = (
     "latency",
     "guard",
     "smooth",
+    "estimate",
 )  # the others may change from one part to the next
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack

@@ -191,6 +191,7 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
+            "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),
             "environment": self._environment,

@@ -23,6 +23,7 @@ def prediction_rows(
     not_adapted: Mapping[int, str] | None = None,
     said: Said = ALONE,
     early: bool = False,
+    estimates: Mapping[str, float] | None = None,
     labels: Sequence[str] | None,
     topk: int,
     with_logits: bool = False,
@@ -39,6 +40,7 @@ def prediction_rows(
         not_adapted: Why some of them did not, by frame index.
         said: Who made the predictions.
         early: Whether they are predicted before their batch is full.
+        estimates: Estimated accuracies of the last frames.
         labels: One name per class, or None.
         topk: How many classes to list.
         with_logits: Add all C logits.
@@ -60,7 +62,7 @@ def prediction_rows(
             row.update(
                 {"not_adapted": reason} if reason else {}, **answered_by(said), **next(each, {}), **next(by_itself, {})
             )
-            row.update({"early": True} if early else {})
+            row.update({"early": True} if early else {}, **({"estimate": dict(estimates)} if estimates else {}))
         rows.append(row)
     return rows
 

@@ -64,6 +64,7 @@ class Scribe:
         place, frames = self._summary.place, result.batch.frames
         place.fingerprint = self._policy.fingerprint
         self._summary.num_alarms = self._plan.adapter.total_alarms
+        self._summary.estimates = result.estimates
         for frame in frames:
             if frame.gap:
                 place.gaps += 1

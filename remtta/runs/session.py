@@ -201,7 +201,7 @@ class Session(Generic[C]):
         if was_reset:
             self.adapter.reset()
         update, logits, raw, unfit, called = method.num_updates, None, None, {}, False
-        answer_seconds = 0.0
+        answer_seconds, estimates = 0.0, self.adapter.estimates
         if frames:
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
@@ -214,6 +214,7 @@ class Session(Generic[C]):
             raw = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
             self._check_finite(raw, batch)
             logits = self.adapter.smooth(raw, early=batch.early)
+            estimates = self.adapter.estimates if batch.early else self.adapter.estimate(raw)
             answer_seconds = time.monotonic() - started
         return BatchResult(
             batch=batch,
@@ -228,6 +229,7 @@ class Session(Generic[C]):
             answer_seconds=answer_seconds,
             seconds=answer_seconds,
             raw=raw if self.adapter.smoother else None,
+            estimates=estimates,
         )
 
     def _reset_is_due(self, batch: Batch) -> bool:

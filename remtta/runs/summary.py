@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ class RunSummary:
         signum: The signal that stopped it, if one did.
         last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
         lag_s: Age of a live source's oldest frame in the last batch, once it was predicted.
+        estimates: Estimated accuracies of the last frames: of `answers`, `source` and `adapted`.
     """
 
     output: Path
@@ -42,6 +44,7 @@ class RunSummary:
     signum: int | None = None
     last_frame: str | None = None
     lag_s: float | None = None
+    estimates: Mapping[str, float] = field(default_factory=dict)
 
     def note_answer(self, read_at: str | None) -> None:
         """Note that a batch is predicted now, whose first frame was read from a live source at this time, if it was."""
@@ -119,6 +122,11 @@ class RunSummary:
     def _guarded(self) -> bool:
         return self.num_alarms > 0 or self.num_by_source > 0
 
+    @property
+    def _told_estimates(self) -> str:
+        names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
+        return ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
+
     def figures(self) -> dict[str, Any]:
         """What the report says, by name."""
         return {
@@ -134,6 +142,7 @@ class RunSummary:
             "answered_by_both": self.num_by_both,
             "smoothed": self.num_smoothed,
             "images_per_s": round(self.images_per_s, 2),
+            "estimate": dict(self.estimates) or None,
         }
 
     def report(self) -> str:
@@ -146,6 +155,7 @@ class RunSummary:
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
             *([f"answered by the frames before, too: {self.num_smoothed} frames"] if self.num_smoothed else []),
+            *([f"estimated accuracy of the last frames: {self._told_estimates}"] if self.estimates else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]
         return "\n".join(lines)

@@ -93,6 +93,18 @@ class OutputOptions:
         Smooth,
         _option(help="auto: where frames come in order, as on video, answers go by the frames before, too."),
     ] = RunOptions.smooth
+    estimate: Annotated[
+        float | None,
+        _option(
+            metavar="SHARE",
+            help="Estimate the accuracy on the last 500 frames, for a model with this one on clean images; "
+            "--source-data with some of those, unlabelled, makes it better.",
+        ),
+    ] = RunOptions.estimate
+    expire_below: Annotated[
+        float | None,
+        _option(metavar="SHARE", help="Tell, by an event and a warning, where the estimate for the answers is below."),
+    ] = RunOptions.expire_below
     each: Annotated[bool, _option("--each", help="Write what the adapted and the source model said by themselves.")] = (
         RunOptions.each
     )
@@ -241,4 +253,6 @@ def run_options(
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
         guard=guard,
         smooth=output.smooth,
+        estimate=output.estimate,
+        expire_below=output.expire_below,
     )
