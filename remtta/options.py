@@ -17,6 +17,7 @@ SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-c
 
 Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both", "auto"]
+Smooth = Literal["off", "auto"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,10 @@ class RunOptions:
             micro-batch is chosen by it where the config leaves it open.
         guard: Who answers, and when harm is undone, by methods that train
             weights and in no episodic run; None for the adapted model, and never.
+        smooth: "auto" has answers go by the frames before, too, where frames come in order; "off" never.
+        estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
+            estimate.
+        expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -141,6 +146,9 @@ class RunOptions:
     flush_after: float | None = None
     max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions(answer="auto")
+    smooth: Smooth = "off"
+    estimate: float | None = None
+    expire_below: float | None = None
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:
@@ -150,6 +158,13 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
+        if self.estimate is not None:
+            check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
+        if self.expire_below is not None:
+            if self.estimate is None:
+                raise UsageError("--expire-below goes by an estimate; add --estimate with the accuracy on clean images")
+            check(0 < self.expire_below < self.estimate, "expire below", self.expire_below, "above 0, below --estimate")
         if self.overwrite and self.resume:
             raise UsageError("--overwrite replaces a run and --resume goes on with it; choose one")
         if self.reset_every is not None and self.reset_every < 1:

@@ -65,7 +65,7 @@ def adapt(
         frames = _open(source, stream, output)
         folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
 
-        source_data = method.source.checked([method.method])
+        source_data = method.source.checked([method.method], calibrates=output.estimate is not None)
         running.set_threads()
         start = model.start()
         classifier = load_classifier(model_arguments(given, start), labels, running.device, adapts=method.adapts)

@@ -61,7 +61,7 @@ def adapt_stream(
         options: How the stream is run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or the statistics of some (a file), for
-            methods that learn from them first.
+            methods that learn from them first, and for the estimate.
         echo: A binary stream that gets the prediction lines as well.
         health: A JSON file that is replaced every few seconds with how the run is.
         metrics: What serves the counts meanwhile.

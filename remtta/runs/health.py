@@ -79,6 +79,7 @@ def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
         "lag_s": summary.lag_s,
         "guard": guard.judge.standing if guard else None,
         "guard_alarms": guard.judge.total_alarms if guard else None,
+        "estimate": summary.estimates or None,
         **record.live_counts(summary.place),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -14,14 +15,16 @@ from remtta.bench.fitting import fitting_micro_batch
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
+from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
+from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
 from remtta.methods.settings.names import PRESET
 from remtta.methods.settings.presets import PRESETS
-from remtta.methods.source_data import check_source_data, learn_from_source
+from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard
 from remtta.options import RunOptions
 from remtta.runs.adapter import Adapter
@@ -62,7 +65,7 @@ def plan_run(
         config: Its settings.
         options: How the stream is run.
         delta: Start from these adapted weights.
-        source_data: What methods learn from that learn from the source first.
+        source_data: What methods learn from that learn from the source first, and the estimate from.
         wait: Called now and then meanwhile; may raise to stop.
 
     Raises:
@@ -74,14 +77,16 @@ def plan_run(
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)
     learned = None
-    if source_data is not None:
+    if source_data is not None and built.needs_source:
         learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
+    estimator = _estimator(built, card, source_data, options, folder, wait)
     if options.max_memory is not None and config.micro_batch is None:
         config = _within_memory(built, card, config, folder, options)
     if delta is not None:
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
-    adapter = Adapter(built, guarded(built, options.guard, config))
+    smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
+    adapter = Adapter(built, guarded(built, options.guard, config), smoother, estimator)
     return Plan(card, adapter, method, config, options, stream, delta, learned)
 
 
@@ -111,7 +116,32 @@ def _check_method(adapter: Method, name: str, source_data: str | Path | None, op
         raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
     if options.save_full and adapter.delta_refusal:
         raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
-    check_source_data([name], source_data)
+    check_source_data([name], source_data, calibrates=options.estimate is not None)
+
+
+def _estimator(
+    adapter: Method,
+    card: ModelCard,
+    source_data: str | Path | None,
+    options: RunOptions,
+    folder: Path,
+    wait: Callable[[], None],
+) -> Estimator | None:
+    """What estimates the accuracy, if that is asked for; calibrated as the run was that it goes on with."""
+    if options.estimate is None:
+        return None
+    record = (read_record(folder / RECORD) if options.resume and (folder / RECORD).exists() else {}).get("accuracy")
+    if record is not None:
+        calibration = Calibration(**record["calibration"])
+    elif source_data is None:
+        calibration = Calibration.unseen(options.estimate, card.num_classes)
+    else:
+        with contextlib.closing(clean_batches(source_data, card.preprocessing, card.device, WINDOW, wait)) as batches:
+            logits = torch.cat([adapter.predict_source(batch).float().cpu() for batch in batches])
+        if len(logits) < FEW_IMAGES:
+            _log.warning("the estimate is calibrated on %d image(s) only; give it some hundreds", len(logits))
+        calibration = Calibration.seen(options.estimate, logits)
+    return Estimator(calibration, card.num_classes, options.expire_below)
 
 
 def _within_memory(

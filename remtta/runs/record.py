@@ -169,6 +169,7 @@ class Record:
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
                 "not_adapted": place.not_adapted,
+                **({"smoothed": place.smoothed} if plan.adapter.smoother else {}),
                 **self.live_counts(place),
             },
             "timing": {
@@ -194,6 +195,7 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
+            "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),
             "environment": self._environment,

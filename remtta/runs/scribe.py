@@ -67,6 +67,7 @@ class Scribe:
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.fingerprint = self._policy.fingerprint
         self._summary.num_alarms = self._plan.adapter.total_alarms
+        self._summary.estimates = result.estimates
         for frame in frames:
             if frame.gap:
                 place.gaps += 1

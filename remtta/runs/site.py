@@ -167,9 +167,7 @@ def adapt_streams(
         _check_shared(own.norms_only, method)
         own.leave()
         config = plan.config  # with a micro-batch that is chosen once
-        plans[name] = replace(
-            plan, adapter=SharingAdapter(own, plan.adapter.guard, turns, interrupts.part()), memory=memory
-        )
+        plans[name] = replace(plan, adapter=SharingAdapter(plan.adapter, turns, interrupts.part()), memory=memory)
     tell_plan(next(iter(plans.values())))
     site = _Site(folder, plans, turns, interrupts, on_batch)
     with contextlib.ExitStack() as during:

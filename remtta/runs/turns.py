@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 
-from remtta.guard.guard import Guard
-from remtta.methods.method import Method
 from remtta.runs.adapter import Adapter
 from remtta.runs.interrupts import Interrupts, Stopped
 
@@ -63,14 +61,13 @@ class SharingAdapter(Adapter):
     """A method on a model that others adapt, too; between its turns the model has its source weights.
 
     Args:
-        method: The method.
-        guard: What watches it.
+        alone: The same for a model of its own.
         turns: Whose turn it is.
         interrupts: Ends the wait for a turn.
     """
 
-    def __init__(self, method: Method, guard: Guard | None, turns: Turns, interrupts: Interrupts) -> None:
-        super().__init__(method, guard)
+    def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts) -> None:
+        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator)
         self._turns, self._interrupts = turns, interrupts
 
     def in_turn(self, work: Callable[[], None]) -> None:

@@ -142,7 +142,8 @@ class MethodsOptions:
         str,
         _method(
             help=f"Of {', '.join(METHOD_CONFIGS)}. {PRESET}: rem as remtta adapt runs it. rem+guard: under the guard; "
-            "rem+both, rem+auto: answered by the source model, too. LABEL=rem: one more row, for "
+            "rem+both, rem+auto: answered by the source model, too. rem+smooth: by the frames before, "
+            "too, where they come in order. LABEL=rem: one more row, for "
             "--set LABEL.KEY=VALUE.",
             autocompletion=method_list,
         ),

@@ -102,15 +102,15 @@ class SourceDataOptions:
         ),
     ] = None
 
-    def checked(self, methods: Iterable[str]) -> Path | None:
-        """The path, if these methods want one.
+    def checked(self, methods: Iterable[str], *, calibrates: bool = False) -> Path | None:
+        """The path, if these methods want one, or something is calibrated on it.
 
         Raises:
             UsageError: If a method lacks it, or none learns from it.
         """
         from remtta.methods.source_data import check_source_data
 
-        check_source_data(methods, self.source_data)
+        check_source_data(methods, self.source_data, calibrates=calibrates)
         return self.source_data
 
 

@@ -18,7 +18,7 @@ from remtta.cli.parsing import parse_size
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
 from remtta.methods.settings.presets import Preset, preset_of
-from remtta.options import Action, Answer, GuardOptions, RunOptions
+from remtta.options import Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
 from remtta.runs.health import check_health_path
 
@@ -114,6 +114,22 @@ class OutputOptions:
             "auto, weighted by who sees more in the last frames. Default: by the preset, auto or adapted.",
         ),
     ] = None
+    smooth: Annotated[
+        Smooth,
+        _option(help="auto: where frames come in order, as on video, answers go by the frames before, too."),
+    ] = RunOptions.smooth
+    estimate: Annotated[
+        float | None,
+        _option(
+            metavar="SHARE",
+            help="Estimate the accuracy on the last 500 frames, for a model with this one on clean images; "
+            "--source-data with some of those, unlabelled, makes it better.",
+        ),
+    ] = RunOptions.estimate
+    expire_below: Annotated[
+        float | None,
+        _option(metavar="SHARE", help="Tell, by an event and a warning, where the estimate for the answers is below."),
+    ] = RunOptions.expire_below
     each: Annotated[bool, _option("--each", help="Write what the adapted and the source model said by themselves.")] = (
         RunOptions.each
     )
@@ -290,4 +306,7 @@ def run_options(
         flush_after=service.flush_after,
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
         guard=guard,
+        smooth=output.smooth,
+        estimate=output.estimate,
+        expire_below=output.expire_below,
     )
