@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from pathlib import Path
 
@@ -28,11 +27,11 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [*site, "--save-every", "3", "-o", "site"]
-    process = subprocess.Popen([*REMTTA, *command], stderr=subprocess.DEVNULL)
     rows = Path("site/long/predictions.jsonl")
-    assert happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 6, 60)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen([*REMTTA, *command], stderr=subprocess.DEVNULL) as process:
+        begun = happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 6, 120)
+        process.kill()
+    assert begun
     assert json_of(Path("site/site.json"))["exit_reason"] == "running"
     assert remtta_here("inspect", "site") == 0
     assert "was killed, and --resume goes on with it; 2 on one model" in capfd.readouterr().out
