@@ -15,7 +15,9 @@ from remtta.errors import UsageError
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A delta file, or the folder of a run or an evaluation.")],
+    path: Annotated[
+        Path, typer.Argument(help="A delta file, or the folder of a run, of many streams or an evaluation.")
+    ],
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
 ) -> None:
@@ -40,6 +42,8 @@ def _lines(content: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if "evaluation" in content:
         lines += _evaluation_lines(content["evaluation"], alive=content["alive"])
+    if "site" in content:
+        lines += _site_lines(content["site"], alive=content["alive"])
     if "run" in content:
         lines += _run_lines(content["run"], alive=content["alive"])
     if "predictions" in content:
@@ -52,6 +56,21 @@ def _lines(content: dict[str, Any]) -> list[str]:
 def _state(told: str, alive: bool | None, end: str) -> str:
     """How it is; one that says it is running, and that no process is writing to, came to this end."""
     return f"was {end}, and --resume goes on with it" if told == "running" and alive is False else told
+
+
+def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
+    streams = site["streams"]
+    width = max([len("stream"), *map(len, streams)])
+    return [
+        f"streams      {_state(site['exit_reason'], alive, 'killed')}; {len(streams)} on one model",
+        "",
+        f"{'stream':<{width}}  frames  skipped  updates  state, source",
+        *(
+            f"{name:<{width}}  {stream['frames']:6}  {stream['skipped']:7}  {stream['updates']:7}  "
+            f"{_state(stream['exit_reason'], alive, 'killed')}, {stream['source']}"
+            for name, stream in streams.items()
+        ),
+    ]
 
 
 def _evaluation_lines(evaluation: dict[str, Any], *, alive: bool | None) -> list[str]:

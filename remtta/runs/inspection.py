@@ -12,7 +12,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.reading import read_arrays
 from remtta.errors import RemttaError, UsageError
 from remtta.files import is_locked
-from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS
+from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
 
 _MOST_COMMON = 5
@@ -63,6 +63,10 @@ _RESULT: Shape = {"mean": float, "error": dict, "ece": float}
 _RESULT_MAY_HAVE: Shape = {"mean_std": float, "gain": float}
 
 
+_SITE: Shape = {"exit_reason": str, "streams": dict}
+_STREAM: Shape = {"source": str, "exit_reason": str, "frames": int, "skipped": int, "updates": int}
+
+
 def describe_delta(path: Path) -> dict[str, Any]:
     """A delta's origin and size, and how far each layer moved.
 
@@ -95,16 +99,18 @@ def _moved(change: np.ndarray) -> dict[str, float]:
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
-    """What the folder of a run or of an evaluation holds.
+    """What the folder of a run, of the runs of many streams, or of an evaluation holds.
 
     "alive" says whether a process is writing to it, and is None where nothing can tell.
 
     Raises:
-        UsageError: If the folder holds neither.
+        UsageError: If the folder holds none of them.
         RemttaError: If its record is damaged.
     """
     if (folder / RECORD).is_file():
         return _describe_run(folder)
+    if (folder / SITE).is_file():
+        return _describe_site(folder)
     if (folder / RESULTS).is_file():
         return _describe_evaluation(folder)
     below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
@@ -128,6 +134,26 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     if (folder / DELTA).is_file():
         content["delta"] = describe_delta(folder / DELTA)
     return content
+
+
+def _describe_site(folder: Path) -> dict[str, Any]:
+    """How each stream of a site is: as its own record says where there is one, which is the newer."""
+    try:
+        site = checked_record(folder / SITE, _SITE)
+        streams = {name: _stream(folder / name, told) for name, told in site["streams"].items()}
+    except ValueError as error:
+        raise RemttaError(f"{folder / SITE} is damaged: {error}") from error
+    return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
+
+
+def _stream(folder: Path, told: Any) -> dict[str, Any]:
+    check_entries({"stream": told}, {"stream": dict})
+    check_entries(told, _STREAM)
+    stream = {name: told[name] for name in _STREAM}
+    if told["exit_reason"] == "running" and (folder / RECORD).is_file():
+        counts = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)["counts"]
+        stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
+    return stream
 
 
 def _describe_evaluation(folder: Path) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class RunSummary:
 
     def report(self) -> str:
         """A few lines for a person."""
-        how = "" if self.exit_reason == "completed" else f", ended early: {self.exit_reason}"
+        how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
         lines = [
             f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
