@@ -26,6 +26,7 @@ from remtta.guard.guard import ALONE
 from remtta.guard.smoothing import Smoother
 from remtta.methods.registry import build_method
 from remtta.methods.settings.presets import preset_of
+from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 
 BATCH = 50
@@ -188,7 +189,7 @@ def main() -> None:
 
     def look(root: str, *, adapt: bool) -> list[tuple[Said, Said]]:
         """What the source and the adapted model say of every domain."""
-        dataset, told = open_dataset(root, num_classes=model.num_classes), []
+        dataset, told = open_dataset(root, num_classes=card_of(model).num_classes), []
         for domain in dataset.domains:
             places = np.random.default_rng(0).permutation(len(domain.labels))[: args.limit]
             parts = []

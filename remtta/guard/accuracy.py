@@ -181,7 +181,7 @@ class Estimator:
         else:
             less = min(0.0, _diversity(window[:, 2]) - known.diversity) / self._log_classes
             change = min(0.0, _WEIGHTS[0] * likeliest + _WEIGHTS[1] * among_all) + _WEIGHTS[2] * less
-        return min(1.0, max(0.0, known.accuracy + change))
+        return min(1.0, max(0.0, float(known.accuracy + change)))
 
     def record(self) -> dict[str, Any]:
         """What it goes by, and what it came to, for `run.json`."""
