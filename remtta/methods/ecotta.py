@@ -30,11 +30,11 @@ class EcoTTA(BesideMethod):
     distance's gradient stays within the part.
 
     Parts are the stages of a model; of more than five blocks or stages they end
-    at a sixth, a third, two thirds and the end, as the paper's of a WideResNet
-    do. Convolutions are 3 x 3 over maps and 1 x 1 over tokens, which may not lie
-    on a grid; the paper has no transformer.
+    at a sixth, a third, two thirds and the end, as the published ones of a
+    WideResNet with 12 do. Convolutions are 3 x 3 over maps and 1 x 1 over tokens,
+    which may not lie on a grid; no transformer is published.
 
-    Not the paper's: networks begin near the identity, with the statistics of
+    This project's own: networks begin near the identity, with the statistics of
     the first source batch; and the warm-up is Adam's, one pass over views by
     CoTTA's augmentations.
 

@@ -38,7 +38,7 @@ _WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
 
 @dataclass(frozen=True)
 class EcoTTAConfig(BesideConfig):
-    """Settings of EcoTTA; the learning rate is EATA's for a ResNet-50, as the authors' sample code says.
+    """Settings of EcoTTA; optimizer and rate are EATA's for a ResNet-50, which the authors' sample code points to.
 
     Attributes:
         distance_weight: Weight of the distance of each part's output from the frozen model's.
