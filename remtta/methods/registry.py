@@ -13,12 +13,14 @@ from typing import Any
 from torch import nn
 
 from remtta.errors import UsageError
+from remtta.methods.becotta import BECoTTA
 from remtta.methods.cmf import CMF
 from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
 from remtta.methods.continual_mae import ContinualMAE
 from remtta.methods.cotta import CoTTA
 from remtta.methods.deyo import DeYO
 from remtta.methods.eata import EATA
+from remtta.methods.ecotta import EcoTTA
 from remtta.methods.eta import ETA
 from remtta.methods.foa import FOA
 from remtta.methods.lame import LAME
@@ -65,6 +67,8 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "continual-mae": ContinualMAE,
     "petal": PETAL,
     "vdp": VDP,
+    "ecotta": EcoTTA,
+    "becotta": BECoTTA,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.beside import BECoTTAConfig, EcoTTAConfig
 from remtta.methods.settings.frozen import FOAConfig, LAMEConfig, NORMConfig, SourceConfig, VDPConfig
 from remtta.methods.settings.norms import (
     CMFConfig,
@@ -36,12 +37,14 @@ from remtta.methods.settings.whole_model import (
 __all__ = [
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
+    "BECoTTAConfig",
     "CMFConfig",
     "CoTTAConfig",
     "ContinualMAEConfig",
     "DeYOConfig",
     "EATAConfig",
     "ETAConfig",
+    "EcoTTAConfig",
     "FOAConfig",
     "LAMEConfig",
     "MEMOConfig",
@@ -96,6 +99,8 @@ _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "continual-mae": (ContinualMAEConfig, "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)"),
     "petal": (PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
     "vdp": (VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
+    "ecotta": (EcoTTAConfig, "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
+    "becotta": (BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
 }
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}
