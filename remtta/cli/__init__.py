@@ -14,6 +14,7 @@ from remtta.cli.apply import apply
 from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
+from remtta.cli.doctor import doctor
 from remtta.cli.eval import evaluate
 from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "apply": apply,
     "inspect": inspect,
+    "doctor": doctor,
     "corrupt": corrupt,
     "demo": demo,
     "methods": methods,

@@ -59,13 +59,22 @@ class DataOptions:
             raise UsageError(f"--resize takes {', '.join(get_args(Resize))}, got {self.resize}")
         return self.resize  # type: ignore[return-value]  # as was checked
 
+    def folders(self) -> dict[str, int] | None:
+        """What --class-map says of class folders.
+
+        Raises:
+            UsageError: If it cannot be read.
+        """
+        from remtta.evaluation.classes import read_class_map
+
+        return None if self.class_map is None else read_class_map(self.class_map)
+
     def selection(self, scenario: str) -> dict[str, Any]:
         """Arguments of `open_dataset` that say which images.
 
         Raises:
             UsageError: If the severities are none or the scenario's business, or a file cannot be read.
         """
-        from remtta.evaluation.classes import read_class_map
         from remtta.evaluation.datasets import read_image_list
 
         if scenario == "gradual" and self.severity is not None:
@@ -78,7 +87,7 @@ class DataOptions:
             "domains": parse_names(self.domains) or None,
             "severities": severities,
             "image_list": None if self.image_list is None else read_image_list(self.image_list),
-            "class_map": None if self.class_map is None else read_class_map(self.class_map),
+            "class_map": self.folders(),
             "limit": self.limit,
         }
 
