@@ -38,22 +38,30 @@ def finding(logits: torch.Tensor, **changes: object) -> Finding:
     return Finding(Candidate("", Preprocessing(**{**vars(HALF), **changes})), logits)  # type: ignore[arg-type]
 
 
-def test_what_was_wrong_is_found_and_what_is_right_fits(signs: Path) -> None:
-    right = examine(load_model("remtta-demo"), str(signs), limit=20)
-    assert right.fits
-    assert right.findings[0].accuracy == 1
-    assert right.class_order is not None
-    assert not right.class_order.mistaken
-    assert right.as_dict()["rem"] == {
+def test_what_is_right_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("doctor", signs, "--model", "remtta-demo", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"]
+    assert told["images"] == 20
+    assert told["labels"] == "class name"
+    assert told["candidates"][0]["accuracy"] == 1
+    assert told["class_order"]["mistaken"] == {}
+    assert told["rem"] == {
         "masks": ["attention", "features"],
         "adapts": "blocks 0-5 of 8",
         "weights": 3072,
         "refused": None,
     }
-    wrong = examine(load_model("remtta-demo", mean=(0, 0, 0), std=(1, 1, 1)), str(signs), limit=20)
-    assert wrong.better is not None
-    assert wrong.better.finding.candidate.title in ("mean, std: 0.5", "mean, std: CLIP's", "mean, std: ImageNet's")
-    assert wrong.num_images == 20
+
+
+def test_what_is_wrong_is_found_and_ends_in_an_exit_code(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["doctor", signs, "--model", "remtta-demo", "--limit", "16", "--mean", "0", "--std", "1"]
+    assert remtta_here(*args) == 3
+    page = capsys.readouterr().out
+    assert "images   16 of" in page
+    assert "classes  by class name" in page
+    assert "try      --mean 0." in page
+    assert "REM masks by: attention (default), features, random" in page
 
 
 def test_classes_in_another_order_are_found(signs: Path) -> None:
@@ -66,22 +74,9 @@ def test_classes_in_another_order_are_found(signs: Path) -> None:
     assert report.class_order.mistaken["stop"] == 7
 
 
-def test_the_page_ends_in_an_exit_code_for_scripts(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here("doctor", signs / "stop", "--model", "remtta-demo") == 1
-    assert "5 image(s), and it takes 16" in capsys.readouterr().err
-    args = ["doctor", signs, "--model", "remtta-demo", "--limit", "16"]
-    assert remtta_here(*args) == 0
-    page = capsys.readouterr().out
-    assert "images   16 of" in page
-    assert "classes  by class name" in page
-    assert "The preprocessing fits" in page
-    assert "REM masks by: attention (default), features, random" in page
-    assert remtta_here(*args, "--mean", "0", "--std", "1") == 3
-    assert "try      --mean 0." in capsys.readouterr().out
-    assert remtta_here(*args, "--mean", "0", "--std", "1", "--json") == 3
-    told = json.loads(capsys.readouterr().out)
-    assert not told["fits"]
-    assert told["candidates"][0]["mean"] == [0, 0, 0]
+def test_too_few_images_say_nothing(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    told = refusal_of(capfd, "doctor", signs / "stop", "--model", "remtta-demo")
+    assert told == (1, f"Error: {signs / 'stop'}: 5 image(s), and it takes 16 to tell")
 
 
 def test_a_source_that_is_none_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,11 @@ class ProtocolOptions:
     continual: Annotated[bool, _protocol("--continual", help="Reset only at the start.")] = False
     episodic: Annotated[bool, _protocol("--episodic", help="Reset at each domain.")] = False
     imbalance: Annotated[float, _protocol(help="Label shift: imbalance ratio, 1 to inf.")] = EvalOptions.imbalance
-    dirichlet: Annotated[float | None, _protocol(help="Label shift: Dirichlet concentration instead.")] = None
+    dirichlet: Annotated[
+        float | None,
+        _protocol(help="Label shift: Dirichlet concentration instead. Irregular: of the pieces' lengths; default: 1."),
+    ] = None
+    visits: Annotated[int | None, _protocol(min=1, help="Recurring: how often each domain comes. Default: 20.")] = None
     cost_ratio: Annotated[
         float | None, _protocol(help="Time-constrained: update over forward pass; else measured.")
     ] = None
@@ -256,6 +260,7 @@ def eval_options(
         revisit=protocol.revisit,
         imbalance=protocol.imbalance,
         dirichlet=protocol.dirichlet,
+        visits=protocol.visits,
         cost_ratio=protocol.cost_ratio,
         reset_every=methods.reset_every,
         on_error=results.on_error,
