@@ -20,6 +20,7 @@ from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.models import models
+from remtta.cli.pick import pick
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.usage import Application, Command
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "apply": apply,
     "inspect": inspect,
     "doctor": doctor,
+    "pick": pick,
     "corrupt": corrupt,
     "demo": demo,
     "methods": methods,
