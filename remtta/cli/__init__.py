@@ -22,6 +22,7 @@ from remtta.cli.methods import methods
 from remtta.cli.models import models
 from remtta.cli.pick import pick
 from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.cli.tune import tune
 from remtta.cli.usage import Application, Command
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "apply": apply,
     "inspect": inspect,
     "doctor": doctor,
+    "tune": tune,
     "pick": pick,
     "corrupt": corrupt,
     "demo": demo,
