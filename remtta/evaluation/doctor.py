@@ -152,7 +152,10 @@ def _read(source: str, limit: int, ways: Sequence[Preprocessing], wait: Callable
     chosen = (frame for place, frame in enumerate(itertools.islice(stream.frames, count)) if place in spread)
     transforms = [way.transform() for way in {geometry(way): way for way in ways}.values()]
     memory = Budget(afterwards=min(ways, key=lambda way: way.crop_pct).resized_bytes)
-    frames = list(prefetch(chosen, partial(_stacked, transforms), ahead=2 * _BATCH, memory=memory, wait=wait))
+    try:
+        frames = list(prefetch(chosen, partial(_stacked, transforms), ahead=2 * _BATCH, memory=memory, wait=wait))
+    finally:
+        stream.close()
     if (readable := sum(frame.image is not None for frame in frames)) < LEAST_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
         raise StreamError(f"{source}: {readable} image(s), and it takes {LEAST_IMAGES} to tell{reason}")

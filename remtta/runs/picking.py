@@ -87,7 +87,7 @@ def candidates_of(run: Path, count: int) -> Candidates:
 
 def doubt(row: Row, num_classes: int) -> float:
     """The entropy as a share of its most, and 1 more where the adapted and the source model disagree."""
-    return disagree(row) + row["entropy"] / math.log(num_classes)
+    return disagree(row) + float(row["entropy"]) / math.log(num_classes)
 
 
 def disagree(row: Row) -> bool:
