@@ -35,7 +35,7 @@ def signs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finding(logits: torch.Tensor, **changes: object) -> Finding:
-    return Finding(Candidate("", Preprocessing(**{**vars(HALF), **changes})), logits)  # type: ignore[arg-type]
+    return Finding(Candidate("", Preprocessing(**{**vars(HALF), **changes})), logits)
 
 
 def test_what_is_right_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,8 +55,8 @@ def test_what_is_right_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_is_wrong_is_found_and_ends_in_an_exit_code(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["doctor", signs, "--model", "remtta-demo", "--limit", "16", "--mean", "0", "--std", "1"]
-    assert remtta_here(*args) == 3
+    args = ["--model", "remtta-demo", "--limit", "16", "--mean", "0", "--std", "1"]
+    assert remtta_here("doctor", signs, *args) == 3
     page = capsys.readouterr().out
     assert "images   16 of" in page
     assert "classes  by class name" in page

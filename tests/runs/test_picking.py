@@ -20,8 +20,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of twelve frames, with what both models said."""
     root = tmp_path_factory.mktemp("picking")
     frames = draw_folder(root / "frames", range(12))
-    args = ["--model", "remtta-demo", "--batch-size", "6", "--each", "--lr", "0.1", "--output", root / "run", "-q"]
-    assert remtta_here("adapt", frames, *args) == 0
+    args = ["--model", "remtta-demo", "--batch-size", "6", "--each", "--lr", "0.1", "-q"]
+    assert remtta_here("adapt", frames, *args, "--output", root / "run") == 0
     return root / "run"
 
 

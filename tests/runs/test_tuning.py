@@ -68,7 +68,17 @@ def test_a_stretch_is_tried_and_a_command_printed(tmp_path: Path, capsys: pytest
     frames = draw_folder(tmp_path / "frames", range(12))
     labels = tmp_path / "labels.csv"
     labels.write_text(f"source,label_true\n{frames / '3.png'},stop\n{frames / '4.png'},2\n")
-    args = [frames, "--model", "remtta-demo", "--grid", "lr=0.02", "--grid", "batch_size=6", "--limit", "10"]
+    args: list[str | Path] = [
+        frames,
+        "--model",
+        "remtta-demo",
+        "--grid",
+        "lr=0.02",
+        "--grid",
+        "batch_size=6",
+        "--limit",
+        "10",
+    ]
     assert remtta_here("tune", *args, "--true-labels", labels, "-q") == 0
     table, _, verdict = capsys.readouterr().out.partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()[1:]] == ["method=source", "default", "lr=0.02"]
