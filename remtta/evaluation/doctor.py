@@ -196,13 +196,15 @@ def _labels(
     source: str, frames: Sequence[DecodedFrame], card: ModelCard, class_map: Mapping[str, int] | None
 ) -> tuple[Tensor | None, str]:
     """The class of each image by its folder, and what they go by; None, and why there is none."""
+    unlabelled = f"{source} has no class folders"
     if not Path(source).is_dir():
-        return None, "no folder with class folders"
+        return None, unlabelled
     try:
         _, tree = scan_tree(Path(source))
-        folders = {
-            str(path): name for levels in tree.values() for part in levels.values() for name, path in part.items()
-        }
+    except UsageError:
+        return None, unlabelled
+    folders = {str(path): name for levels in tree.values() for part in levels.values() for name, path in part.items()}
+    try:
         mapping = map_classes(
             list(folders.values()), num_classes=card.num_classes, labels=card.labels, class_map=class_map
         )

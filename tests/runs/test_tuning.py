@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from remtta.cli.tune import _command, _table
 from remtta.errors import UsageError
 from remtta.runs.tuning import Trial, choose, grid_of, label_lead, lead, read_true_labels
 from tests.command import refusal_of, remtta_here
@@ -79,19 +80,27 @@ def test_a_stretch_is_tried_and_a_command_printed(tmp_path: Path, capsys: pytest
         "--limit",
         "10",
     ]
-    assert remtta_here("tune", *args, "--true-labels", labels, "-q") == 0
-    table, _, verdict = capsys.readouterr().out.partition("\n\n")
-    assert [line.split()[0] for line in table.splitlines()[1:]] == ["method=source", "default", "lr=0.02"]
-    assert "/2 (" in table
-    assert verdict.splitlines() == [
-        "Nothing tried is better than the default by more than chance (two standard errors):",
-        f"remtta adapt {frames} --model remtta-demo",
-    ]
-    assert remtta_here("tune", *args, "--json", "-q") == 0
+    assert remtta_here("tune", *args, "--true-labels", labels, "--json", "-q") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["by"] == "default"
-    assert told["trials"][2]["settings"] == {"lr": 0.02, "batch_size": 6}
+    assert told["command"] == f"remtta adapt {frames} --model remtta-demo"
+    assert [each["settings"] for each in told["trials"]] == [{"method": "source"}, {}, {"lr": 0.02, "batch_size": 6}]
     assert told["trials"][2]["lead"]["standard_error"] is None
+    assert all(each["labelled"] == 2 for each in told["trials"])
+
+
+def test_the_table_has_a_line_for_each_and_the_command_its_options() -> None:
+    better = trial([1.1, 1.4, 1.0, 1.2], HALF, lr=0.1, mask_ratios=(0, 0.1))
+    trials = [trial([0.9] * 4, HALF, method="source"), trial([1.0, 1.2, 0.9, 1.1], HALF), better]
+    lines = _table(trials)
+    assert [line.split()[0] for line in lines[1:]] == ["method=source", "default", "lr=0.1"]
+    assert "+0.125 ± 0.025" in lines[3]
+    assert "25/50 (+0.0 ± 0.0 points)" in lines[3]
+    given = {"name": "vit", "model_kwargs": {"depth": 6}, "mean": (0.5, 0.5, 0.5), "use_ema": True, "std": None}
+    assert _command("a b", given, None, choose(trials)) == (
+        "remtta adapt 'a b' --model vit --model-kwargs depth=6 --mean 0.5 0.5 0.5 --use-ema --lr 0.1 "
+        "--set 'mask_ratios=(0, 0.1)'"
+    )
 
 
 def test_what_cannot_be_tried_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
