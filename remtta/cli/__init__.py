@@ -14,12 +14,15 @@ from remtta.cli.apply import apply
 from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
+from remtta.cli.doctor import doctor
 from remtta.cli.eval import evaluate
 from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.models import models
+from remtta.cli.pick import pick
 from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.cli.tune import tune
 from remtta.cli.usage import Application, Command
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -27,6 +30,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "apply": apply,
     "inspect": inspect,
+    "doctor": doctor,
+    "tune": tune,
+    "pick": pick,
     "corrupt": corrupt,
     "demo": demo,
     "methods": methods,

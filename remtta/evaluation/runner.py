@@ -21,7 +21,7 @@ from remtta.evaluation.ledger import PROGRESS, Ledger
 from remtta.evaluation.outputs import CONFUSION, TABLES, write_results
 from remtta.evaluation.plan import EvalPlan, checked_methods
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
-from remtta.evaluation.results import DELTAS, PLOTS, summarise, tally_rows
+from remtta.evaluation.results import DELTAS, PLOTS, errors_by_round, summarise, tally_rows
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
@@ -259,12 +259,16 @@ class _Evaluation:
         in_order = sorted(runs, key=lambda run: methods.index(run["method"]))
         made_with = environment(plan.card.device)
         del made_with["command"]  # differs after --resume, and the settings say all it says
-        content = {
+        content: dict[str, Any] = {
             "status": "completed",
             "methods": summarise(tallies, in_order, order, len(plan.numbers)),
             "settings": plan.settings(),
             "environment": made_with,
         }
+        if plan.options.scenario == "recurring":
+            adapted = sum(domain.name not in plan.options.unseen for domain in plan.dataset.domains)
+            for name, errors in errors_by_round(self._folder / PREDICTIONS, adapted).items():
+                content["methods"][name]["error_by_round"] = errors
         names = dict(zip(plan.numbers, plan.card.labels or (), strict=False))
         write_results(self._folder, content, tallies, names)
         return content

@@ -23,7 +23,8 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["adapt", "eval", "apply", "inspect", "corrupt", "demo", "methods", "models", "bench"]
+    "command",
+    ["adapt", "eval", "apply", "inspect", "doctor", "tune", "pick", "corrupt", "demo", "methods", "models", "bench"],
 )
 def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here(command, "--help") == 0

@@ -38,7 +38,7 @@ HOMONYMS = {
     "--model": "bench asks for one with random weights",
     "-m": "the same",
     "--on-error": "skips frames in adapt, stops at images in eval",
-    "--output": "folder of a run, of an evaluation, of a demo; file of apply",
+    "--output": "folder of a run, of an evaluation, of a demo; file of apply; list of pick",
     "-o": "the same",
     "--overwrite": "a run, an evaluation, a demo, a tree; a file of apply",
     "--reset-every": "frames of adapt, images of eval",
