@@ -15,6 +15,7 @@ Shape = Mapping[str, type]
 """What entries of a record are, by their names with dots between them; `float` is any number."""
 
 _WHEN_GOING_ON: Shape = {
+    "run": str,
     "resumed": int,
     "timing": dict,
     "timing.started": str,
