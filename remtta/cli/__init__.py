@@ -16,6 +16,7 @@ from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.eval import evaluate
+from remtta.cli.export import export
 from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "adapt": adapt,
     "eval": evaluate,
     "apply": apply,
+    "export": export,
     "inspect": inspect,
     "delta diff": delta.diff,
     "delta average": delta.average,
