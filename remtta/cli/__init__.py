@@ -21,6 +21,7 @@ from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.models import models
+from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.usage import Application, Command
 
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "apply": apply,
     "export": export,
     "inspect": inspect,
+    "report": report,
     "delta diff": delta.diff,
     "delta average": delta.average,
     "delta scale": delta.scale,

@@ -11,8 +11,9 @@ import typer
 from remtta.cli.groups import Only
 from remtta.cli.options.running import PrintOptions, RunningOptions
 from remtta.cli.options.target import TargetOptions
-from remtta.cli.reporting import printable, say
+from remtta.cli.reporting import say
 from remtta.errors import DeltaError
+from remtta.runs.reading import printable
 
 _Delta = Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")]
 _Running = Annotated[RunningOptions, Only("quiet", "debug")]

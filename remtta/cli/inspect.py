@@ -10,8 +10,8 @@ import typer
 
 from remtta.cli.groups import Only
 from remtta.cli.options.running import PrintOptions, RunningOptions
-from remtta.cli.reporting import printable
 from remtta.errors import UsageError
+from remtta.runs.reading import printable
 
 
 def inspect(

@@ -71,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(place: Path, delta: str, form: str, *more: str | Path, output: str | None = None) -> int:
-    options = [
+    options: list[str | Path] = [
         "--format",
         form,
         "-o",
@@ -138,7 +138,14 @@ def test_an_onnx_that_cannot_be_patched_is_refused(place: Path, capfd: pytest.Ca
         "other": (4, "was made from other weights than the delta's base: blocks.0.mlp.fc1.weight differs"),
         "none": (2, "is not a readable ONNX file"),
     }
-    options = ["--format", "onnx", "-o", place / "refused", "--checkpoint", place / "tiny.safetensors"]
+    options: list[str | Path] = [
+        "--format",
+        "onnx",
+        "-o",
+        place / "refused",
+        "--checkpoint",
+        place / "tiny.safetensors",
+    ]
     for name, (code, text) in texts.items():
         got, told = refusal_of(capfd, "export", place / "2.safetensors", *options, "--delta-only", files[name])
         assert got == code and text in told
@@ -159,7 +166,7 @@ def test_peft_loads_the_adapter_on_the_base_to_the_same_logits(place: Path) -> N
 
 def test_peft_is_refused_what_it_does_not_keep(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     delta = delta_at(place / "head.safetensors", 1, head__bias=torch.ones(NUM_CLASSES))
-    options = ["--format", "peft", "-o", place / "no", "--checkpoint", place / "tiny.safetensors"]
+    options: list[str | Path] = ["--format", "peft", "-o", place / "no", "--checkpoint", place / "tiny.safetensors"]
     assert refusal_of(capfd, "export", delta, *options)[1].startswith("Error: the delta changes head (1 layers in all)")
 
 
@@ -192,8 +199,8 @@ def test_what_is_there_stays_and_what_is_missing_is_told(
 ) -> None:
     shutil.copytree(place / "1_onnx", tmp_path / "out")
     before = (tmp_path / "out" / "model.onnx").read_bytes()
-    options = ["-o", tmp_path / "out", "--checkpoint", place / "tiny.safetensors"]
-    onto = ["--delta-only", place / "1_onnx" / "model.onnx"]
+    options: list[str | Path] = ["-o", tmp_path / "out", "--checkpoint", place / "tiny.safetensors"]
+    onto: list[str | Path] = ["--delta-only", place / "1_onnx" / "model.onnx"]
     delta = place / "2.safetensors"
     assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options, *onto)[1]
     assert "is for --format onnx" in refusal_of(capfd, "export", delta, "-f", "timm", *options, *onto)[1]
