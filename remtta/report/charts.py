@@ -224,7 +224,7 @@ def errors_over_time(wrong: Mapping[str, Sequence[bool]], starts: Mapping[str, i
     figure, axes = _axes(2.6)
     told = []
     for place, (method, missed) in enumerate(wrong.items()):
-        at, error = binned(missed, most=60)
+        at, error = binned(missed, most=max(1, min(60, len(missed) // 20)))
         axes.plot(at * len(missed), 100 * error, color=_COLOURS[place % len(_COLOURS)], lw=1.3, label=method)
         told.append(f"{method}: {100 * np.mean(missed):.1f} % in all, {100 * error[-1]:.1f} % at last")
     for start in list(starts.values())[:60]:
@@ -232,5 +232,5 @@ def errors_over_time(wrong: Mapping[str, Sequence[bool]], starts: Mapping[str, i
     axes.set_ylim(bottom=0)
     axes.set_xlabel("image (a line where a domain begins)")
     axes.set_ylabel("error in %")
-    axes.legend(loc="upper left", ncols=3)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
     return figure, f"Error over the stream. {'; '.join(told)}. Domains: {', '.join(list(starts)[:60])}."
