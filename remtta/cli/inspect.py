@@ -10,8 +10,8 @@ import typer
 
 from remtta.cli.groups import Only
 from remtta.cli.options.running import PrintOptions, RunningOptions
-from remtta.cli.reporting import printable
 from remtta.errors import UsageError
+from remtta.runs.reading import printable
 
 
 def inspect(
@@ -160,7 +160,23 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
         f"{delta['updates']} updates on {delta['frames']} frames since the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
+        *_lineage_lines(delta["lineage"]),
         "",
         f"{'layer':<{width}}  rms change  largest change",
         *(f"{layer['layer']:<{width}}  {layer['rms']:10.2e}  {layer['max']:14.2e}" for layer in layers),
     ]
+
+
+def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
+    """Which run made a delta, of what, and the deltas it builds on."""
+    told = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
+    run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
+    factor = f"times {lineage['factor']:g}" if "factor" in lineage else None
+    parents = [
+        f"from         {parent['file_sha256'][:12]}, {parent['method']}, {parent['updates']} updates on "
+        f"{parent['frames']} frames{', ' + parent['source'] if parent.get('source') else ''}"
+        f"{', weight ' + format(parent['weight'], '.3g') if 'weight' in parent else ''}"
+        for parent in lineage.get("parents", [])
+    ]
+    made = ", ".join(filter(None, [" ".join(filter(None, told)), run, factor]))
+    return [*([f"lineage      {made}"] if made else []), *parents]

@@ -6,9 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from remtta.deltas import DELTA
+from remtta.deltas.layers import layers_moved
 from remtta.deltas.reading import read_arrays
 from remtta.errors import RemttaError, UsageError
 from remtta.files import is_locked
@@ -16,7 +15,6 @@ from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
 
 _MOST_COMMON = 5
-_LONGEST_NUMBER = 10  # digits; no model has so many blocks
 
 _RUN: Shape = {
     "exit_reason": str,
@@ -75,27 +73,16 @@ def describe_delta(path: Path) -> dict[str, Any]:
         DeltaError: If it is no delta file.
     """
     fields, arrays = read_arrays(path)
-    layers: dict[str, list[np.ndarray]] = {}
-    for name, array in sorted(arrays.items(), key=lambda item: _natural(item[0])):
-        layers.setdefault(name.rpartition(".")[0], []).append(array.reshape(-1))
     names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
     return {
         "path": str(path),
         "bytes": path.stat().st_size,
         **{name: fields[name] for name in names},
-        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version")},
+        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version", "lineage")},
         "tensors": len(arrays),
         "parameters": sum(array.size for array in arrays.values()),
-        "layers": [{"layer": name, **_moved(np.concatenate(parts))} for name, parts in layers.items()],
+        "layers": layers_moved(arrays),
     }
-
-
-def _moved(change: np.ndarray) -> dict[str, float]:
-    """Root of the mean square of a layer's change, and its largest."""
-    sizes = np.abs(change.astype(np.float64))
-    most = float(sizes.max(initial=0.0))
-    rms = most * float(np.sqrt(np.square(sizes / most).mean())) if most else 0.0  # the squares may be too large
-    return {"rms": rms, "max": most}
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
@@ -206,9 +193,3 @@ def _check_row(path: Path, number: int, row: Row) -> None:
         check_entries(row, {"class": int, "entropy": float}, {"label": str})
     except ValueError as error:
         raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() and len(part) < _LONGEST_NUMBER else (-1, part) for part in name.split(".")
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -85,7 +86,10 @@ def delta_of(
     method: str,
     settings: Mapping[str, Any],
     committed: tuple[Mapping[str, Tensor], int],
-    num_frames: int,
+    counts: Counts,
+    *,
+    start: Delta | None,
+    conditions: Mapping[str, str],
 ) -> Delta:
     """What adaptation changed, with where it comes from.
 
@@ -94,19 +98,23 @@ def delta_of(
         method: The method's name.
         settings: Its hyperparameters.
         committed: Adapted minus source weights, and the number of updates behind them.
-        num_frames: Frames that they were adapted on.
+        counts: Of the run, up to these weights.
+        start: The delta that it started from, if there is one.
+        conditions: Which run it was, and on what, for the delta's lineage.
     """
     tensors, updates = committed
+    builds_on = start is not None and counts.frames_in_delta > counts.frames_since_reset  # no reset has undone it
     return Delta(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         model=card.name,
         base_sha256=card.sha256,
         method=method,
         hyperparameters=settings,
-        frames=num_frames,
+        frames=counts.frames_in_delta,
         updates=updates,
         model_options=card.options,
         preprocessing=card.preprocessing.as_dict(),
+        lineage={**conditions, "parents": [start.as_parent()] if start and builds_on else []},
     )
 
 
@@ -118,6 +126,7 @@ class Record:
         folder: The run's folder.
 
     Attributes:
+        run: The run's own name, which it keeps when it goes on.
         started: When the run began: UTC, ISO 8601.
         latencies: How long predictions took.
         steps: How long batches took, their updates included.
@@ -126,6 +135,7 @@ class Record:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._path = plan, folder / RECORD
+        self.run = uuid.uuid4().hex
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.latencies, self.steps = Latencies(), Latencies()
         self.dropped_before = 0
@@ -134,9 +144,22 @@ class Record:
     def go_on(self, earlier: Mapping[str, Any], place: Place) -> None:
         """Go on with an earlier run's record, which had come to this place."""
         timing = earlier.get("timing", {})
+        self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
         self.dropped_before = place.dropped
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Which run it is and on what, for the lineage of its deltas."""
+        stream = self._plan.stream
+        return {
+            "made_by": "adapt",
+            "run": self.run,
+            "source": stream.name,
+            "kind": stream.kind,
+            "started": self.started,
+        }
 
     @property
     def num_dropped(self) -> int:
@@ -161,6 +184,7 @@ class Record:
         plan, place = self._plan, summary.place
         live = plan.stream.live_source
         return {
+            "run": self.run,
             "exit_reason": summary.exit_reason,
             "resumed": summary.num_resumed,
             "counts": {
