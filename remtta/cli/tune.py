@@ -18,8 +18,9 @@ from remtta.cli.options.running import PrintOptions, RunningOptions
 from remtta.cli.options.stream import Source, StreamOptions
 from remtta.cli.parsing import parse_pairs
 from remtta.cli.progress import tune_progress
-from remtta.cli.reporting import printable, refused_values
+from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
+from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
     from remtta.runs.tuning import Choice, Lead, Trial

@@ -193,6 +193,7 @@ def _gauges(run: Watched) -> dict[str, tuple[str, float | None]]:
         "last_frame_timestamp_seconds": ("When a frame was last predicted.", _timestamp(summary.last_frame)),
         "lag_seconds": ("Age of a live source's oldest frame, once predicted.", summary.lag_s),
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
+        "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
         "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
         "guard_lead": ("What the adapted model sees more, as a share.", guard.judge.lead if guard else None),
     }
