@@ -17,7 +17,6 @@ from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import PrintOptions, RunningOptions
 from remtta.cli.options.stream import Source, StreamOptions
 from remtta.runs.reading import printable
-from remtta.cli.reporting import 
 
 if TYPE_CHECKING:
     from remtta.evaluation.candidates import Better, ClassOrder, Finding
