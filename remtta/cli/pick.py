@@ -1,10 +1,10 @@
-"""`remtta pick`: the frames of a run that are most worth labelling."""
+"""`remtta pick`: frames of a run to label."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,6 +20,10 @@ class ListOptions:
     """How many frames, and where to."""
 
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Frames to label.")] = 100
+    by: Annotated[
+        Literal["chance", "doubt"],
+        typer.Option(help="Frames drawn by chance, or doubtful ones of which no two are alike."),
+    ] = "chance"
     output: Annotated[
         Path | None,
         typer.Option(
@@ -41,38 +45,40 @@ def pick(
     run: Annotated[Path, typer.Argument(help="The folder of a run of remtta adapt.")],
     wanted: ListOptions,
     model: Annotated[ModelOptions, Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")],
-    running: Annotated[RunningOptions, Only("device", "threads", "quiet", "debug")],
+    running: Annotated[RunningOptions, Only("device", "threads", "seed", "quiet", "debug")],
 ) -> None:
-    """Pick the frames of RUN that are most worth labelling: doubtful ones, and no two alike.
+    """Pick frames of RUN to label, by chance or by doubt.
 
-    Those on which the adapted and the source model disagree come first, of runs with --each. The images are read
-    again, with the run's model and delta.
+    By doubt: those on which the adapted and the source model disagree come first, of runs with --each, then the
+    least sure ones. These images are read again, with the run's model and delta. What was trained on frames drawn by
+    chance had fewer errors where it was measured.
 
     Examples:
 
       remtta pick runs/20261120T120000Z -n 100 > label_these.csv
 
-      remtta pick run1 --output to_label --checkpoint vit.safetensors
+      remtta pick run1 --by doubt --output to_label --checkpoint vit.safetensors
     """
     with running.command() as interrupts:
         wanted.check()
         given = model.given()
 
         from remtta.deltas.delta import apply_delta, load_delta
-        from remtta.models.labels import labels_of
         from remtta.models.loading import load_model
-        from remtta.runs.picking import candidates_of, csv_text, write_list
-        from remtta.runs.picking import pick as pick_of
+        from remtta.runs.picking import csv_text, pick_by_doubt, read_predicted, write_list
 
-        running.set_threads()
-        candidates = candidates_of(run, wanted.number)
-        delta = load_delta(run)
-        classifier = load_model(**model_arguments(given, delta), device=running.device)
-        apply_delta(classifier, delta)
-        picked = pick_of(classifier, candidates, wanted.number, interrupts.check)
+        predicted = read_predicted(run)
+        if wanted.by == "chance":
+            picked = predicted.by_chance(wanted.number, running.seed)
+        else:
+            running.set_threads()
+            delta = load_delta(run)
+            classifier = load_model(**model_arguments(given, delta), device=running.device)
+            apply_delta(classifier, delta)
+            picked = pick_by_doubt(classifier, predicted, wanted.number, interrupts.check)
         if wanted.output is None:
             typer.echo(csv_text(picked), nl=False)
         else:
-            write_list(wanted.output, picked, labels_of(classifier), candidates.num_classes)
+            write_list(wanted.output, picked, predicted)
             if not running.quiet:
                 typer.echo(f"{wanted.output}: {len(picked)} frames", err=True)

@@ -1,4 +1,4 @@
-"""The frames of a run that are most worth labelling: doubtful ones, and no two alike."""
+"""Frames of a run to label: drawn by chance, or doubtful ones of which no two are alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import math
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,24 +44,28 @@ _log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Frames that may be worth a label, the most doubtful first.
+class Predicted:
+    """What a run predicted.
 
     Attributes:
-        rows: Their rows in `predictions.jsonl`.
-        num_classes: Of the run's model.
+        rows: Of the frames that may be worth a label.
+        num_classes: Of its model.
     """
 
     rows: Sequence[Row]
     num_classes: int
 
+    def by_chance(self, count: int, seed: int) -> list[Row]:
+        """So many of the rows, each as likely as any other."""
+        return random.Random(seed).sample(self.rows, min(count, len(self.rows)))
 
-def candidates_of(run: Path, count: int) -> Candidates:
-    """Frames of a run of which to pick so many.
+    def doubtful(self, count: int) -> list[Row]:
+        """So many of the rows, the most doubtful first."""
+        return sorted(self.rows, key=lambda row: doubt(row, self.num_classes), reverse=True)[:count]
 
-    Where the run wrote what both models said (`--each`), those on which they
-    disagree come first; among them, and among the rest, those of the largest
-    entropy. Black and repeated frames are none.
+
+def read_predicted(run: Path) -> Predicted:
+    """What a run predicted of its frames; black and repeated ones are left out.
 
     Raises:
         UsageError: If the folder holds no run, or one of a live source, whose frames cannot be read again.
@@ -76,13 +81,11 @@ def candidates_of(run: Path, count: int) -> Candidates:
         raise UsageError(
             f"{run} is a run of a live source, whose frames cannot be read again; record it to files first"
         )
-    num_classes = record["model"]["num_classes"]
     rows = {row["index"]: row for row in read_rows(run / PREDICTIONS) if "class" in row}
     useful = [row for row in rows.values() if row.get("not_adapted") not in (BLACK, DUPLICATE)]
     if not useful:
         raise RemttaError(f"{run / PREDICTIONS} holds no prediction to pick from")
-    useful.sort(key=lambda row: doubt(row, num_classes), reverse=True)
-    return Candidates(useful[: CANDIDATES * count], num_classes)
+    return Predicted(useful, record["model"]["num_classes"])
 
 
 def doubt(row: Row, num_classes: int) -> float:
@@ -95,21 +98,23 @@ def disagree(row: Row) -> bool:
     return len({said["class"] for said in row.get("each", {}).values()}) > 1
 
 
-def pick(model: nn.Module, candidates: Candidates, count: int, wait: Callable[[], None] = lambda: None) -> list[Row]:
-    """Rows of the frames to label, the first of them first.
+def pick_by_doubt(
+    model: nn.Module, predicted: Predicted, count: int, wait: Callable[[], None] = lambda: None
+) -> list[Row]:
+    """Rows of doubtful frames that are least alike, the first to label first.
 
-    The most doubtful one, and then always the one least like those picked.
+    The most doubtful one of 5 times as many, and then always the one least like those picked.
 
     Args:
         model: The run's, with its delta.
-        candidates: What to choose from.
+        predicted: What to choose from.
         count: How many.
         wait: Called between batches; may raise to stop.
 
     Raises:
         RemttaError: If none of the frames can be read again.
     """
-    rows, features = _features(model, candidates.rows, wait)
+    rows, features = _features(model, predicted.doubtful(CANDIDATES * count), wait)
     return [rows[place] for place in farthest_first(features, count)]
 
 
@@ -183,9 +188,13 @@ def csv_text(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def coco(rows: Sequence[Row], labels: Sequence[str] | None, num_classes: int) -> dict[str, Any]:
-    """The list as labelling tools read it: COCO's `images` and `categories`, and the predictions as `annotations`."""
-    names = labels or [str(number) for number in range(num_classes)]
+def coco(rows: Sequence[Row], predicted: Predicted) -> dict[str, Any]:
+    """The list as labelling tools read it: COCO's `images` and `categories`, and the predictions as `annotations`.
+
+    Classes have the names by which any frame's predictions tell them, and else their numbers.
+    """
+    told = {each["class"]: each["label"] for row in predicted.rows for each in row.get("topk", (row,))}
+    names = [told.get(number) or str(number) for number in range(predicted.num_classes)]
     images = [{"id": row["index"], "file_name": row["source"], **_only(row, "frame")} for row in rows]
     guesses = [
         {"id": row["index"], "image_id": row["index"], "category_id": row["class"], "score": row["prob"]}
@@ -202,14 +211,14 @@ def _only(row: Row, name: str) -> Mapping[str, Any]:
     return {name: row[name]} if name in row else {}
 
 
-def write_list(path: Path, rows: Sequence[Row], labels: Sequence[str] | None, num_classes: int) -> None:
+def write_list(path: Path, rows: Sequence[Row], predicted: Predicted) -> None:
     """Write a .csv or a .json file, or copy the frames to a folder, with a list of them.
 
     Raises:
         OutputError: If the disk refuses.
     """
     if path.suffix in (".csv", ".json"):
-        text = csv_text(rows) if path.suffix == ".csv" else json.dumps(coco(rows, labels, num_classes), indent=2)
+        text = csv_text(rows) if path.suffix == ".csv" else json.dumps(coco(rows, predicted), indent=2)
         write_atomically(path, partial(Path.write_text, data=text, encoding="utf-8"))
         return
     places = {_frame_of(row): row["index"] for row in rows}
@@ -221,4 +230,4 @@ def write_list(path: Path, rows: Sequence[Row], labels: Sequence[str] | None, nu
                 shutil.copyfile(name, path / f"{index:06d}_{name.name}")
             else:
                 frame.load().save(path / f"{index:06d}_{name.stem}_{frame.number}.png")
-    write_list(path / LIST, rows, labels, num_classes)
+    write_list(path / LIST, rows, predicted)
