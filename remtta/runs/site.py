@@ -131,7 +131,7 @@ def adapt_streams(
         source_data: As for `adapt_stream`.
         health: A JSON file that is replaced every few seconds with how each run is.
         metrics: What serves the counts meanwhile.
-        on_batch: Called after every batch with the counts so far, from any thread.
+        on_batch: Called after every batch with the counts so far; from any thread, but one at a time.
         interrupts: Turns signals into a clean stop of all.
 
     Returns:
@@ -209,9 +209,9 @@ class _Site:
         on_batch: Callable[[SiteSummary], None] | None,
     ) -> None:
         self._folder, self._plans, self._turns, self._interrupts = folder, plans, turns, interrupts
-        told = on_batch or (lambda summary: None)
+        self._on_batch, self._telling = on_batch, threading.Lock()
         self._runs = {
-            name: Run(plan, folder / name, on_batch=lambda run: told(self.summary), interrupts=interrupts.part())
+            name: Run(plan, folder / name, on_batch=lambda run: self._tell(), interrupts=interrupts.part())
             for name, plan in plans.items()
         }
         self.summary = SiteSummary(folder, {name: run.summary for name, run in self._runs.items()})
@@ -252,6 +252,11 @@ class _Site:
     def watched(self) -> dict[str, Watched]:
         """What there is to tell of each stream, from any thread."""
         return {name: Watched(self._plans[name], run.summary, run.record) for name, run in self._runs.items()}
+
+    def _tell(self) -> None:
+        with self._telling:
+            if self._on_batch:
+                self._on_batch(self.summary)
 
     def vitals(self) -> dict[str, Any]:
         """How each stream is, at any moment and from any thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -93,31 +93,30 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(folders: dict[str, Pat
     shots = [noise(number) for number in range(4)]
     dying = source_of(FakeCamera(shots), reconnect_for=0.02)
     late_camera = FakeCamera([*shots[:1], GATE, *shots])
-    late = source_of(late_camera)
+    late = source_of(late_camera, read_timeout_s=60.0)
     streams = {
         "late": Stream("0", "camera", islice(late.frames(), 5), live_source=late),
         "dying": Stream("1", "camera", dying.frames(), live_source=dying),
-        **folders,
+        "gate": folders["gate"],
     }
-    seen = []
+    running: list[str] = []
 
-    def go_on_at_last(site: SiteSummary) -> None:
-        ended = {name: run.ended for name, run in site.streams.items()}
-        seen.append(ended)
+    def ended(names: Iterable[str]) -> bool:
+        told = json_of(tmp_path / "site" / SITE)["streams"]
+        running[:] = [name for name, stream in told.items() if stream["exit_reason"] == "running"]
+        return not set(running) & set(names)
 
     def open_the_gate() -> None:
-        others = [*folders, "dying"]
-        assert happens(lambda: (tmp_path / "site" / SITE).exists())
-        reasons = lambda: json_of(tmp_path / "site" / SITE)["streams"]  # noqa: E731
-        assert happens(lambda: all(reasons()[name]["exit_reason"] != "running" for name in others), 20)
-        assert reasons()["late"]["exit_reason"] == "running"
+        happens(lambda: (tmp_path / "site" / SITE).exists(), 60)
+        happens(lambda: ended(["gate", "dying"]), 60)
         late_camera.captures[0].gate.set()
 
     keeper = threading.Thread(target=open_the_gate)
     keeper.start()
-    summary = adapt_site(streams, tmp_path / "site", on_batch=go_on_at_last)
+    summary = adapt_site(streams, tmp_path / "site")
     keeper.join()
-    assert summary.exit_reason == "error: 1 of 5 streams failed"
+    assert running == ["late"]
+    assert summary.exit_reason == "error: 1 of 3 streams failed"
     assert summary.streams["dying"].exit_reason.startswith("error: camera 0 was lost")
     assert (summary.streams["dying"].num_predicted, summary.streams["late"].num_predicted) == (4, 5)
     assert record_of(tmp_path / "site" / "dying")["exit_reason"] == summary.streams["dying"].exit_reason
@@ -136,7 +135,9 @@ def test_a_stop_saves_all_and_they_go_on(
         stopped = adapt_site(folders, tmp_path / "site", on_batch=StopAfter(4), interrupts=interrupts, health=health)
     assert stopped.exit_reason == "SIGTERM" == json_of(tmp_path / "site" / SITE)["exit_reason"]
     assert 4 <= sum(run.num_updates for run in stopped.streams.values()) < 10
-    assert json_of(health)["state"] == "SIGTERM" and json_of(health)["streams"]["roof"]["state"] == "SIGTERM"
+    assert json_of(health)["state"] == "SIGTERM" and "SIGTERM" in {
+        each["state"] for each in json_of(health)["streams"].values()
+    }
     summary = adapt_site(folders, tmp_path / "site", options={"resume": True})
     assert summary.exit_reason == "completed"
     for name, folder in folders.items():
@@ -147,7 +148,8 @@ def test_a_stop_saves_all_and_they_go_on(
 def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, Path], tmp_path: Path) -> None:
     turns, stop = Turns(), Interrupts()
     stop._received.append(15)
-    begun, results = [], []
+    begun: list[Interrupts] = []
+    results: list[str] = []
 
     def ask(interrupts: Interrupts) -> None:
         try:
@@ -167,7 +169,8 @@ def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, P
 
 
 def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
-    turns, order = Turns(), []
+    turns = Turns()
+    order: list[str] = []
     asked = threading.Barrier(3)
 
     def stream(name: str, batches: int) -> None:
