@@ -66,7 +66,9 @@ def delta_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such delta file") from error
+        deltas = Path(path).parent / "deltas"
+        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
+        raise UsageError(f"{path}: no such delta file{hint}") from error
     except UNREADABLE as error:
         raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
 

@@ -31,7 +31,7 @@ from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
 from remtta.methods.roid import ROID
 from remtta.methods.sar import SAR
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, check_method
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
@@ -81,8 +81,7 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
         UsageError: If there is no such method, or its settings do not suit the model.
         ModelError: If the method cannot adapt the model.
     """
-    if name not in METHODS:
-        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHODS)}')
+    check_method(name, METHODS)
     try:
         return METHODS[name](model, config or METHOD_CONFIGS[name]())
     except UsageError:

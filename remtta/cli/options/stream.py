@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,9 @@ Source = Annotated[
 ]
 
 _option = partial(typer.Option, rich_help_panel="Stream and output")
+
+
+_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
@@ -216,6 +220,8 @@ def run_options(
         raise UsageError(
             "--each writes what both models said, and only the adapted one answers; add --answer auto or both"
         )
+    if output.answer not in (None, "adapted") and not method.adapts:
+        _log.warning("--answer %s changes nothing: %s is the source model", output.answer, method.method)
     return RunOptions(
         batch_size=method.shared.batch_size,
         topk=output.topk,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from remtta.errors import UsageError, check
@@ -60,6 +61,7 @@ __all__ = [
     "ViDAConfig",
     "WholeModelConfig",
     "check",
+    "check_method",
     "method_config",
 ]
 
@@ -103,6 +105,18 @@ METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _MET
 """A line about every method, by its name on the command line."""
 
 
+def check_method(name: str, known: Collection[str]) -> None:
+    """Refuse a method that there is not.
+
+    Raises:
+        UsageError: Naming the one that may have been meant, and all.
+    """
+    if name not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=1)
+        meant = f"did you mean {close[0]}? There are" if close else "choose"
+        raise UsageError(f'unknown method "{name}"; {meant} {", ".join(known)}')
+
+
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
     """A method's config: its published defaults with these settings in place of some.
 
@@ -114,8 +128,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     Raises:
         UsageError: If there is no such method, it has no such setting, or a value is out of range.
     """
-    if name not in METHOD_CONFIGS:
-        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
+    check_method(name, METHOD_CONFIGS)
     kind = METHOD_CONFIGS[name]
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:

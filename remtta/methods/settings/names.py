@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS
+from remtta.methods.settings import METHOD_CONFIGS, check_method
 from remtta.options import Action, Answer
 
 PRESET = "remtta"
@@ -59,22 +59,19 @@ def check_method_names(names: Sequence[str]) -> None:
     Raises:
         UsageError: Naming the first of them.
     """
-    known = ", ".join(METHOD_CONFIGS)
+    known = [*METHOD_CONFIGS, PRESET]
     if not names:
-        raise UsageError(f"no method is named; choose {known}, {PRESET}")
+        raise UsageError(f"no method is named; choose {', '.join(known)}")
     for name in names:
         (method, *added), label = _parts(name), label_of(name)
         if method == PRESET:
             raise UsageError(f"{name}: {PRESET} stands for {_PRESET_METHOD} already; leave +{'+'.join(added)} out")
-        if method not in METHOD_CONFIGS:
-            raise UsageError(
-                f'unknown method "{method}"; choose {known}, {PRESET}; most also as NAME+guard, NAME+both and NAME+auto'
-            )
+        check_method(method, known)
         if not set(added) <= {_GUARDED, _BOTH, _AUTO} or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
             raise UsageError(f"{name}: add +guard, and +both or +auto, to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
-        if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in (*METHOD_CONFIGS, PRESET)):
+        if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in known):
             raise UsageError(
                 f'{name}: "{label}" cannot label a method; take letters, digits, - and _, and no method\'s name'
             )
