@@ -41,10 +41,16 @@ def apply(
         from remtta.models.checkpoints import checkpoint_dtypes
         from remtta.models.huggingface import weights_file
         from remtta.models.loading import load_model
+        from remtta.models.prompts import is_zero_shot
 
         target.check()
         change = load_delta(delta)
         arguments = model_arguments(given, change)
+        if is_zero_shot(arguments["name"]):
+            raise UsageError(
+                "remtta apply writes classifiers, and a zero-shot model's head is made of texts; "
+                f"run it as --model {arguments['name']} --delta {delta}"
+            )
         base = load_model(**arguments, device=running.device)
         apply_delta(base, change)
         source = weights_file(arguments["name"], arguments.get("checkpoint"))

@@ -86,7 +86,7 @@ def evaluate(
         options = eval_options(scenario, batch_size, protocol, methods, results)
         selection = data.selection(scenario)
         adapts = any(method_of(name) != "source" for name in configs)
-        classifier = load_classifier(arguments, labels, running.device, adapts=adapts)
+        classifier = _load(root, arguments, labels, running, adapts=adapts)
         dataset = _open(root, classifier, complete=fixed is not None, **selection)
         preprocessing = choose_preprocessing(classifier, dataset, resize="always" if fixed else resize)
         running.compile(classifier)
@@ -112,6 +112,18 @@ def evaluate(
 def _check_root(root: Path) -> None:
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder")
+
+
+def _load(
+    root: Path, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
+) -> nn.Module:
+    """The model; a zero-shot model is told its classes by the data set's folders where nobody else does."""
+    from remtta.evaluation.datasets import class_names
+    from remtta.models.prompts import is_zero_shot
+
+    if labels is None and is_zero_shot(arguments["name"]) and not arguments.get("labels"):
+        labels = class_names(root)
+    return load_classifier(arguments, labels, running.device, adapts=adapts, quiet=running.quiet)
 
 
 def _fixed_inputs(given: Mapping[str, Any], fixed: Protocol | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remtta.cli.options.model import DEFAULT_MODEL
+from remtta.cli.progress import text_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,9 +33,11 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
 
 
 def load_classifier(
-    arguments: Mapping[str, Any], labels: Sequence[str] | None, device: str, *, adapts: bool
+    arguments: Mapping[str, Any], labels: Sequence[str] | None, device: str, *, adapts: bool, quiet: bool = False
 ) -> nn.Module:
     """The model, refused before its weights are loaded or downloaded if it `adapts` and cannot.
+
+    The embeddings of a zero-shot model's classes show their progress, unless `quiet`.
 
     Raises:
         RemttaError: If it cannot be adapted or loaded.
@@ -45,4 +48,6 @@ def load_classifier(
     if adapts:
         check_name(arguments["name"])
         check_adaptable(arguments["name"], arguments.get("model_kwargs"))
-    return load_model(**arguments, labels=labels, device=device)
+    named = arguments if labels is None else {**arguments, "labels": labels}
+    with text_progress(hidden=quiet) as on_texts:
+        return load_model(**named, device=device, on_texts=on_texts)

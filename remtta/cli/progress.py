@@ -62,6 +62,14 @@ def tune_progress(num_trials: int, *, hidden: bool) -> Iterator[Callable[[], Non
 
 
 @contextlib.contextmanager
+def text_progress(*, hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how many sentences about classes are embedded; `hidden` shows nothing."""
+    started = time.monotonic()
+    with _shown("reading class names", "sentences", hidden) as show:
+        yield lambda done, total: show(done, total, "texts", done / max(1e-9, time.monotonic() - started))
+
+
+@contextlib.contextmanager
 def _shown(doing: str, unit: str, hidden: bool, lines: bool = False) -> Iterator[_Show]:
     if hidden:
         yield lambda done, total, detail, images_per_s: None

@@ -19,8 +19,9 @@ from remtta.errors import DeltaError, UsageError
 from remtta.models.config import UNKNOWN
 from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load_model
+from remtta.models.prompts import TEMPLATES
 
-_OPTIONS = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
+_OPTIONS = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "prompts")
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
 _MOST = {
@@ -113,6 +114,8 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
             f"the delta's header asks for model argument(s) that no file may ask for: {', '.join(refused)[:80]}; "
             "if you trust them, name all with --model-kwargs"
         )
+    if not (_is_text(options.get("labels")) and _names_templates(options.get("prompts"))):
+        raise DeltaError("the delta's header holds class names or templates that are none")
     sizes = {"num_classes": options.get("num_classes"), "img_size": options.get("input_size")}
     large = [name for name, value in sizes.items() if value is not None and not _is_safe(name, value)]
     if large or _weights(kwargs, options.get("num_classes")) > _MOST_WEIGHTS:
@@ -132,6 +135,16 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
     if ":" in delta.model and not chosen.get("name"):
         raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be opened")
     return {**options, "checkpoint": checkpoint, "use_ema": options.get("use_ema") is True}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a list of texts, or nothing."""
+    return value is None or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+
+
+def _names_templates(value: Any) -> bool:
+    """Whether it is templates, or a name of some; a header may name no file."""
+    return value in TEMPLATES if isinstance(value, str) else _is_text(value)
 
 
 def _is_safe(name: str, value: Any) -> bool:

@@ -78,6 +78,23 @@ def map_classes(
     )
 
 
+def spoken_names(folders: Sequence[str], root: Path) -> list[str] | None:
+    """What to tell a zero-shot model that the classes are called, from a data set's class folders.
+
+    Returns:
+        The folders in alphabetical order, `_` as a space; None for ImageNet's wnids, whose names are known.
+
+    Raises:
+        UsageError: If they are numbers, or there are none.
+    """
+    names = sorted(set(folders))
+    if names and all(re.fullmatch(r"n\d{8}", name) for name in names):
+        return None
+    if not names or all(re.fullmatch(r"\d+", name) for name in names):
+        raise UsageError(f"{root} does not say what its classes are called; name them with --labels FILE")
+    return [name.replace("_", " ") for name in names]
+
+
 def restricted_set(folders: Sequence[str]) -> str | None:
     """The name of the ImageNet variant whose tables restrict the logits to its classes, if this is one."""
     names = set(folders)

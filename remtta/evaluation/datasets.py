@@ -13,7 +13,7 @@ import numpy as np
 
 from remtta.errors import UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
-from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set
+from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set, spoken_names
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of, wanted_domains
 from remtta.evaluation.trees import choose_folders, choose_severities, image_sizes, list_images, scan_tree
 from remtta.streams.images import load_image
@@ -102,6 +102,16 @@ def open_dataset(
     if image_list is not None or class_map is not None:
         raise UsageError(f"{place} holds arrays, whose images have no names; leave --image-list, --class-map out")
     return _open_arrays(place, num_classes, domains, severities, limit, complete)
+
+
+def class_names(root: Path) -> list[str] | None:
+    """What a data set's folders call its classes, for a zero-shot model; None where they are ImageNet's wnids.
+
+    Raises:
+        UsageError: If they have no names, as in arrays.
+    """
+    tree = {} if (root / LABELS).is_file() else scan_tree(root)[1]
+    return spoken_names([folder for levels in tree.values() for folders in levels.values() for folder in folders], root)
 
 
 def read_image_list(path: Path) -> list[str]:

@@ -65,7 +65,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     _check_values(state, model, path)
     if isinstance(model, (VisionTransformer, Eva)):
         _resample_position_embedding(state, model)
-    problem = _mismatch(state, model)
+    problem = mismatch(state, model)
     if problem:
         raise CheckpointError(f"{path} does not fit the model: {problem}")
     model.load_state_dict(state)
@@ -74,7 +74,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
 
 def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights in a file, and what their names say of the preprocessing."""
-    state = _strip_wrappers(_select(_read(path), path, use_ema), model)
+    state = _strip_wrappers(read_weights(path, use_ema), model)
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
     except (ValueError, RuntimeError) as error:
@@ -112,6 +112,18 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
         return {}
     state, _ = _in_timms_names(path, model, use_ema)
     return {name: tensor.dtype for name, tensor in state.items()}
+
+
+def read_weights(path: Path, use_ema: bool = False) -> Mapping[str, Tensor]:
+    """Named weights in a file, as they are.
+
+    Raises:
+        CheckpointError: If it cannot be read, or holds anything else.
+        UsageError: If there is no such file.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path}: no such checkpoint file")
+    return _select(_read(path), path, use_ema)
 
 
 def _read(path: Path) -> object:
@@ -194,7 +206,8 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
     )
 
 
-def _mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
+def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
+    """Which weights are missing, unknown or of another shape than the model's, in a line; None if none is."""
     own = model.state_dict()
     wrong = {
         name: f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"

@@ -11,6 +11,7 @@ from torch import nn
 
 from remtta.errors import ModelError
 from remtta.models.labels import labels_of
+from remtta.models.zero_shot import ZeroShotHead
 
 
 def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
@@ -31,6 +32,9 @@ def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
     for name in ("head", "head_dist"):
         head = getattr(model, name, None)
         if head is None:
+            continue
+        if isinstance(head, ZeroShotHead):
+            setattr(model, name, head.restricted(numbers))
             continue
         if not isinstance(head, nn.Linear):
             raise ModelError(f"the model's {name} is no linear layer, so its classes cannot be restricted")

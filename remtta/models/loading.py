@@ -15,6 +15,7 @@ from torch import nn
 
 from remtta.errors import DownloadError, ModelError, RemttaError, UsageError
 from remtta.models.checkpoints import load_checkpoint
+from remtta.models.clip import load_zero_shot
 from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
@@ -22,6 +23,8 @@ from remtta.models.hub import reachable_or_offline
 from remtta.models.huggingface import Folder, build_folder, transformers_folder, weights_file
 from remtta.models.labels import checked_labels, known_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
+from remtta.models.prompts import is_zero_shot
+from remtta.models.text_tower import OnTexts
 
 _log = logging.getLogger("remtta")
 
@@ -39,6 +42,8 @@ def load_model(
     interpolation: str | None = None,
     crop_pct: float | None = None,
     labels: Sequence[str] | None = None,
+    prompts: str | Sequence[str] | None = None,
+    on_texts: OnTexts | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
     """Build a timm classifier with its weights, in eval mode and fp32.
@@ -49,8 +54,8 @@ def load_model(
 
     Args:
         name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm
-            or of transformers), or "remtta-demo" for the small embedded
-            classifier of road signs.
+            or of transformers), "clip:..." (a zero-shot model, as `load_zero_shot` takes
+            it), or "remtta-demo" for the small embedded classifier of road signs.
         checkpoint: Weights file; without one, timm's pretrained weights are
             used, downloaded at the first time.
         use_ema: Take the averaged weights of a timm training checkpoint.
@@ -61,7 +66,9 @@ def load_model(
         input_size: Height and width, in pixels.
         interpolation: One of INTERPOLATIONS.
         crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
-        labels: One name per class.
+        labels: One name per class; what the classes of a zero-shot model are.
+        prompts: Templates of a zero-shot model, by name or as they are.
+        on_texts: Told of the progress of a zero-shot model's class embeddings.
         device: Where the model goes.
 
     Returns:
@@ -86,13 +93,6 @@ def load_model(
     check_preprocessing(mean, std, interpolation, crop_pct)
     if use_ema and checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
-    kwargs = dict(model_kwargs or {})
-    if num_classes is not None:
-        kwargs["num_classes"] = num_classes
-    model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
-    _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
-    weights = weights_file(name, checkpoint)
-    known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
     given = {
         "mean": None if mean is None else tuple(mean),
         "std": None if std is None else tuple(std),
@@ -100,7 +100,35 @@ def load_model(
         "crop_pct": crop_pct,
         "input_size": None if input_size is None else (3, *input_size),
     }
-    config = {**model.pretrained_cfg, **known, **{key: value for key, value in given.items() if value is not None}}
+    given = {key: value for key, value in given.items() if value is not None}
+    if is_zero_shot(name):
+        if num_classes or model_kwargs:
+            raise UsageError(
+                f"{name} has the classes that --labels names, and takes no --num-classes or --model-kwargs"
+            )
+        zero_shot: Any = load_zero_shot(
+            name,
+            checkpoint=checkpoint,
+            labels=labels,
+            prompts=prompts,
+            input_size=input_size,
+            use_ema=use_ema,
+            device=place,
+            on_texts=on_texts,
+        )
+        zero_shot.pretrained_cfg = zero_shot.default_cfg = {**zero_shot.pretrained_cfg, **given}
+        found: nn.Module = zero_shot
+        return found
+    if prompts is not None:
+        raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
+    kwargs = dict(model_kwargs or {})
+    if num_classes is not None:
+        kwargs["num_classes"] = num_classes
+    model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
+    _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    weights = weights_file(name, checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
+    config = {**model.pretrained_cfg, **known, **given}
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
     config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)

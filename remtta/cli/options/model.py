@@ -28,7 +28,7 @@ class ModelOptions:
         _option(
             "--model",
             "-m",
-            help="timm model name, hf-hub:..., local-dir:... or remtta-demo. "
+            help="timm model name, hf-hub:..., local-dir:..., clip:NAME/WEIGHTS or remtta-demo. "
             f"Default: the delta's, or {DEFAULT_MODEL}.",
         ),
     ] = None
@@ -41,6 +41,10 @@ class ModelOptions:
         list[str] | None, _option(metavar="KEY=VALUE ...", help="More arguments for the model, as in timm.")
     ] = None
     labels: Annotated[Path | None, _option(help="Class names, one per line.")] = None
+    prompts: Annotated[
+        str | None,
+        _option(help="Templates of a zero-shot model: single, openai7, openai80, watt, or a file. Default: single."),
+    ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
         _option(metavar="R G B", help="Pixel mean in [0, 1]. Default: the checkpoint's."),
@@ -69,6 +73,7 @@ class ModelOptions:
             "num_classes": self.num_classes,
             "model_kwargs": parse_pairs(self.model_kwargs),
             "input_size": self.input_size,
+            "prompts": self.prompts,
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,

@@ -1,0 +1,211 @@
+"""Zero-shot classifiers from open_clip's models: an image tower of timm's, with a head made of class names."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
+from remtta.models.checkpoints import mismatch, read_weights
+from remtta.models.config import built_from
+from remtta.models.hub import reachable_or_offline
+from remtta.models.image_towers import timm_tower
+from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
+from remtta.models.text_tower import OnTexts, TextTower
+from remtta.models.zero_shot import ClassTexts, ZeroShotHead
+
+_CONFIG = "open_clip_config.json"
+_TAG = ("mean", "std", "interpolation", "resize_mode")
+_CROP_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
+
+_log = logging.getLogger("remtta")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Name:
+    """What open_clip calls a model, and its weights, if they are not part of that."""
+
+    model: str
+    tag: str | None
+
+
+def load_zero_shot(
+    name: str,
+    *,
+    checkpoint: str | Path | None = None,
+    labels: Sequence[str] | None = None,
+    prompts: str | Sequence[str] | None = None,
+    input_size: tuple[int, int] | None = None,
+    use_ema: bool = False,
+    device: torch.device,
+    on_texts: OnTexts | None = None,
+) -> nn.Module:
+    """A zero-shot classifier.
+
+    Args:
+        name: "clip:NAME/PRETRAINED" as open_clip calls them, "clip:NAME" with
+            a checkpoint, "clip:FOLDER" of open_clip's, or "clip:hf-hub:...".
+        checkpoint: Weights of the whole open_clip model; nothing is downloaded then.
+        labels: Class names; ImageNet's 1,000 where there are none.
+        prompts: Templates, as `templates_of` takes them.
+        input_size: Height and width, in pixels.
+        use_ema: Take the averaged weights of a training checkpoint.
+        device: Where the model and its text tower go.
+        on_texts: Told of the class embeddings' progress.
+
+    Returns:
+        A timm model in eval mode and fp32, whose head is a `ZeroShotHead`.
+
+    Raises:
+        UsageError: If there is no such model, or open_clip is not installed.
+        ModelError: If its image tower is of another kind than timm's.
+        DownloadError: If it cannot be downloaded.
+        CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
+    """
+    open_clip = _open_clip()
+    wanted, templates = _parsed(name, open_clip, checkpoint is not None), templates_of(prompts or DEFAULT_PROMPTS)
+    model, tokenizer = _built(name, wanted, open_clip, checkpoint, input_size)
+    if checkpoint is not None:
+        _load(model, Path(checkpoint), use_ema)
+    if labels is None:
+        _log.info("%s: no class names were given, so the classes are ImageNet's 1,000", name)
+    names = tuple(labels or open_clip.IMAGENET_CLASSNAMES)
+    visual: Any = model.visual
+    tower, projection, place = timm_tower(visual, name)
+    del model.visual
+    scale, bias = model.logit_scale.exp(), getattr(model, "logit_bias", None)
+    text = TextTower(model.float().to(device), tokenizer, on_texts)
+    texts = ClassTexts(names, templates, text, text.texts_sha256(names, templates))
+    head = ZeroShotHead(
+        projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
+    )
+    tower.set_submodule(place, head)
+    loaded: Any = tower.float().eval().to(device)
+    loaded.num_classes = len(names)
+    config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
+    named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
+    origin = built_from(name, checkpoint, use_ema, None, None, input_size)
+    config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
+    loaded.pretrained_cfg = loaded.default_cfg = config
+    return tower
+
+
+def _open_clip() -> Any:
+    try:
+        with _quiet():
+            import open_clip
+    except ImportError as error:
+        raise UsageError(f'clip: needs open_clip; install it with pip install "remtta[clip]" ({error})') from error
+    return open_clip
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep open_clip from logging by the root logger, which it would also set up, and from warnings of its own."""
+    root = logging.getLogger()
+    level, silent = root.level, logging.NullHandler()
+    root.addHandler(silent)
+    root.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.removeHandler(silent)
+        root.setLevel(level)
+
+
+def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> _Name:
+    given = name.removeprefix(CLIP)
+    if Path(given, _CONFIG).is_file():
+        return _Name(f"local-dir:{given}", None)
+    if given.startswith("hf-hub:"):
+        return _Name(given, None)
+    model, found, tag = given.partition("/")
+    if model not in open_clip.list_models():
+        raise UsageError(
+            f'unknown model "{name}"; choose clip:NAME/PRETRAINED of open_clip, such as clip:ViT-B-16/openai, '
+            f"or a folder with {_CONFIG}"
+        )
+    tags = open_clip.list_pretrained_tags_by_model(model)
+    if (found and tag not in tags) or not (found or has_checkpoint):
+        raise UsageError(f"{name} needs its weights' name or a --checkpoint; open_clip has {', '.join(tags) or 'none'}")
+    return _Name(model, tag or None)
+
+
+def _built(
+    name: str, wanted: _Name, open_clip: Any, checkpoint: str | Path | None, input_size: tuple[int, int] | None
+) -> tuple[Any, Any]:
+    """The open_clip model and its tokenizer; with random weights where a checkpoint is to follow."""
+    tag = open_clip.get_pretrained_cfg(wanted.model, wanted.tag) if wanted.tag else {}
+    remote = checkpoint is None and not wanted.model.startswith("local-dir:")
+    if remote:
+        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+    try:
+        with _quiet(), reachable_or_offline() if remote else contextlib.nullcontext():
+            model = open_clip.create_model(
+                wanted.model,
+                pretrained=wanted.tag if remote else None,
+                load_weights=checkpoint is None,
+                pretrained_text=False,
+                require_pretrained=checkpoint is None,
+                force_quick_gelu=bool(tag.get("quick_gelu")),
+                force_image_size=input_size,
+                force_preprocess_cfg={key: tag[key] for key in _TAG if key in tag},
+            )
+            return model, open_clip.get_tokenizer(wanted.model)
+    except Exception as error:  # open_clip and its download libraries share no base class
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        if remote and not isinstance(error, (TypeError, ImportError)):
+            raise DownloadError(
+                f"the weights of {name} could not be downloaded; check the network, or give --checkpoint ({reason})"
+            ) from error
+        raise ModelError(f"{name} could not be built: {reason}") from error
+
+
+def _load(model: Any, path: Path, use_ema: bool) -> None:
+    """Fill a model from a checkpoint of the whole of it, all or nothing."""
+    from open_clip.convert import convert_state_dict
+    from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
+
+    state = read_weights(path, use_ema)
+    if all(each.startswith("module.") for each in state):
+        state = {each.removeprefix("module."): tensor for each, tensor in state.items()}
+    try:
+        with _quiet():
+            state = convert_state_dict(model, dict(state))
+            if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
+                state = convert_to_custom_text_state_dict(state)
+            for scalar in ("logit_scale", "logit_bias"):
+                if scalar in state and getattr(model, scalar, None) is not None:
+                    state[scalar] = state[scalar].reshape(getattr(model, scalar).shape)
+            resize_pos_embed(state, model)
+            resize_text_pos_embed(state, model)
+    except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
+        raise CheckpointError(f"{path} holds weights that do not go together: {error}") from error
+    problem = mismatch(state, model)
+    if problem:
+        raise CheckpointError(f"{path} does not fit the model: {problem}")
+    model.load_state_dict(state)
+
+
+def _preprocessing(visual: Any) -> dict[str, Any]:
+    """open_clip's way from images to inputs, in the terms of timm's `pretrained_cfg`."""
+    config = visual.preprocess_cfg
+    size = config["size"] if isinstance(config["size"], (tuple, list)) else (config["size"],) * 2
+    return {
+        "input_size": (3, *size),
+        "mean": tuple(config["mean"]),
+        "std": tuple(config["std"]),
+        "interpolation": config["interpolation"],
+        "crop_pct": 1.0,
+        "crop_mode": _CROP_MODES[config["resize_mode"]],
+    }

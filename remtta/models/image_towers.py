@@ -1,0 +1,95 @@
+"""open_clip's image towers as timm's models, so that the same backbones serve both."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from timm.layers import get_act_layer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from remtta.errors import ModelError
+from remtta.models.renames import renamed
+
+_NAMES = (
+    (r"^conv1\.", "patch_embed.proj."),
+    (r"^class_embedding$", "cls_token"),
+    (r"^positional_embedding$", "pos_embed"),
+    (r"^ln_pre\.", "norm_pre."),
+    (r"^transformer\.resblocks\.", "blocks."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.attn\.in_proj_", ".attn.qkv."),
+    (r"\.attn\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"\.ls_([12])\.", r".ls\1."),
+)
+
+
+def timm_tower(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
+    """An image tower as a timm model.
+
+    Args:
+        visual: open_clip's tower.
+        name: What the model is called, for errors.
+
+    Returns:
+        The timm model; what projects its pooled features to embeddings; and
+        the name of the module that a head goes in place of.
+
+    Raises:
+        ModelError: If timm has nothing like it.
+    """
+    if hasattr(visual, "trunk"):
+        return _own_trunk(visual, name)
+    if type(visual).__name__ != "VisionTransformer":
+        raise ModelError(f"{name} has an image tower of a kind that remtta does not read: {type(visual).__name__}")
+    return _vision_transformer(visual, name)
+
+
+def _own_trunk(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
+    trunk = visual.trunk
+    if hasattr(visual.head, "pool"):
+        raise ModelError(f"{name} pools its features outside of timm's model, which remtta does not read")
+    classifier = trunk.get_classifier()
+    place = next((each for each, module in trunk.named_modules() if module is classifier), "")
+    if not place:
+        raise ModelError(f"{name} has a head that remtta cannot find in {type(trunk).__name__}")
+    return trunk, nn.Sequential(classifier, *visual.head.children()), place
+
+
+def _vision_transformer(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
+    blocks = visual.transformer.resblocks
+    first = blocks[0]
+    if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
+        raise ModelError(f"{name} pools its tokens by attention as CoCa does, which timm's model cannot")
+    if type(first).__name__ != "ResidualAttentionBlock":
+        raise ModelError(f"{name} has blocks that timm's model has not: {type(first).__name__}")
+    width = visual.class_embedding.shape[0]
+    scaled = not isinstance(first.ls_1, nn.Identity)
+    vit: Any = VisionTransformer(
+        img_size=visual.image_size,
+        patch_size=visual.patch_size,
+        embed_dim=width,
+        depth=len(blocks),
+        num_heads=first.attn.num_heads,
+        mlp_ratio=first.mlp.c_fc.out_features / width,
+        init_values=1.0 if scaled else None,
+        global_pool="token" if visual.pool_type == "tok" else "avg",
+        fc_norm=bool(visual.final_ln_after_pool),
+        pre_norm=not isinstance(visual.ln_pre, nn.Identity),
+        norm_layer=partial(nn.LayerNorm, eps=visual.ln_post.eps),
+        act_layer=get_act_layer("quick_gelu") if type(first.mlp.gelu).__name__ == "QuickGELU" else nn.GELU,
+        num_classes=0,
+    )
+    final = "fc_norm." if visual.final_ln_after_pool else "norm."
+    state = renamed(visual.state_dict(), (*_NAMES, (r"^ln_post\.", final)))
+    projection = state.pop("proj")
+    state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"].unsqueeze(0)
+    if vit.patch_embed.proj.bias is not None:
+        state["patch_embed.proj.bias"] = vit.patch_embed.proj.bias.detach().zero_()
+    vit.load_state_dict(state)
+    linear = nn.Linear(projection.shape[0], projection.shape[1], bias=False)
+    linear.load_state_dict({"weight": projection.T})
+    return vit, linear, "head"

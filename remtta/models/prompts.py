@@ -1,0 +1,89 @@
+"""Sentences with a place for a class's name, by which zero-shot models are told their classes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from remtta.errors import UsageError
+
+CLIP = "clip:"
+"""What begins the name of a zero-shot model."""
+
+PLACE = "{}"
+"""Where the class's name goes."""
+
+DEFAULT_PROMPTS = "single"
+"""Templates where none are asked for."""
+
+_PHOTOS = (
+    *("bad", "low resolution", "cropped", "bright", "dark", "close-up", "black and white", "pixelated"),
+    *("jpeg corrupted", "blurry", "good"),
+)
+_OBJECTS = ("hard to see", "clean", "dirty", "cool", "large", "nice", "weird", "small")
+_WORKS = ("a sculpture", "a rendering", "a tattoo", "a drawing", "a painting", "a doodle", "a sketch", "a rendition")
+_MATERIALS = ("embroidered", "plastic", "origami", "toy", "cartoon", "plushie")
+
+_OPENAI_80 = (
+    *(f"a photo of {article} {{}}." for article in ("a", "the", "many", "my", "one")),
+    *(f"itap of {article} {{}}." for article in ("a", "the", "my")),
+    *(f"a {kind} photo of {article} {{}}." for kind in _PHOTOS for article in ("a", "the")),
+    *(f"a photo of {article} {kind} {{}}." for kind in _OBJECTS for article in ("a", "the")),
+    *(f"{work} of {article} {{}}." for work in (*_WORKS, "graffiti", "art") for article in ("a", "the")),
+    *(f"{article} {material} {{}}." for material in _MATERIALS for article in ("a", "the")),
+    *(f"{article} {{}} in a video game." for article in ("a", "the")),
+)
+_OPENAI_7 = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "single": ("a photo of a {}.",),
+    "openai7": _OPENAI_7,
+    "openai80": _OPENAI_80,
+    "watt": ("a photo of a {}", *(template.removesuffix(".") for template in _OPENAI_7)),
+}
+"""Templates by name: CLIP's one, OpenAI's 7 and 80 for ImageNet, and the 8 of WATT's paper, which have no full stop."""
+
+
+def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
+    """Templates by name, from a file of a line each, or as they are given.
+
+    Raises:
+        UsageError: If there is no such name or file, or a template has no place for the class's name, or two.
+    """
+    if not isinstance(prompts, str):
+        return _checked(tuple(prompts), "the templates")
+    if prompts in TEMPLATES:
+        return TEMPLATES[prompts]
+    if not Path(prompts).is_file():
+        raise UsageError(f'unknown prompts "{prompts}"; choose {", ".join(TEMPLATES)}, or a file of a template a line')
+    try:
+        lines = Path(prompts).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompts: {prompts} cannot be read: {error}") from error
+    return _checked(tuple(line.strip() for line in lines if line.strip()), prompts)
+
+
+def is_zero_shot(name: str) -> bool:
+    """Whether a model of this name asks for class names."""
+    return name.startswith(CLIP)
+
+
+def filled(template: str, name: str) -> str:
+    """The sentence for a class."""
+    return template.replace(PLACE, name)
+
+
+def _checked(templates: tuple[str, ...], where: str) -> tuple[str, ...]:
+    wrong = next((template for template in templates if template.count(PLACE) != 1), None)
+    if wrong is not None or not templates:
+        shown = "none" if wrong is None else f'"{wrong}"'
+        raise UsageError(f"{where}: a template needs one {PLACE} for the class's name, got {shown}")
+    return templates

@@ -1,0 +1,112 @@
+"""Text towers of open_clip: sentences to embeddings, computed once and kept on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.errors import OutputError
+from remtta.files import write_atomically
+from remtta.models.hashing import state_sha256
+from remtta.models.prompts import filled
+
+OnTexts = Callable[[int, int], None]
+"""Called with how many sentences are done, and of how many."""
+
+_BATCH = 256  # sentences
+_EMBEDDINGS = "embeddings"
+
+_log = logging.getLogger("remtta")
+
+
+class TextTower:
+    """The text half of an open_clip model.
+
+    It is no module of the image model, whose state and parameters it is no
+    part of.
+
+    Args:
+        model: The open_clip model, its image tower taken out.
+        tokenizer: From sentences to token numbers (N, context).
+        on_texts: Told of the progress.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None = None) -> None:
+        self.model: Any = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.sha256 = state_sha256(model)
+        self._on_texts = on_texts
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        weight: Tensor = next(iter(self.model.parameters()))
+        return weight.device
+
+    @torch.no_grad()
+    def encode(self, sentences: Sequence[str]) -> Tensor:
+        """Embeddings (N, E) at length one."""
+        parts = [sentences[start : start + _BATCH] for start in range(0, len(sentences), _BATCH)]
+        return torch.cat([self.model.encode_text(self._tokens(part), normalize=True).float() for part in parts])
+
+    def _tokens(self, sentences: Sequence[str]) -> Tensor:
+        tokens: Tensor = self.tokenizer(list(sentences))
+        return tokens.to(self.device)
+
+    def texts_sha256(self, names: Sequence[str], templates: Sequence[str]) -> bytes:
+        """Hash of what embeddings are made from: weights, tokenizer, names, templates."""
+        content = (self.sha256, type(self.tokenizer).__name__, tuple(names), tuple(templates))
+        return hashlib.sha256(repr(content).encode()).digest()
+
+    def of_classes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """An embedding (C, E) per class: the mean over the templates, at length one."""
+        return self._kept("mean", names, templates, lambda each: F.normalize(each.mean(1), dim=-1))
+
+    def of_templates(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """Embeddings (T, C, E) of every template by itself."""
+        return self._kept("each", names, templates, lambda each: each).transpose(0, 1).contiguous()
+
+    def _kept(
+        self, kind: str, names: Sequence[str], templates: Sequence[str], of: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """What `of` makes of the embeddings (C', T, E) of some classes, put together; from the disk, or left there."""
+        path = cache_folder() / f"{self.texts_sha256(names, templates).hex()}-{kind}.safetensors"
+        if path.is_file():
+            try:
+                return load_file(path)[_EMBEDDINGS].to(self.device)
+            except (SafetensorError, OSError, KeyError) as error:
+                _log.debug("%s is damaged and made again: %s", path, error)
+        found = torch.cat(list(map(of, self._by_class(names, templates))))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, lambda place: save_file({_EMBEDDINGS: found.cpu().contiguous()}, place))
+        except (OSError, OutputError) as error:  # it is only quicker with it
+            _log.debug("text embeddings are not kept: %s", error)
+        return found
+
+    def _by_class(self, names: Sequence[str], templates: Sequence[str]) -> list[Tensor]:
+        """Embeddings (C', T, E) of a few classes at a time."""
+        at_once = max(1, _BATCH // len(templates))
+        parts = []
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            sentences = [filled(template, name) for name in some for template in templates]
+            parts.append(self.encode(sentences).unflatten(0, (len(some), len(templates))))
+            if self._on_texts is not None:
+                self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))
+        return parts
+
+
+def cache_folder() -> Path:
+    """Where embeddings are kept; it may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta" / "text-embeddings"

@@ -1,0 +1,122 @@
+"""The head of a zero-shot model: classes are what a text tower says of their names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.errors import ModelError
+from remtta.models.text_tower import TextTower
+
+
+@dataclass(frozen=True)
+class ClassTexts:
+    """What the classes are called, and who can say what that means.
+
+    Attributes:
+        names: A name per class.
+        templates: Sentences with a place for it.
+        tower: The text tower.
+        sha256: Hash of the tower's weights, names and templates, 32 bytes.
+    """
+
+    names: tuple[str, ...]
+    templates: tuple[str, ...]
+    tower: TextTower
+    sha256: bytes
+
+    def of_each_template(self) -> Tensor:
+        """Embeddings (T, C, E) at length one, of every template by itself."""
+        return self.tower.of_templates(self.names, self.templates)
+
+
+class ZeroShotHead(nn.Module):
+    """Logits by the cosine of an image's embedding and each class's: scale * image . class + bias.
+
+    The classes' embeddings are no parameters: no method trains them. A state
+    has the hash of what they were made from in their place, as their last bits
+    differ from machine to machine. Sums are in fp32 whatever the precision.
+
+    SigLIP's sigmoid of each logit is left to whoever wants it: predictions and
+    entropies here are of the softmax over the classes.
+
+    Args:
+        projection: From the tower's pooled features (B, D) to (B, E).
+        embeddings: Of the classes, shape (C, E), at length one.
+        scale: The logit scale, not its logarithm.
+        bias: Of all logits, 0 in CLIP.
+        texts: Where the embeddings come from.
+    """
+
+    scale: Tensor
+    bias: Tensor
+    embeddings: Tensor
+
+    def __init__(
+        self, projection: nn.Module, embeddings: Tensor, scale: Tensor, bias: Tensor, texts: ClassTexts
+    ) -> None:
+        super().__init__()
+        self.projection = projection
+        self.texts = texts
+        self.register_buffer("scale", scale.detach().float().reshape(()).clone())
+        self.register_buffer("bias", bias.detach().float().reshape(()).clone())
+        self.register_buffer("text_sha256", torch.frombuffer(bytearray(texts.sha256), dtype=torch.uint8))
+        self.register_buffer("embeddings", embeddings, persistent=False)
+        self._embeds = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B, C) of pooled features (B, D); within `embedding`, the images' embeddings (B, E)."""
+        image = F.normalize(self.projection(features).float(), dim=-1)
+        return image if self._embeds else self.logits(image)
+
+    def logits(self, image: Tensor) -> Tensor:
+        """Logits (B, C) of images' embeddings (B, E) at length one."""
+        with torch.autocast(image.device.type, enabled=False):
+            return self.scale * image @ self.embeddings.T + self.bias
+
+    @contextlib.contextmanager
+    def embedding(self) -> Iterator[None]:
+        """Have the model return embeddings (B, E) of images in place of logits."""
+        self._embeds = True
+        try:
+            yield
+        finally:
+            self._embeds = False
+
+    @contextlib.contextmanager
+    def using(self, embeddings: Tensor) -> Iterator[None]:
+        """Have other embeddings (C, E) of the classes for a while."""
+        own = self.embeddings
+        self.embeddings = embeddings.to(own)
+        try:
+            yield
+        finally:
+            self.embeddings = own
+
+    def restricted(self, numbers: Sequence[int]) -> ZeroShotHead:
+        """A head of some of the classes, in this order, that shares the projection."""
+        rows = torch.tensor(list(numbers))
+        texts = replace(self.texts, names=tuple(self.texts.names[number] for number in numbers))
+        head = ZeroShotHead(
+            self.projection, self.embeddings[rows.to(self.embeddings.device)], self.scale, self.bias, texts
+        )
+        return head.to(self.scale.device)
+
+
+def zero_shot_head(model: nn.Module, method: str) -> ZeroShotHead:
+    """A zero-shot model's head, for a method that needs its texts.
+
+    Raises:
+        ModelError: If it is none.
+    """
+    head: Any = next((module for module in model.modules() if isinstance(module, ZeroShotHead)), None)
+    if head is None:
+        raise ModelError(f"{method} needs a text tower, and this model has none; name one such as clip:ViT-B-16/openai")
+    found: ZeroShotHead = head
+    return found

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remtta.errors import UsageError
+from remtta.evaluation.classes import spoken_names
+from tests.command import refusal_of, remtta_here
+from tests.conftest import draw_folder
+from tests.models.tiny_clip import tiny_clip
+
+
+def test_an_evaluation_takes_class_names_from_folders_and_its_delta_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name, _ = tiny_clip(tmp_path / "model")
+    for place, folder in enumerate(("green_frog", "ship")):
+        draw_folder(tmp_path / "data" / "fog" / folder, range(4 * place, 4 * place + 4))
+    options = ["--model", name, "--prompts", "watt", "--batch-size", "4", "--quiet", "--device", "cpu"]
+    out = tmp_path / "out"
+    assert (
+        remtta_here(
+            "eval", str(tmp_path / "data"), *options, "--methods", "source,tent,sar,eta,rem", "--output", str(out)
+        )
+        == 0
+    )
+    settings = json.loads((out / "results.json").read_text())["settings"]
+    assert settings["model"]["labels"] == ["green frog", "ship"] and settings["model"]["prompts"] == "watt"
+    assert settings["data"]["classes"] == "class name"
+    (delta,) = (out / "deltas").glob("rem*.safetensors")
+    frames = str(tmp_path / "data" / "fog" / "ship")
+    assert remtta_here("adapt", frames, "--model", name, "--delta", str(delta), "--output", str(tmp_path / "run")) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    assert {row["label"] for row in rows} <= {"green frog", "ship"} and len(rows) == 4
+    capfd.readouterr()
+    code, line = refusal_of(capfd, "apply", str(delta), "--model", name, "--output", str(tmp_path / "a.safetensors"))
+    assert code == 2 and "a zero-shot model's head is made of texts" in line
+
+
+def test_folders_without_names_ask_for_labels() -> None:
+    assert spoken_names(["n01440764"], Path("d")) is None
+    for folders in ([], ["0", "1"]):
+        with pytest.raises(UsageError, match="name them with --labels FILE"):
+            spoken_names(folders, Path("d"))

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from remtta.deltas.base import load_base
+from remtta.deltas.delta import Delta
+from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
+from remtta.methods.registry import build_method
+from remtta.models.classes import restricted_classes
+from remtta.models.hashing import state_sha256
+from remtta.models.loading import load_model
+from remtta.models.preprocessing import preprocessing_of
+from remtta.models.prompts import TEMPLATES, templates_of
+from remtta.models.text_tower import TextTower, cache_folder
+from remtta.models.zero_shot import ZeroShotHead
+from tests.conftest import random_images, tiny_vit
+from tests.models.tiny_clip import NAMES, VISION, tiny_clip
+
+TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def plain_logits(own: Any, images: Tensor, names: list[str], templates: tuple[str, ...]) -> Tensor:
+    """What open_clip itself says, class by class."""
+    tokenizer = open_clip.SimpleTokenizer(context_length=12)
+    means = [own.encode_text(tokenizer([t.format(n) for t in templates]), normalize=True).mean(0) for n in names]
+    logits: Tensor = (
+        own.logit_scale.exp() * own.encode_image(images, normalize=True) @ F.normalize(torch.stack(means)).T
+    )
+    return logits if own.logit_bias is None else logits.add(own.logit_bias)
+
+
+@pytest.mark.parametrize(
+    ("vision", "changes"),
+    [
+        ({}, {}),
+        ({"no_ln_pre": True, "pool_type": "avg", "ls_init_value": 0.5}, {"quick_gelu": True}),
+        ({"final_ln_after_pool": True, "pool_type": "avg"}, {"init_logit_bias": -3.0}),
+        (TIMM, {"custom_text": True}),
+    ],
+)
+@torch.no_grad()
+def test_logits_are_those_of_open_clip(tmp_path: Path, vision: dict[str, Any], changes: dict[str, Any]) -> None:
+    name, own = tiny_clip(tmp_path / "model", vision if vision is TIMM else {**VISION, **vision}, **changes)
+    model = load_model(name, labels=NAMES, prompts="openai7")
+    images = random_images(3, size=preprocessing_of(model).input_size[0])
+    expected = plain_logits(own, images, NAMES, TEMPLATES["openai7"])
+    torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(build_method("rem", model)(images), expected, rtol=0, atol=1e-4)
+
+
+def test_rem_equals_rem_on_the_same_vit_with_a_head_of_the_text_embeddings(tmp_path: Path) -> None:
+    name, own = tiny_clip(tmp_path / "model")
+    first, second = (load_model(name, labels=NAMES) for _ in range(2))
+
+    class Cosine(torch.nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return own.logit_scale.exp().detach() * F.normalize(features @ own.visual.proj.detach(), dim=-1) @ texts.T
+
+    tokens = open_clip.SimpleTokenizer(context_length=12)([f"a photo of a {each}." for each in NAMES])
+    texts = own.encode_text(tokens, normalize=True).detach()
+    second.head = Cosine()
+    methods = [build_method("rem", model) for model in (first, second)]
+    for seed in range(2):
+        torch.testing.assert_close(*(method(random_images(4, seed)) for method in methods), rtol=1e-4, atol=1e-4)
+    assert methods[0].adapted_names == methods[1].adapted_names and len(methods[0].delta()) == 12
+
+
+def test_preprocessing_and_labels_are_the_models_and_a_checkpoint_works_offline(tmp_path: Path) -> None:
+    name, own = tiny_clip(tmp_path / "model")
+    model = load_model(name, labels=NAMES, crop_pct=0.9)
+    inputs = preprocessing_of(model)
+    assert (inputs.std, inputs.interpolation, inputs.crop_mode, inputs.crop_pct) == (
+        (0.25,) * 3,
+        "bilinear",
+        "squash",
+        0.9,
+    )
+    torch.save({"state_dict": {f"module.{k}": v + 1 for k, v in own.state_dict().items()}}, tmp_path / "other.pt")
+    other: Any = load_model(name, labels=NAMES, checkpoint=tmp_path / "other.pt")
+    assert torch.equal(other.cls_token.flatten(), own.visual.class_embedding + 1)
+    torch.save({"logit_scale": torch.zeros(())}, tmp_path / "part.pt")
+    with pytest.raises(CheckpointError, match="does not fit the model: missing in the file"):
+        load_model(name, labels=NAMES, checkpoint=tmp_path / "part.pt")
+
+
+def test_texts_are_embedded_once_in_batches_and_kept_by_their_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _ = tiny_clip(tmp_path / "model")
+    told: list[tuple[int, int]] = []
+    many = [f"thing {number}" for number in range(40)]
+    first: Any = load_model(
+        name, labels=many, prompts="openai7", on_texts=lambda done, total: told.append((done, total))
+    )
+    assert told == [(252, 280), (280, 280)]
+    monkeypatch.setattr(TextTower, "encode", None)  # not asked again
+    again: Any = load_model(name, labels=many, prompts="openai7")
+    assert torch.equal(first.head.embeddings, again.head.embeddings)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (damaged,) = cache_folder().iterdir()
+    damaged.write_bytes(b"nothing")
+    load_model(name, labels=many, prompts="openai7")
+    load_model(name, labels=many[::-1], prompts="openai7")
+    assert len(list(cache_folder().iterdir())) == 2
+
+
+def test_names_and_templates_are_part_of_a_deltas_base_and_rebuild_it(tmp_path: Path) -> None:
+    name, _ = tiny_clip(tmp_path / "model")
+    (tmp_path / "mine.txt").write_text("this is a {}\n\na {} again\n")
+    model: Any = load_model(name, labels=NAMES, prompts=str(tmp_path / "mine.txt"))
+    hashes = {state_sha256(load_model(name, labels=NAMES)), state_sha256(load_model(name, labels=NAMES[::-1]))}
+    assert len(hashes | {state_sha256(model)}) == 3
+    origin = dict(model.pretrained_cfg["built_from"])
+    delta = Delta({}, origin.pop("name"), state_sha256(model), "rem", model_options=origin)
+    assert state_sha256(load_base(delta)) == delta.base_sha256
+    read = Delta({}, name, "", "rem", model_options={**origin, "prompts": str(tmp_path / "mine.txt")}, path="d")
+    with pytest.raises(DeltaError, match="class names or templates that are none"):
+        load_base(read, name=name)
+
+
+@torch.no_grad()
+def test_classes_can_be_restricted_and_come_back(tmp_path: Path) -> None:
+    model: Any = load_model(tiny_clip(tmp_path / "model")[0], labels=NAMES)
+    images = random_images(2)
+    whole = model(images)
+    with restricted_classes(model, [3, 1]):
+        torch.testing.assert_close(model(images), whole[:, [3, 1]])
+        assert model.head.texts.names == ("ship", "dog")
+    assert torch.equal(model(images), whole) and isinstance(model.head, ZeroShotHead)
+
+
+def test_what_cannot_be_had_is_refused_in_a_line(tmp_path: Path) -> None:
+    name, _ = tiny_clip(tmp_path / "model")
+    coca, _ = tiny_clip(tmp_path / "coca", {**VISION, "attentional_pool": True, "attn_pooler_heads": 2})
+    (tmp_path / "bad.txt").write_text("no place\n")
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("clip:ViT-Q", {}, 'unknown model "clip:ViT-Q"'),
+        ("clip:ViT-B-16", {}, "needs its weights' name or a --checkpoint; open_clip has openai"),
+        ("clip:ViT-B-16/other", {}, "needs its weights' name"),
+        (name, {"num_classes": 3}, "takes no --num-classes"),
+        (name, {"prompts": "none"}, 'unknown prompts "none"; choose single, openai7, openai80, watt'),
+        (name, {"prompts": str(tmp_path / "bad.txt")}, 'needs one {} for the class\'s name, got "no place"'),
+        (coca, {}, "as CoCa does"),
+        ("vit_tiny_patch16_224", {"prompts": "watt", "checkpoint": "x"}, "are for zero-shot models"),
+    ]
+    for model, given, message in refused:
+        with pytest.raises(UsageError) as caught:
+            load_model(model, labels=NAMES, **given)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_a_network_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr("open_clip.factory.download_pretrained", fail)
+    with pytest.raises(DownloadError) as caught:
+        load_model("clip:ViT-B-32/openai", labels=NAMES)
+    assert "or give --checkpoint (Failed to download weights" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_there_are_so_many_templates_and_each_has_its_place() -> None:
+    assert [len(set(templates_of(name))) for name in TEMPLATES] == [1, 7, 80, 8]
+    assert not any(isinstance(module, ZeroShotHead) for module in tiny_vit().modules())
