@@ -184,7 +184,7 @@ def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path:
         del record["options"][name]
     (run / RECORD).write_text(json.dumps(record))
     with pytest.raises(UsageError, match='smooth was "off", is "auto"'):
-        adapt_tiny(frames, run, resume=True, smooth="auto")
+        adapt_tiny(frames, run, resume=True, options={"smooth": "auto"})
     assert adapt_tiny(frames, run, resume=True).exit_reason == "completed"
 
 
