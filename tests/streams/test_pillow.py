@@ -78,7 +78,18 @@ def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(
     draw_icon(tmp_path / "b.ico")
     listed = "".join(f"{file}\n" for file in files)
 
-    command = ["adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4", "--guard", "off", "-o"]
+    command: list[str | Path] = [
+        "adapt",
+        "-",
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        "--batch-size",
+        "4",
+        "--guard",
+        "off",
+        "-o",
+    ]
     monkeypatch.setattr("remtta.streams.sources.read_paths", lambda descriptor, null_separated: iter(map(str, files)))
     assert remtta_here(*command, tmp_path / "whole") == 0
     assert remtta_here(*command, tmp_path / "parts", "--limit", "8") == 0
