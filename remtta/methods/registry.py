@@ -37,6 +37,7 @@ from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
 from remtta.methods.vdp import VDP
 from remtta.methods.vida import ViDA
+from remtta.methods.watt import REMWATT, WATT
 
 METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
@@ -65,6 +66,8 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "continual-mae": ContinualMAE,
     "petal": PETAL,
     "vdp": VDP,
+    "watt": WATT,
+    "rem-watt": REMWATT,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -31,6 +31,7 @@ from remtta.methods.settings.whole_model import (
     ViDAConfig,
     WholeModelConfig,
 )
+from remtta.methods.settings.zero_shot import REMWATTConfig, WATTConfig
 
 __all__ = [
     "METHOD_CONFIGS",
@@ -51,6 +52,7 @@ __all__ = [
     "RDumbConfig",
     "REMConfig",
     "REMN1Config",
+    "REMWATTConfig",
     "ROIDConfig",
     "SARConfig",
     "SourceConfig",
@@ -58,6 +60,7 @@ __all__ = [
     "TentConfig",
     "VDPConfig",
     "ViDAConfig",
+    "WATTConfig",
     "WholeModelConfig",
     "check",
     "method_config",
@@ -94,6 +97,8 @@ _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "continual-mae": (ContinualMAEConfig, "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)"),
     "petal": (PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
     "vdp": (VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
+    "watt": (WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
+    "rem-watt": (REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
 }
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}
