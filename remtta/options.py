@@ -11,12 +11,13 @@ from remtta.errors import UsageError, check, check_finite
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
 
-SCENARIOS = ("continual", "episodic", "gradual", "mixed", "label-shift", "time-constrained")
+SCENARIOS = ("continual", "episodic", "gradual", "recurring", "irregular", "mixed", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
 
 
 Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both", "auto"]
+Smooth = Literal["off", "auto"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,10 @@ class RunOptions:
             micro-batch is chosen by it where the config leaves it open.
         guard: Who answers, and when harm is undone, by methods that train
             weights and in no episodic run; None for the adapted model, and never.
+        smooth: "auto" has answers go by the frames before, too, where frames come in order; "off" never.
+        estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
+            estimate.
+        expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -141,6 +146,9 @@ class RunOptions:
     flush_after: float | None = None
     max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions(answer="auto")
+    smooth: Smooth = "off"
+    estimate: float | None = None
+    expire_below: float | None = None
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:
@@ -150,6 +158,13 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
+        if self.estimate is not None:
+            check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
+        if self.expire_below is not None:
+            if self.estimate is None:
+                raise UsageError("--expire-below goes by an estimate; add --estimate with the accuracy on clean images")
+            check(0 < self.expire_below < self.estimate, "expire below", self.expire_below, "above 0, below --estimate")
         if self.overwrite and self.resume:
             raise UsageError("--overwrite replaces a run and --resume goes on with it; choose one")
         if self.reset_every is not None and self.reset_every < 1:
@@ -163,15 +178,19 @@ class EvalOptions:
     Attributes:
         scenario: "continual" (reset only at the start), "episodic" (reset at
             each domain), "gradual" (severities 1 to 5 and back in each
-            corruption), "mixed" (all domains shuffled together),
-            "label-shift", or "time-constrained".
+            corruption), "recurring" (all domains again and again),
+            "irregular" (domains in pieces of random lengths, in random
+            order), "mixed" (all domains shuffled together), "label-shift",
+            or "time-constrained".
         batch_size: Images per update; batches do not reach across domains.
         seeds: One run per method and seed; a seed decides the order of images.
         order: "shuffled" by the seed within each domain, or "stored".
         unseen: Domains that are tested after the others, without learning.
         revisit: Test all domains again at the end, without learning.
         imbalance: Label shift: how much likelier the class of the moment is.
-        dirichlet: Label shift: a Dirichlet concentration instead.
+        dirichlet: Label shift: a Dirichlet concentration instead. Irregular:
+            that of the pieces' lengths, by default 1.
+        visits: Recurring: how often each domain comes; by default 20.
         cost_ratio: Time-constrained: time of an adapting batch over that of a
             plain forward pass; measured if None.
         reset_every: Go back to the source weights before the first batch
@@ -193,6 +212,7 @@ class EvalOptions:
     revisit: bool = False
     imbalance: float = math.inf
     dirichlet: float | None = None
+    visits: int | None = None
     cost_ratio: float | None = None
     reset_every: int | None = None
     on_error: Literal["skip", "stop"] = "stop"
@@ -214,6 +234,12 @@ class EvalOptions:
         check(self.cost_ratio is None or self.cost_ratio >= 1, "cost ratio", self.cost_ratio, ">= 1")
         shifting = self.scenario == "label-shift"
         check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
-        check(shifting or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift")
+        in_bursts = shifting or self.scenario == "irregular"
+        check(
+            in_bursts or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift, irregular"
+        )
+        again = self.scenario == "recurring"
+        check(self.visits is None or self.visits >= 1, "visits", self.visits, ">= 1")
+        check(again or self.visits is None, "visits", self.visits, "left out but in recurring")
         hurried = self.scenario == "time-constrained"
         check(hurried or self.cost_ratio is None, "cost ratio", self.cost_ratio, "left out but in time-constrained")

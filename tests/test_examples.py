@@ -143,11 +143,20 @@ def test_training_without_test_images_and_with_other_test_classes(
         script("train_cifar10_model").main(arguments)
 
 
+CONVNEXT = {
+    "patch_size": 2,
+    "output_stride": 8,
+    "depths": (1, 2, 3, 1),
+    "dims": (32, 64, 128, 256),
+    "kernel_sizes": (3, 3, 3, 3),
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "kwargs", "size"),  # as the script's docstring tells remtta eval
     [
         ("resnet", "resnet18", {"output_stride": 16, "channels": (32, 64, 128, 256)}, 64),
-        ("convnext", "convnext_atto", {"patch_size": 2, "output_stride": 8}, 32),
+        ("convnext", "convnext_atto", CONVNEXT, 32),
     ],
 )
 def test_a_convolutional_cifar10_model_is_trained_and_loads(
@@ -157,7 +166,9 @@ def test_a_convolutional_cifar10_model_is_trained_and_loads(
     draw_classes(data / "train", 4)
     test = draw_classes(data / "test", 1)
     module = script("train_cifar10_conv")
-    module.main([str(data), str(output), "--model", kind, "--minutes", "0.01", "--batch-size", "6"])
+    arguments = [str(data), str(output), "--model", kind, "--minutes", "0.01", "--batch-size", "6"]
+    module.main(arguments)
+    module.main([*arguments, "--start", str(output), "--bfloat16"])
     last = capsys.readouterr().out.splitlines()[-1]
     told = float(last.partition("test error ")[2].partition(" %")[0])
     model = remtta.load_model(

@@ -16,12 +16,22 @@ from remtta.methods.settings import REMConfig
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 MAIN: Any = typer.main.get_command(app)  # of the Click that Typer brings along, which has no types
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+COMMANDS: dict[str, Any] = {
+    full: leaf
+    for name, command in MAIN.commands.items()
+    for full, leaf in (
+        {f"{name} {last}": each for last, each in command.commands.items()}
+        if hasattr(command, "commands")
+        else {name: command}
+    ).items()
+}
+NAME = r"(?:delta )?\w+"
 COMMON = {"--help"}.union(*(option.opts for option in MAIN.params))
 
 
 def options_of(command: str) -> dict[str, Any]:
     """A command's parameters by their long options, but for --help."""
-    parameters = [parameter for parameter in MAIN.commands[command].params if parameter.param_type_name == "option"]
+    parameters = [parameter for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
     return {
         name: parameter
         for parameter in parameters
@@ -40,7 +50,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
         if cells and cells[0] == "option":
             shared = cells[1] == "of"
         elif cells and OPTION.search(cells[0]):
-            commands = re.findall(r"`(\w+)`", cells[1]) if shared else re.findall(r"`remtta (\w+)", heading)
+            commands = re.findall(f"`({NAME})`", cells[1]) if shared else re.findall(f"`remtta ({NAME})", heading)
             for command in commands:
                 for option in OPTION.findall(cells[0]):
                     yield command, option, cells[1 + shared]
@@ -48,11 +58,11 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 def test_every_option_of_every_command_is_on_the_page_once() -> None:
     documented = sorted((command, option) for command, option, _ in rows())
-    assert documented == sorted((command, option) for command in MAIN.commands for option in options_of(command))
+    assert documented == sorted((command, option) for command in COMMANDS for option in options_of(command))
 
 
 def test_the_page_names_no_option_that_does_not_exist() -> None:
-    known = COMMON.union(*(options_of(command) for command in MAIN.commands))
+    known = COMMON.union(*(options_of(command) for command in COMMANDS))
     named = set(OPTION.findall(PAGE.read_text()))
     assert named - known == set() and named >= COMMON
 

@@ -39,6 +39,11 @@ class Backbone(Protocol):
         return [self.blocks[number]]
 
     @property
+    def channel_axis(self) -> int:
+        """Axis of the channels D in what blocks hand on, which is maps or tokens, with the images B first."""
+        return 1
+
+    @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:
         """Layers, by name, that may normalise by a batch's statistics while a method adapts."""
         return {}
@@ -108,6 +113,11 @@ class TokenBackbone(Backbone, Protocol):
     one), then patch tokens. Blocks may take more than tokens, such as where
     each token's patch lies: `enter` says it of every block.
     """
+
+    @property
+    def channel_axis(self) -> int:
+        """The last one of tokens (B, T, D)."""
+        return -1
 
     @property
     def num_prefix_tokens(self) -> int:

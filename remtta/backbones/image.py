@@ -116,6 +116,11 @@ class ImageBackbone(Backbone):
         return [*stem, self.blocks[number]]
 
     @property
+    def channel_axis(self) -> int:
+        """Of a feature map: the last one where the model has it so, as Swin does."""
+        return -1 if getattr(self.module, "output_fmt", "NCHW") == "NHWC" else 1
+
+    @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:
         """All that there are."""
         return batch_norms(self.module)
@@ -211,8 +216,7 @@ class ImageBackbone(Backbone):
 
     def _positions_first(self, features: Tensor) -> Tensor:
         """A feature map, in the order of axes that the model has, as (B, N, D)."""
-        last = getattr(self.module, "output_fmt", "NCHW") == "NHWC"
-        return features.flatten(1, 2) if last else features.flatten(2).transpose(1, 2)
+        return features.movedim(self.channel_axis, -1).flatten(1, 2)
 
     @property
     def _own_size(self) -> tuple[int, int]:

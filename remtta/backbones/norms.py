@@ -66,14 +66,18 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
     wanted = {
         id(parameter)
         for root in roots
-        for module in root.modules()
-        if isinstance(module, _NORMS)
+        for module in norm_modules(root).values()
         for parameter in module.parameters(recurse=False)
     }
     selected = {name: parameter for name, parameter in backbone.module.named_parameters() if id(parameter) in wanted}
     if not selected:
         raise ModelError(f"nothing to adapt: the chosen blocks have no normalisation weights{_whereabouts(backbone)}")
     return selected
+
+
+def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
+    """All normalisation layers of a module, by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, _NORMS)}
 
 
 def _whereabouts(backbone: Backbone) -> str:

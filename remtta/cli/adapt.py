@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
@@ -14,13 +15,16 @@ from remtta.cli.options.running import RunningOptions
 from remtta.cli.options.stream import OutputOptions, ServiceOptions, Source, StreamOptions, run_options
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
+from remtta.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.runs.adapt import RunSummary
+    from remtta.runs.site import SiteSummary
+    from remtta.runs.summary import RunSummary
+    from remtta.streams.sources import Stream
 
-_STOPPED_BY_GUARD = 5
+_FAILURE, _STOPPED_BY_GUARD = 1, 5
 
 _log = logging.getLogger("remtta")
 
@@ -45,9 +49,11 @@ def adapt(
 
       remtta adapt clip.mp4 --checkpoint vit.safetensors --output run1
 
+      remtta adapt cams.txt --streams --output site1
+
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
-    with running.command() as interrupts:
+    with running.command() as interrupts, service.watched() as metrics:
         # What needs no torch comes first: a wrong path is told at once.
         output.check_predictions()
         method.check()
@@ -56,35 +62,68 @@ def adapt(
         config = method.config(running.precision)
         options = run_options(method, output, stream, service, seed=running.seed)
         echo = output.echo()
-        frames = stream.open(source, resume=output.resume)
-        folder = output.folder(service.health)
+        frames = _open(source, stream, output)
+        folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
 
-        from remtta.runs.adapt import adapt_stream
-
-        source_data = method.source.checked([method.method])
+        source_data = method.source.checked([method.method], calibrates=output.estimate is not None)
         running.set_threads()
         start = model.start()
         classifier = load_classifier(
             model_arguments(given, start), labels, running.device, adapts=method.adapts, quiet=running.quiet
         )
         _compile(classifier, running)
-        with progress(frames.num_frames, hidden=running.quiet, lines=running.as_json) as advance:
-            summary = adapt_stream(
+        with progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json) as advance:
+            summary = _adapt(
                 classifier,
                 frames,
                 folder,
+                echo,
                 method=method.method,
                 config=config,
                 options=options,
                 delta=start,
                 source_data=source_data,
-                echo=echo,
                 health=service.health,
+                metrics=metrics,
                 on_batch=advance,
                 interrupts=interrupts,
             )
         _report(summary, output, running)
-    raise typer.Exit(_STOPPED_BY_GUARD if summary.exit_reason == "guard" else signal_exit_code(summary.signum))
+    raise typer.Exit(_exit_code(summary))
+
+
+def _open(source: str, stream: StreamOptions, output: OutputOptions) -> Stream | dict[str, Stream]:
+    """The stream, or the streams of a list."""
+    if not stream.streams:
+        return stream.open(source, resume=output.resume)
+    if output.predictions:
+        raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
+    return stream.open_all(source)
+
+
+def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
+    counts = [stream.num_frames for stream in (frames.values() if isinstance(frames, dict) else [frames])]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _adapt(
+    classifier: nn.Module, frames: Stream | dict[str, Stream], folder: Path, echo: BinaryIO | None, **how: Any
+) -> RunSummary | SiteSummary:
+    if isinstance(frames, dict):
+        from remtta.runs.site import adapt_streams
+
+        return adapt_streams(classifier, frames, folder, **how)
+    from remtta.runs.adapt import adapt_stream
+
+    return adapt_stream(classifier, frames, folder, echo=echo, **how)
+
+
+def _exit_code(summary: RunSummary | SiteSummary) -> int:
+    """Of many streams: the signal's, else that of a failure if any failed."""
+    if summary.exit_reason == "guard":
+        return _STOPPED_BY_GUARD
+    return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
 
 
 def _compile(classifier: nn.Module, running: RunningOptions) -> None:
@@ -93,7 +132,7 @@ def _compile(classifier: nn.Module, running: RunningOptions) -> None:
     running.compile(classifier)
 
 
-def _report(summary: RunSummary, output: OutputOptions, running: RunningOptions) -> None:
+def _report(summary: RunSummary | SiteSummary, output: OutputOptions, running: RunningOptions) -> None:
     """Say what came of it; the path of a folder that the user did not name is data."""
     if summary.exit_reason == "closed pipe":
         close_stdout()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,25 +12,11 @@ from remtta.cli.groups import Only
 from remtta.cli.loading import model_arguments
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import RunningOptions
+from remtta.cli.options.target import TargetOptions
 from remtta.errors import UsageError
 
 if TYPE_CHECKING:
     from remtta.deltas.delta import Delta
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """The file to write."""
-
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors checkpoint to write.")]
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
-
-    def check(self) -> None:
-        """Refuse a file of another kind, and one that is there."""
-        if self.output.suffix != ".safetensors":
-            raise UsageError(f"--output {self.output} must end in .safetensors")
-        if self.output.exists() and not self.overwrite:
-            raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")
 
 
 def apply(

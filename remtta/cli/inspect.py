@@ -10,12 +10,14 @@ import typer
 
 from remtta.cli.groups import Only
 from remtta.cli.options.running import PrintOptions, RunningOptions
-from remtta.cli.reporting import printable
 from remtta.errors import UsageError
+from remtta.runs.reading import printable
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A delta file, or the folder of a run or an evaluation.")],
+    path: Annotated[
+        Path, typer.Argument(help="A delta file, or the folder of a run, of many streams or an evaluation.")
+    ],
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
 ) -> None:
@@ -40,6 +42,8 @@ def _lines(content: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if "evaluation" in content:
         lines += _evaluation_lines(content["evaluation"], alive=content["alive"])
+    if "site" in content:
+        lines += _site_lines(content["site"], alive=content["alive"])
     if "run" in content:
         lines += _run_lines(content["run"], alive=content["alive"])
     if "predictions" in content:
@@ -52,6 +56,21 @@ def _lines(content: dict[str, Any]) -> list[str]:
 def _state(told: str, alive: bool | None, end: str) -> str:
     """How it is; one that says it is running, and that no process is writing to, came to this end."""
     return f"was {end}, and --resume goes on with it" if told == "running" and alive is False else told
+
+
+def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
+    streams = site["streams"]
+    width = max([len("stream"), *map(len, streams)])
+    return [
+        f"streams      {_state(site['exit_reason'], alive, 'killed')}; {len(streams)} on one model",
+        "",
+        f"{'stream':<{width}}  frames  skipped  updates  state, source",
+        *(
+            f"{name:<{width}}  {stream['frames']:6}  {stream['skipped']:7}  {stream['updates']:7}  "
+            f"{_state(stream['exit_reason'], alive, 'killed')}, {stream['source']}"
+            for name, stream in streams.items()
+        ),
+    ]
 
 
 def _evaluation_lines(evaluation: dict[str, Any], *, alive: bool | None) -> list[str]:
@@ -141,7 +160,23 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
         f"{delta['updates']} updates on {delta['frames']} frames since the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
+        *_lineage_lines(delta["lineage"]),
         "",
         f"{'layer':<{width}}  rms change  largest change",
         *(f"{layer['layer']:<{width}}  {layer['rms']:10.2e}  {layer['max']:14.2e}" for layer in layers),
     ]
+
+
+def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
+    """Which run made a delta, of what, and the deltas it builds on."""
+    told = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
+    run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
+    factor = f"times {lineage['factor']:g}" if "factor" in lineage else None
+    parents = [
+        f"from         {parent['file_sha256'][:12]}, {parent['method']}, {parent['updates']} updates on "
+        f"{parent['frames']} frames{', ' + parent['source'] if parent.get('source') else ''}"
+        f"{', weight ' + format(parent['weight'], '.3g') if 'weight' in parent else ''}"
+        for parent in lineage.get("parents", [])
+    ]
+    made = ", ".join(filter(None, [" ".join(filter(None, told)), run, factor]))
+    return [*([f"lineage      {made}"] if made else []), *parents]

@@ -13,8 +13,7 @@ import typer
 
 from remtta.cli.completion import method_names
 from remtta.cli.reporting import command
-from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig
+from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig, check_method
 from remtta.methods.settings.names import PRESET, method_of
 from remtta.methods.settings.presets import PRESETS
 
@@ -42,8 +41,7 @@ def methods(
             typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
             return
         name = method_of(name) if name == PRESET else name
-        if name not in METHOD_CONFIGS:
-            raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
+        check_method(name, METHOD_CONFIGS)
         typer.echo(f"{name}: {METHOD_SUMMARIES[name]}\n")
         kind = METHOD_CONFIGS[name]
         texts, ours = _explanations(kind), PRESETS[PRESET].settings.get(name, {})

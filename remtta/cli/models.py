@@ -80,11 +80,7 @@ def whole_text(support: Support) -> str:
     lines = [f"{support.model}: {support.kind}"]
     if not support.has_head:
         lines.append("head: none in timm; give your weights with --checkpoint and --num-classes")
-    if support.masks:
-        default, *others = support.masks
-        lines.append(f"REM masks by: {', '.join([f'{default} (default)', *others, 'random'])}")
-    if support.adapted:
-        lines.append(f"REM adapts the norms of: {support.adapts}, {support.num_adapted:,} weights")
+    lines += rem_lines(support)
     lines.append(f"methods: {', '.join(support.methods)}")
     reasons = dict.fromkeys(support.refused.values())
     for reason in reasons:
@@ -92,6 +88,17 @@ def whole_text(support: Support) -> str:
         alike = len(refused) > len(support.methods)
         lines.append(f"not {'any other' if alike else ', '.join(refused)}: {reason}")
     return "\n".join(map(_filled, lines))
+
+
+def rem_lines(support: Support) -> list[str]:
+    """What REM finds in a model."""
+    lines = []
+    if support.masks:
+        default, *others = support.masks
+        lines.append(f"REM masks by: {', '.join([f'{default} (default)', *others, 'random'])}")
+    if support.adapted:
+        lines.append(f"REM adapts the norms of: {support.adapts}, {support.num_adapted:,} weights")
+    return lines
 
 
 def _filled(text: str) -> str:

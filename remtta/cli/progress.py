@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sys
 import time
@@ -11,11 +12,21 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from remtta.corruptions.tree import TreeSummary
-    from remtta.runs.adapt import RunSummary
 
 SECONDS_BETWEEN_LINES = 30.0
 
 _log = logging.getLogger("remtta")
+
+
+class _Counts(Protocol):
+    """What a run, or many, have come to."""
+
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def num_updates(self) -> int: ...
+    @property
+    def images_per_s(self) -> float: ...
 
 
 class _Show(Protocol):
@@ -23,7 +34,7 @@ class _Show(Protocol):
 
 
 @contextlib.contextmanager
-def progress(num_frames: int | None, *, hidden: bool, lines: bool = False) -> Iterator[Callable[[RunSummary], None]]:
+def progress(num_frames: int | None, *, hidden: bool, lines: bool = False) -> Iterator[Callable[[_Counts], None]]:
     """Yield a function that shows the counts of a run so far.
 
     Args:
@@ -40,6 +51,14 @@ def tree_progress(*, hidden: bool) -> Iterator[Callable[[TreeSummary], None]]:
     """Yield a function that shows how much of a tree has been made; `hidden` shows nothing."""
     with _shown("corrupting", "images", hidden) as show:
         yield lambda tree: show(tree.finished, tree.num_images, f"{tree.written} written", tree.images_per_s)
+
+
+@contextlib.contextmanager
+def tune_progress(num_trials: int, *, hidden: bool) -> Iterator[Callable[[], None]]:
+    """Yield a function that counts the settings that were tried; `hidden` shows nothing."""
+    started, done = time.monotonic(), itertools.count(1)
+    with _shown("trying", "settings", hidden) as show:
+        yield lambda: show(count := next(done), num_trials, "", count / (time.monotonic() - started))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import typer
 
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError
 from remtta.runs.interrupts import Interrupts, Stopped
+from remtta.runs.reading import printable
 
 EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
 _FAILURE = 1
@@ -139,11 +140,6 @@ def close_stdout() -> None:
     """Point standard output nowhere, so that Python's flush at exit cannot fail on a closed pipe."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def printable(text: str) -> str:
-    """Escape control characters and stray bytes, which file names and labels may hold."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ class Delta:
         preprocessing: How its images became inputs (`Preprocessing.as_dict`).
         created: UTC time, ISO 8601.
         remtta_version: Version that wrote it.
+        lineage: What made it, on what, and of which deltas; empty where an older version wrote it.
         path: File it was read from, if it was.
         file_sha256: Hash of that file.
     """
@@ -59,6 +60,7 @@ class Delta:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     remtta_version: str = __version__
+    lineage: Mapping[str, Any] = field(default_factory=dict)
     path: str | None = None
     file_sha256: str | None = None
 
@@ -67,6 +69,12 @@ class Delta:
         """Where it comes from, for the record of a run that starts from it."""
         names = ("path", "file_sha256", "method", "frames", "updates", "created")
         return {name: getattr(self, name) for name in names}
+
+    def as_parent(self, **more: Any) -> dict[str, Any]:
+        """What is told of it in the lineage of a delta that builds on it."""
+        names = ("run", "source")
+        own = {name: value for name, value in self.origin.items() if name != "path"}
+        return {**own, **{name: self.lineage[name] for name in names if name in self.lineage}, **more}
 
 
 def save_delta(path: str | Path, delta: Delta) -> None:
@@ -91,6 +99,7 @@ def save_delta(path: str | Path, delta: Delta) -> None:
         "frames": str(delta.frames),
         "updates": str(delta.updates),
         "created": delta.created,
+        **({"lineage": json.dumps(delta.lineage, sort_keys=True)} if delta.lineage else {}),
     }
     save_tensors(Path(path), delta.tensors, header)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from remtta.deltas.lineage import parsed_lineage
 from remtta.errors import DeltaError, UsageError
 from remtta.models.digests import parts_sha256
 
@@ -66,7 +67,9 @@ def delta_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such delta file") from error
+        deltas = Path(path).parent / "deltas"
+        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
+        raise UsageError(f"{path}: no such delta file{hint}") from error
     except UNREADABLE as error:
         raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
 
@@ -91,6 +94,7 @@ def delta_fields(path: str | Path, header: Mapping[str, str]) -> dict[str, Any]:
             **{
                 name: _mapping(header.get(name, "{}")) for name in ("hyperparameters", "model_options", "preprocessing")
             },
+            "lineage": parsed_lineage(header.get("lineage", "{}")),
         }
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error

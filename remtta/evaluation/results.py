@@ -39,6 +39,18 @@ def tally_rows(path: Path) -> Tallies:
     return tallies
 
 
+def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
+    """Error in percent of each method in each round through all its domains, over all images and seeds."""
+    wrong: dict[str, dict[int, list[bool]]] = {}
+    for row in read_rows(path):
+        if "error" not in row and row["phase"] == "adapt":
+            rounds = wrong.setdefault(row["method"], {})
+            rounds.setdefault(row["visit"] // num_domains, []).append(row["class"] != row["label_true"])
+    return {
+        method: [100 * sum(each) / len(each) for _, each in sorted(rounds.items())] for method, rounds in wrong.items()
+    }
+
+
 def summarise(
     tallies: Tallies, runs: Sequence[Mapping[str, Any]], order: Sequence[str], num_classes: int
 ) -> dict[str, Any]:

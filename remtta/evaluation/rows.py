@@ -57,7 +57,7 @@ def _class_rows(result: BatchResult, numbers: Sequence[int], labels: Sequence[st
     told: Mapping[str, Any] = {"update": result.update_told, "adapted": result.adapted}
     told = {**told, **answered_by(result.said)}
     columns = zip(probs.tolist(), guesses.tolist(), entropy(result.logits).tolist(), strict=True)
-    return [
+    rows: list[Row] = [
         {
             "class": int(numbers[guess]),
             "label": labels[guess] if labels else None,
@@ -66,6 +66,19 @@ def _class_rows(result: BatchResult, numbers: Sequence[int], labels: Sequence[st
             **told,
         }
         for prob, guess, nats in columns
+    ]
+    if result.raw is not None:
+        for row, raw, smoothed in zip(rows, _raw_rows(result.raw, numbers), result.smoothed, strict=True):
+            row |= {"raw": raw} if smoothed else {}
+    return rows
+
+
+def _raw_rows(raw: Tensor, numbers: Sequence[int]) -> list[Row]:
+    """What each image was taken for by itself."""
+    probs, guesses = raw.softmax(-1).max(-1)
+    return [
+        {"class": int(numbers[guess]), "prob": float(f"{prob:.9g}")}
+        for prob, guess in zip(probs.tolist(), guesses.tolist(), strict=True)
     ]
 
 

@@ -21,15 +21,16 @@ from remtta.evaluation.ledger import PROGRESS, Ledger
 from remtta.evaluation.outputs import CONFUSION, TABLES, write_results
 from remtta.evaluation.plan import EvalPlan, checked_methods
 from remtta.evaluation.progress import Position, Progress, load_progress, save_progress
-from remtta.evaluation.results import DELTAS, PLOTS, summarise, tally_rows
+from remtta.evaluation.results import DELTAS, PLOTS, errors_by_round, summarise, tally_rows
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.guard.guard import guarded
+from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import action_of, answer_of, is_guarded, method_of
+from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.models.card import card_of
 from remtta.models.classes import restricted_classes
@@ -69,7 +70,7 @@ def evaluate(
             this ends. Where the data set says what its classes are called, it keeps their names.
         dataset: The domains, from `open_dataset`.
         output: Folder for the results.
-        methods: Names in the order of the table, each METHOD, METHOD+guard, or LABEL=METHOD for one
+        methods: Names in the order of the table, each METHOD, METHOD+guard and the like, or LABEL=METHOD for one
             more row of a method with other settings; with their settings, or None for the published ones.
         options: Scenario, batch size, seeds and the like.
         preprocessing: How images become inputs; by default as the model asks for.
@@ -172,7 +173,7 @@ class _Evaluation:
         guard = guarded(method, options, self._plan.methods[name])
         if is_guarded(name) and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
-        return Adapter(method, guard)
+        return Adapter(method, guard, Smoother(len(self._plan.numbers)) if is_smoothed(name) else None)
 
     def _learn_from_source(self, source_data: str | Path) -> None:
         """Have the statistics of every method that needs some on the disk, before anything is recorded."""
@@ -258,12 +259,16 @@ class _Evaluation:
         in_order = sorted(runs, key=lambda run: methods.index(run["method"]))
         made_with = environment(plan.card.device)
         del made_with["command"]  # differs after --resume, and the settings say all it says
-        content = {
+        content: dict[str, Any] = {
             "status": "completed",
             "methods": summarise(tallies, in_order, order, len(plan.numbers)),
             "settings": plan.settings(),
             "environment": made_with,
         }
+        if plan.options.scenario == "recurring":
+            adapted = sum(domain.name not in plan.options.unseen for domain in plan.dataset.domains)
+            for name, errors in errors_by_round(self._folder / PREDICTIONS, adapted).items():
+                content["methods"][name]["error_by_round"] = errors
         names = dict(zip(plan.numbers, plan.card.labels or (), strict=False))
         write_results(self._folder, content, tallies, names)
         return content

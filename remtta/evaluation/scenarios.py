@@ -61,23 +61,28 @@ def plan_visits(
     if not seen:
         raise UsageError("--unseen leaves no domain to adapt to")
 
-    def order(number: int) -> np.ndarray:
+    def order(number: int, again: int) -> np.ndarray:
         domain = dataset.domains[number]
-        rng = np.random.default_rng([seed, _NAMES_SEED, *domain.title.encode()])
+        rng = np.random.default_rng([seed, _NAMES_SEED, *domain.title.encode(), *([again] if again else [])])
         if scenario == "label-shift":
             if options.dirichlet is not None:
                 return dirichlet_order(domain.labels, options.dirichlet, rng)
             return imbalanced_order(domain.labels, options.imbalance, rng)
         return rng.permutation(len(domain.labels)) if options.order == "shuffled" else np.arange(len(domain.labels))
 
-    def visit(number: int, **more: object) -> Visit:
-        positions = order(number)
+    def visit(number: int, again: int = 0, **more: object) -> Visit:
+        positions = order(number, again)
         items = np.stack([np.full_like(positions, number), positions], axis=1)
         return Visit(dataset.domains[number].title, items, **more)  # type: ignore[arg-type]
 
     visits = [visit(number, reset=scenario == "episodic") for number in seen]
     if scenario == "gradual":
         visits = [visit(number) for number in _gradually(dataset.domains, seen)]
+    elif scenario == "recurring":
+        visits += [visit(number, again) for again in range(1, options.visits or _VISITS) for number in seen]
+    elif scenario == "irregular":
+        rng = np.random.default_rng([seed, _IRREGULAR_SEED])
+        visits = _irregularly(visits, _PIECES if options.dirichlet is None else options.dirichlet, rng)
     elif scenario == "mixed":
         items = np.concatenate([each.items for each in visits])
         visits = [Visit("mixed", np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
@@ -87,8 +92,27 @@ def plan_visits(
     return visits
 
 
-_NAMES_SEED, _MIXED_SEED = 1, 2
+_NAMES_SEED, _MIXED_SEED, _IRREGULAR_SEED = 1, 2, 3
+_VISITS = 20  # of each domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
+_PIECES = 1.0  # concentration of DPCore's protocol
 _SHOWN = 5
+
+
+def _irregularly(visits: Sequence[Visit], concentration: float, rng: np.random.Generator) -> list[Visit]:
+    """The same images in the same order within each domain, which comes in pieces of random lengths between others'.
+
+    Source: the continual dynamic change of DPCore (Zhang et al., ICML 2025), where domains take the place that
+    classes have in `dirichlet_order`.
+    """
+    numbers = np.repeat(np.arange(len(visits)), [len(visit.items) for visit in visits])
+    drawn = numbers[dirichlet_order(numbers, concentration, rng)]
+    starts = np.flatnonzero(np.diff(drawn, prepend=-1))
+    taken = [0] * len(visits)
+    pieces = []
+    for number, length in zip(drawn[starts], np.diff(starts, append=len(drawn)), strict=True):
+        first, taken[number] = taken[number], taken[number] + length
+        pieces.append(Visit(visits[number].title, visits[number].items[first : first + length]))
+    return pieces
 
 
 def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:

@@ -211,7 +211,13 @@ class Trial:
             with writing(path):
                 path.parent.mkdir(exist_ok=True)
             settings = hyperparameters(config, plan.options.batch_size)
-            save_delta(path, delta_of(plan.card, name, settings, method.committed, position.frames_in_delta))
+            conditions = {"made_by": "eval", "source": str(plan.dataset.root), "kind": plan.dataset.layout}
+            save_delta(
+                path,
+                delta_of(
+                    plan.card, name, settings, method.committed, position, start=plan.start, conditions=conditions
+                ),
+            )
         num_images = position.frames - position.skipped
         looked = guard.num_looked / max(1, num_images) if guard else 0.0
         return {

@@ -68,6 +68,11 @@ class Judge:
         return self._options.lr_factor**self._now.alarms
 
     @property
+    def lead(self) -> float:
+        """What the adapted model sees more, as a share, by the last verdict."""
+        return self._now.lead
+
+    @property
     def weight(self) -> float:
         """The adapted model's share in an answer of the moment."""
         now, options = self._now, self._options
@@ -174,8 +179,13 @@ class Judge:
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """An event of the guard as a sentence."""
+    """An event of the guard, or of the estimate, as a sentence."""
     kind, numbers = event["event"], ""
+    if kind == "expired":
+        return (
+            f"the answers to the last frames are right {100 * event['estimate']:.0f} % of the time by estimate, below "
+            f"{100 * event['expire_below']:.0f} %: train the model again"
+        )
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
         numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"

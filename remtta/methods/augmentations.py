@@ -34,12 +34,15 @@ class PixelSpace:
 
     def augment(self, images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
         """Apply an augmentation of pixels to preprocessed images (..., 3, H, W)."""
-        pixels = augmentation(self.to_pixels(images), generator)
-        return (pixels - self._mean.to(images.device)) / self._std.to(images.device)
+        return self.normalise(augmentation(self.to_pixels(images), generator))
 
     def to_pixels(self, images: Tensor) -> Tensor:
         """Pixels in [0, 1] of preprocessed images (..., 3, H, W)."""
         return (images * self._std.to(images.device) + self._mean.to(images.device)).clamp(0, 1)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Preprocessed images of pixels in [0, 1] (..., 3, H, W)."""
+        return (pixels - self._mean.to(pixels.device)) / self._std.to(pixels.device)
 
 
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:

@@ -70,6 +70,14 @@ class MethodBase:
         """Logits (L, B, C) behind the last batch's prediction: the plain view, then the method's others."""
         return self._last_views
 
+    def enter(self) -> None:
+        """Put the adapted weights in the model, after `leave`."""
+        self._weights.enter()
+
+    def leave(self) -> None:
+        """Have the source weights in the model, for another method to use it meanwhile."""
+        self._weights.leave()
+
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source weights, by parameter name; adding them restores the bits."""
         return self._weights.delta()

@@ -90,6 +90,12 @@ class Method(Protocol):
     def reset(self) -> None:
         """Back to the source weights, exactly."""
 
+    def enter(self) -> None:
+        """Put the adapted weights in the model, after `leave`."""
+
+    def leave(self) -> None:
+        """Have the source weights in the model, for another method to use it meanwhile."""
+
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source, by parameter name."""
 

@@ -13,12 +13,14 @@ from typing import Any
 from torch import nn
 
 from remtta.errors import UsageError
+from remtta.methods.becotta import BECoTTA
 from remtta.methods.cmf import CMF
 from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
 from remtta.methods.continual_mae import ContinualMAE
 from remtta.methods.cotta import CoTTA
 from remtta.methods.deyo import DeYO
 from remtta.methods.eata import EATA
+from remtta.methods.ecotta import EcoTTA
 from remtta.methods.eta import ETA
 from remtta.methods.foa import FOA
 from remtta.methods.lame import LAME
@@ -31,7 +33,7 @@ from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
 from remtta.methods.roid import ROID
 from remtta.methods.sar import SAR
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, check_method
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
@@ -66,6 +68,8 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "continual-mae": ContinualMAE,
     "petal": PETAL,
     "vdp": VDP,
+    "ecotta": EcoTTA,
+    "becotta": BECoTTA,
     "watt": WATT,
     "rem-watt": REMWATT,
 }
@@ -84,8 +88,7 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
         UsageError: If there is no such method, or its settings do not suit the model.
         ModelError: If the method cannot adapt the model.
     """
-    if name not in METHODS:
-        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHODS)}')
+    check_method(name, METHODS)
     try:
         return METHODS[name](model, config or METHOD_CONFIGS[name]())
     except UsageError:

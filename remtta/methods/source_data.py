@@ -42,12 +42,13 @@ _ORDER_SEED = 0  # folders are sorted by class, and methods may stop after the f
 _log = logging.getLogger("remtta")
 
 
-def check_source_data(methods: Iterable[str], source_data: str | Path | None) -> None:
+def check_source_data(methods: Iterable[str], source_data: str | Path | None, *, calibrates: bool = False) -> None:
     """Refuse methods that lack their source images, and source images that nobody learns from.
 
     Args:
         methods: Names of known methods.
         source_data: A folder, a file of statistics, or None.
+        calibrates: Whether something else goes by them, too, which takes a folder.
 
     Raises:
         UsageError: Saying which method wants `--source-data`, or that none does.
@@ -60,10 +61,12 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None) ->
             "domain first; "
             "name a folder of them with --source-data FOLDER"
         )
-    if source_data is not None and not learners:
+    if source_data is not None and not learners and not calibrates:
         raise UsageError(f"{', '.join(names)} does not learn from source images; leave --source-data out")
     if source_data is not None and not Path(source_data).exists():
         raise UsageError(f"--source-data: {source_data}: no such file or folder")
+    if calibrates and source_data is not None and not Path(source_data).is_dir():
+        raise UsageError(f"--estimate is calibrated on images, and {source_data} is no folder of them")
 
 
 def learn_from_source(
@@ -125,6 +128,23 @@ def learn_from_source(
     adapter.use_source(tensors)
     given = str(Path(source_data).absolute())
     return {"source_data": given, "path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
+
+
+def clean_batches(
+    folder: str | Path,
+    preprocessing: Preprocessing,
+    device: torch.device,
+    most: int,
+    wait: Callable[[], None] = lambda: None,
+) -> Generator[Tensor]:
+    """Preprocessed images (B, 3, H, W) of a folder, at most so many, in an order that mixes the classes.
+
+    Raises:
+        UsageError: If there is no such folder, or it holds no images.
+        StreamError: If none of them can be read.
+    """
+    images = _images(_source_files(Path(folder)), _transform(preprocessing, False), most, wait)
+    return _batches(images, preprocessing, device)
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -92,9 +92,23 @@ def support_of(model: str, kind: str | None = None) -> Support:
         has_head = bool(module.num_classes)
         if not has_head:
             module.reset_classifier(_CLASSES)
+    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHODS))
+
+
+def support_in(
+    module: nn.Module, model: str, kind: str | None = None, *, has_head: bool = True, refused: dict[str, str]
+) -> Support:
+    """Find out what can be done with a model that there is.
+
+    Args:
+        module: It.
+        model: Its name.
+        kind: What it is, if that is known; else it is told by the name of its class.
+        has_head: Whether timm's model classifies.
+        refused: Methods that cannot be had with it, and why.
+    """
     kind = kind or type(module).__name__
     with _silence():
-        refused = {name: why for name in METHODS if (why := _refusal(name, module))}
         try:
             backbone = backbone_of(module)
         except RemttaError:
@@ -104,6 +118,12 @@ def support_of(model: str, kind: str | None = None) -> Support:
     numbers = tuple(number for number, block in enumerate(backbone.blocks) if _holds(block, adapted))
     num_adapted = sum(parameter.numel() for parameter in adapted)
     return Support(model, kind, has_head, masks, len(backbone.blocks), numbers, num_adapted, refused)
+
+
+def refused_methods(module: nn.Module, methods: Iterable[str]) -> dict[str, str]:
+    """Those of these methods that cannot be had with a model, and why."""
+    with _silence():
+        return {name: why for name in methods if (why := _refusal(name, module))}
 
 
 def _refusal(method: str, module: nn.Module) -> str | None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import platform
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
+_Converted = dict[int, tuple[Tensor, int, Tensor]]
+"""Frozen parameters by their ids, the versions that were converted, and these in bf16."""
+_CONVERTED: weakref.WeakKeyDictionary[nn.Module, _Converted] = weakref.WeakKeyDictionary()
+"""Those of each model, which several methods on it share."""
+
 Context = Callable[[torch.device], contextlib.AbstractContextManager[object]]
 """What forward passes on a device run in."""
 
@@ -41,13 +47,16 @@ class LinearLayers(TorchFunctionMode):
     Args:
         precision: "fp32", or "bf16", which is faster on recent processors and not exact.
         exact: Parameters whose layers stay in fp32 even so.
+        converted: Where converted parameters are kept, if others keep theirs there, too.
     """
 
-    def __init__(self, precision: str = "fp32", exact: Iterable[nn.Parameter] = ()) -> None:
+    def __init__(
+        self, precision: str = "fp32", exact: Iterable[nn.Parameter] = (), converted: _Converted | None = None
+    ) -> None:
         super().__init__()
         self._bf16 = precision == "bf16"
         self._exact = {id(parameter): parameter for parameter in exact}
-        self._converted: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._converted = {} if converted is None else converted
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -152,7 +161,7 @@ class ForwardContext:
 
     def __init__(self, model: nn.Module, precision: str) -> None:
         self._bf16 = precision == "bf16"
-        self._layers = LinearLayers(precision, exact=_head_parameters(model))
+        self._layers = LinearLayers(precision, _head_parameters(model), _CONVERTED.setdefault(model, {}))
         self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -88,6 +88,15 @@ class AdaptedWeights:
         finally:
             self._put(adapted)
 
+    def enter(self) -> None:
+        """Put the adapted weights in place, in a model at its source weights."""
+        delta = self._committed[0]
+        self._put({name: source + delta[name] for name, source in self._source.items()})
+
+    def leave(self) -> None:
+        """Leave the model to others, who adapt it from the same source; `enter` comes back."""
+        self._put(self._source)
+
     @torch.no_grad()
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, parameter in self._tracked.items():

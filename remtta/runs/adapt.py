@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import nn
 
-from remtta.bench.fitting import fitting_micro_batch
-from remtta.deltas import DELTA
-from remtta.deltas.delta import Delta, check_base
-from remtta.errors import UsageError
-from remtta.guard.guard import guarded
-from remtta.methods.gradient import GradientMethod
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.deltas.delta import Delta
 from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import PRESET
-from remtta.methods.settings.presets import PRESETS
-from remtta.methods.source_data import check_source_data, learn_from_source
-from remtta.models.card import ModelCard, card_of
+from remtta.models.card import card_of
 from remtta.options import RunOptions
-from remtta.runs.adapter import Adapter
-from remtta.runs.folder import RECORD, check_folder, check_writable, default_folder
+from remtta.runs.folder import check_folder, check_writable, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
-from remtta.runs.reading import read_record
-from remtta.runs.record import Plan
+from remtta.runs.metrics import Metrics, Watched
+from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream, open_stream, shown_counts
@@ -53,6 +40,7 @@ def adapt_stream(
     source_data: str | Path | None = None,
     echo: BinaryIO | None = None,
     health: str | Path | None = None,
+    metrics: Metrics | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
@@ -73,9 +61,10 @@ def adapt_stream(
         options: How the stream is run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or the statistics of some (a file), for
-            methods that learn from them first.
+            methods that learn from them first, and for the estimate.
         echo: A binary stream that gets the prediction lines as well.
         health: A JSON file that is replaced every few seconds with how the run is.
+        metrics: What serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far.
         interrupts: Turns signals into a clean stop.
 
@@ -91,8 +80,7 @@ def adapt_stream(
         OutputError: If results cannot be written.
     """
     options, interrupts = options or RunOptions(), interrupts or Interrupts()
-    torch.manual_seed(options.seed)
-    config = config or PRESETS[PRESET].config(method, {}, batch_size=options.batch_size)
+    config = config or default_config(method, options)
     stream = source if isinstance(source, Stream) else open_stream(source)
     folder = default_folder() if output is None else Path(output)
     if health is not None:
@@ -101,71 +89,28 @@ def adapt_stream(
         check_writable(folder)
     else:
         check_folder(folder, overwrite=options.overwrite)
-    card = card_of(model)
-    adapter = build_method(method, model, config)
-    _check_method(adapter, method, source_data, options)
-    learned = None
-    if source_data is not None:
-        learned = learn_from_source(adapter, model, source_data, method=method, config=config, wait=interrupts.check)
-    if options.max_memory is not None and config.micro_batch is None:
-        config = _within_memory(adapter, card, config, folder, options)
-    if delta is not None:
-        check_base(delta, card.sha256)
-        adapter.load_delta(delta.tensors, delta.updates)
-    _tell(adapter, method, card, options)
-    guarded_adapter = Adapter(adapter, guarded(adapter, options.guard, config))
-    plan = Plan(card, guarded_adapter, method, config, options, stream, delta, learned)
+    plan = plan_run(
+        model,
+        card_of(model),
+        stream,
+        folder,
+        method=method,
+        config=config,
+        options=options,
+        delta=delta,
+        source_data=source_data,
+        wait=interrupts.check,
+    )
+    tell_plan(plan)
     run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
     with contextlib.ExitStack() as during:
         if health is not None:
             during.enter_context(
                 contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record)))
             )
+        if metrics is not None:
+            during.enter_context(metrics.of(lambda: {"": Watched(plan, run.summary, run.record)}))
         summary = run.execute()
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))
     return summary
-
-
-def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
-    """Refuse a method that a stream cannot run, or options that it has no use for."""
-    if adapter.needs_labels:
-        raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
-    if options.save_full and adapter.delta_refusal:
-        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
-    check_source_data([name], source_data)
-
-
-def _tell(adapter: Method, name: str, card: ModelCard, options: RunOptions) -> None:
-    """Say what is about to run, and warn of what a user may not expect."""
-    every, size = options.reset_every, options.batch_size
-    if every is not None and every < size:
-        _log.warning("a reset every %d frames, with %d frames per update, is one before every batch", every, size)
-    names = adapter.adapted_names
-    _log.debug("%s adapts %d tensors, %s", name, len(names), ", ".join(names) or "none")
-    _log.debug("preprocessing: %s", card.preprocessing)
-    _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
-    if not adapter.norms_only and not options.save_full and not adapter.delta_refusal:
-        megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
-        _log.warning(
-            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB", name, DELTA, megabytes
-        )
-
-
-def _within_memory(
-    adapter: Method, card: ModelCard, config: MethodConfig, folder: Path, options: RunOptions
-) -> MethodConfig:
-    """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
-    assert options.max_memory is not None
-    if not isinstance(adapter, GradientMethod):
-        _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")
-        return config
-    if options.resume and (folder / RECORD).exists():
-        size = read_record(folder / RECORD).get("method", {}).get("micro_batch")
-    else:
-        size = fitting_micro_batch(adapter, card.preprocessing.input_size, options.batch_size, options.max_memory)
-    if size is None:
-        return config
-    adapter.micro_batch = size
-    _log.info("--max-memory: %d images at a time", size)
-    return dataclasses.replace(config, micro_batch=size)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from remtta.guard.accuracy import Estimator
 from remtta.guard.guard import ALONE, Guard, Said
+from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
-from remtta.runs.states import take_back
+from remtta.runs.states import Stateful, take_back
 
 
 class Adapter:
@@ -19,10 +22,18 @@ class Adapter:
     Args:
         method: The method.
         guard: What watches it.
+        smoother: What has answers go by the frames before, too.
+        estimator: What tells how often they are right.
     """
 
-    def __init__(self, method: Method, guard: Guard | None = None) -> None:
-        self.method, self.guard = method, guard
+    def __init__(
+        self,
+        method: Method,
+        guard: Guard | None = None,
+        smoother: Smoother | None = None,
+        estimator: Estimator | None = None,
+    ) -> None:
+        self.method, self.guard, self.smoother, self.estimator = method, guard, smoother, estimator
         self._said = ALONE
 
     @property
@@ -54,6 +65,10 @@ class Adapter:
     def total_alarms(self) -> int:
         """Alarms of the guard so far."""
         return self.guard.judge.total_alarms if self.guard else 0
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""
+        work()
 
     def predict(
         self, pixels: Tensor, fit: Tensor | None = None, labels: Tensor | None = None, *, later: bool = False
@@ -105,6 +120,27 @@ class Adapter:
             return step.answer(pixels)
         return step(pixels) if labels is None else step(pixels, labels)
 
+    def smooth(self, logits: Tensor, *, early: bool = False) -> Tensor:
+        """What to answer in place of logits (B, C) of the next frames; see `Smoother`."""
+        return self.smoother(logits, early=early) if self.smoother else logits
+
+    def estimate(self, logits: Tensor) -> dict[str, float]:
+        """Estimated accuracies of the last frames, with those that `predict` has just answered by logits (B, C)."""
+        if self.estimator is None:
+            return {}
+        self.estimator.see(self._said if self.method.adapts else replace(self._said, weight=0.0), logits)
+        return self.estimator.estimates
+
+    @property
+    def estimates(self) -> dict[str, float]:
+        """The same of now; none without an estimator, and in the first frames."""
+        return self.estimator.estimates if self.estimator else {}
+
+    @property
+    def _beside(self) -> list[Stateful]:
+        """Whatever has a state beside the method."""
+        return [each for each in (self.guard, self.smoother, self.estimator) if each]
+
     def learn(self) -> None:
         """Adapt to the images of the last `predict` with `later`."""
         (self.guard or self.method).learn()
@@ -116,12 +152,14 @@ class Adapter:
             self.guard.reset()
 
     def events(self) -> list[dict[str, Any]]:
-        """What the guard decided since the last call."""
-        return self.guard.judge.events() if self.guard else []
+        """What the guard decided, and the estimator told, since the last call."""
+        decided = self.guard.judge.events() if self.guard else []
+        return decided + (self.estimator.events() if self.estimator else [])
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next update and the next decision depend on."""
-        return {**self.method.state(), **(self.guard.state() if self.guard else {})}
+        beside = [each.state() for each in self._beside]
+        return {name: tensor for state in (self.method.state(), *beside) for name, tensor in state.items()}
 
     def take_back(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that a file held.
@@ -129,7 +167,7 @@ class Adapter:
         Raises:
             UsageError: If it is not one that this would save.
         """
-        take_back(path, state, *([self.guard] if self.guard else []), self.method)
+        take_back(path, state, *self._beside, self.method)
 
 
 def _put_together(fit: Tensor, stepped: Tensor, others: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ class Counts:
         not_adapted: Frames that were predicted but not fit to be adapted on.
         by_source: Frames that the source model answered.
         by_both: Frames that it had a share in.
+        smoothed: Frames whose answers went by the frames before, too.
     """
 
     frames: int = 0
@@ -34,6 +35,7 @@ class Counts:
     not_adapted: int = 0
     by_source: int = 0
     by_both: int = 0
+    smoothed: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class BatchResult:
         called: Whether the method saw its fit frames, which has left their views in `last_views`.
         answer_seconds: What the prediction took.
         seconds: What the batch took, the update included.
+        raw: The logits before the frames before had their say; None where they have none.
+        estimates: Estimated accuracies of the last frames, this batch included.
     """
 
     batch: Batch
@@ -99,6 +103,8 @@ class BatchResult:
     called: bool
     answer_seconds: float
     seconds: float
+    raw: Tensor | None = None
+    estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def by_source(self) -> bool:
@@ -109,6 +115,14 @@ class BatchResult:
     def by_both(self) -> bool:
         """Whether it had a share in the answers."""
         return 0 < self.said.weight < 1
+
+    @property
+    def smoothed(self) -> list[bool]:
+        """Which answers went by the frames before, too."""
+        if self.logits is None or self.raw is None:
+            return [False] * len(self.batch.readable)
+        smoothed: list[bool] = (self.logits != self.raw).any(1).tolist()
+        return smoothed
 
     @property
     def update_told(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -24,16 +25,25 @@ class Latencies:
 
     Attributes:
         before: What is told without frames: the percentiles of an earlier part of the run.
+        seconds: All of them together.
     """
 
     def __init__(self) -> None:
         self._counts = [0] * _BINS
+        self.seconds = 0.0
         self.before: dict[str, float] | None = None
 
     def add(self, seconds: float, count: int) -> None:
         """Note a latency for so many frames."""
         place = math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / math.log(_LONGEST_S / _SHORTEST_S)
         self._counts[min(_BINS - 1, int(place * _BINS))] += count
+        self.seconds += seconds * count
+
+    def cumulated(self, edges: Sequence[float]) -> list[int]:
+        """How many frames took at most so many seconds, to within a bin; and in the end all."""
+        upper = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
+        below = list(accumulate(self._counts))
+        return [*(below[bisect(upper, edge) - 1] if edge >= upper[0] else 0 for edge in edges), below[-1]]
 
     def percentiles_ms(self, wanted: Sequence[int] = (50, 95, 99)) -> dict[str, float] | None:
         """Latencies in ms that so many percent of the frames stay under, by "p50" and so on; `before` without frames.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
 RESERVE = ".reserve"
+SITE = "site.json"  # of many streams on one model, whose folders are beside it
 
 _LONGEST_SHOWN = 60
 
@@ -37,7 +38,26 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
         OutputError: If it is not writable.
     """
     check_not_in_use(folder)
+    if (folder / SITE).exists():
+        raise UsageError(f"{folder} holds the runs of many streams; choose another --output, or add --streams")
     _check_free(folder, overwrite=overwrite)
+
+
+def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
+    """Refuse a folder that cannot hold the runs of these streams, each in a folder of its own, touching nothing.
+
+    Raises:
+        UsageError: If another run writes to one of them, or it holds an earlier run that is not to be replaced.
+        OutputError: If it is not writable.
+    """
+    check_writable(folder)
+    if (folder / RECORD).exists():
+        raise UsageError(f"{folder} holds the run of a single stream; choose another --output for many")
+    for name in names:
+        if resume:
+            check_writable(folder / name)
+        else:
+            check_folder(folder / name, overwrite=overwrite)
 
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:

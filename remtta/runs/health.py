@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
 from remtta.files import remove_leftovers, write_atomically, writing
-from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
+from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, SITE, STATE
 
 if TYPE_CHECKING:
     from remtta.runs.record import Plan, Record
     from remtta.runs.summary import RunSummary
 
 EVERY_S = 2.0
-_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS)
+_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, SITE)
 _MOST_BYTES = 65_536  # far more than it ever holds
 
 
@@ -79,6 +79,7 @@ def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
         "lag_s": summary.lag_s,
         "guard": guard.judge.standing if guard else None,
         "guard_alarms": guard.judge.total_alarms if guard else None,
+        "estimate": summary.estimates or None,
         **record.live_counts(summary.place),
     }
 

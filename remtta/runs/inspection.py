@@ -6,17 +6,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from remtta.deltas import DELTA
+from remtta.deltas.layers import layers_moved
 from remtta.deltas.reading import read_arrays
 from remtta.errors import RemttaError, UsageError
 from remtta.files import is_locked
-from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS
+from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
 
 _MOST_COMMON = 5
-_LONGEST_NUMBER = 10  # digits; no model has so many blocks
 
 _RUN: Shape = {
     "exit_reason": str,
@@ -63,6 +61,10 @@ _RESULT: Shape = {"mean": float, "error": dict, "ece": float}
 _RESULT_MAY_HAVE: Shape = {"mean_std": float, "gain": float}
 
 
+_SITE: Shape = {"exit_reason": str, "streams": dict}
+_STREAM: Shape = {"source": str, "exit_reason": str, "frames": int, "skipped": int, "updates": int}
+
+
 def describe_delta(path: Path) -> dict[str, Any]:
     """A delta's origin and size, and how far each layer moved.
 
@@ -71,40 +73,31 @@ def describe_delta(path: Path) -> dict[str, Any]:
         DeltaError: If it is no delta file.
     """
     fields, arrays = read_arrays(path)
-    layers: dict[str, list[np.ndarray]] = {}
-    for name, array in sorted(arrays.items(), key=lambda item: _natural(item[0])):
-        layers.setdefault(name.rpartition(".")[0], []).append(array.reshape(-1))
     names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
     return {
         "path": str(path),
         "bytes": path.stat().st_size,
         **{name: fields[name] for name in names},
-        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version")},
+        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version", "lineage")},
         "tensors": len(arrays),
         "parameters": sum(array.size for array in arrays.values()),
-        "layers": [{"layer": name, **_moved(np.concatenate(parts))} for name, parts in layers.items()],
+        "layers": layers_moved(arrays),
     }
 
 
-def _moved(change: np.ndarray) -> dict[str, float]:
-    """Root of the mean square of a layer's change, and its largest."""
-    sizes = np.abs(change.astype(np.float64))
-    most = float(sizes.max(initial=0.0))
-    rms = most * float(np.sqrt(np.square(sizes / most).mean())) if most else 0.0  # the squares may be too large
-    return {"rms": rms, "max": most}
-
-
 def describe_folder(folder: Path) -> dict[str, Any]:
-    """What the folder of a run or of an evaluation holds.
+    """What the folder of a run, of the runs of many streams, or of an evaluation holds.
 
     "alive" says whether a process is writing to it, and is None where nothing can tell.
 
     Raises:
-        UsageError: If the folder holds neither.
+        UsageError: If the folder holds none of them.
         RemttaError: If its record is damaged.
     """
     if (folder / RECORD).is_file():
         return _describe_run(folder)
+    if (folder / SITE).is_file():
+        return _describe_site(folder)
     if (folder / RESULTS).is_file():
         return _describe_evaluation(folder)
     below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
@@ -128,6 +121,26 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     if (folder / DELTA).is_file():
         content["delta"] = describe_delta(folder / DELTA)
     return content
+
+
+def _describe_site(folder: Path) -> dict[str, Any]:
+    """How each stream of a site is: as its own record says where there is one, which is the newer."""
+    try:
+        site = checked_record(folder / SITE, _SITE)
+        streams = {name: _stream(folder / name, told) for name, told in site["streams"].items()}
+    except ValueError as error:
+        raise RemttaError(f"{folder / SITE} is damaged: {error}") from error
+    return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
+
+
+def _stream(folder: Path, told: Any) -> dict[str, Any]:
+    check_entries({"stream": told}, {"stream": dict})
+    check_entries(told, _STREAM)
+    stream = {name: told[name] for name in _STREAM}
+    if told["exit_reason"] == "running" and (folder / RECORD).is_file():
+        counts = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)["counts"]
+        stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
+    return stream
 
 
 def _describe_evaluation(folder: Path) -> dict[str, Any]:
@@ -180,9 +193,3 @@ def _check_row(path: Path, number: int, row: Row) -> None:
         check_entries(row, {"class": int, "entropy": float}, {"label": str})
     except ValueError as error:
         raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() and len(part) < _LONGEST_NUMBER else (-1, part) for part in name.split(".")
-    ]

@@ -34,9 +34,19 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._signum: int | None = None
+        self._received: list[int] = []
         self._depth = 0
         self._previous: dict[int, Any] = {}
+
+    def part(self) -> Interrupts:
+        """The same signals for another thread, which holds them off by itself and hears of them when it checks."""
+        part = Interrupts()
+        part._received = self._received
+        return part
+
+    @property
+    def _signum(self) -> int | None:
+        return next(iter(self._received), None)
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -87,5 +97,5 @@ class Interrupts:
         if self._signum is not None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        self._signum = signum
+        self._received.append(signum)
         self.check()

@@ -105,15 +105,18 @@ class Journal:
             OutputError: If the disk refuses; none of them is written then.
         """
         assert self._rows is not None
-        batch, logits = result.batch, result.logits
+        batch, told = result.batch, result.batch.num_told_readable
+        logits, raw = (None if each is None else each[told:] for each in (result.logits, result.raw))
         rows = prediction_rows(
             batch.untold,
-            None if logits is None else logits[batch.num_told_readable :],
+            logits,
+            raw,
             update=result.update_told,
             adapted=result.adapted,
             not_adapted=result.unfit,
-            said=result.said.after(batch.num_told_readable),
+            said=result.said.after(told),
             early=batch.early,
+            estimates=result.estimates,
             labels=self._labels,
             topk=self._options.topk,
             with_logits=self._options.logits,

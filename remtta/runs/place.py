@@ -28,9 +28,11 @@ _OWN_OPTIONS = (
     "seed",
     "latency",
     "guard",
+    "smooth",
+    "estimate",
 )  # the others may change from one part to the next
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
-_NEWER = {"rows_sha256", "passed_bytes", "by_both"}  # what states of older versions lack
+_NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Place(Counts):
             self.not_adapted += "not_adapted" in row
             self.by_source += row.get("answered_by") == "source"
             self.by_both += row.get("answered_by") == "both"
+            self.smoothed += "raw" in row
             self.last = row["source"], row.get("frame")
 
 

@@ -15,6 +15,7 @@ Shape = Mapping[str, type]
 """What entries of a record are, by their names with dots between them; `float` is any number."""
 
 _WHEN_GOING_ON: Shape = {
+    "run": str,
     "resumed": int,
     "timing": dict,
     "timing.started": str,
@@ -104,3 +105,8 @@ def _is(value: Any, kind: type) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
+
+
+def printable(text: str) -> str:
+    """Escape control characters and stray bytes, which file names and labels may hold."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from remtta.runs.environment import environment
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
 from remtta.runs.summary import RunSummary
+from remtta.streams.memory import Budget
 from remtta.streams.sources import Stream
 
 _HEADER_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
@@ -42,6 +44,7 @@ class Plan:
         stream: Where the frames come from.
         start: The delta that it starts from, if there is one.
         learned: What the method learned from source images, for the record.
+        memory: What decoding may take, where other runs share it.
     """
 
     card: ModelCard
@@ -52,6 +55,7 @@ class Plan:
     stream: Stream
     start: Delta | None = None
     learned: Mapping[str, Any] | None = None
+    memory: Budget | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -82,7 +86,10 @@ def delta_of(
     method: str,
     settings: Mapping[str, Any],
     committed: tuple[Mapping[str, Tensor], int],
-    num_frames: int,
+    counts: Counts,
+    *,
+    start: Delta | None,
+    conditions: Mapping[str, str],
 ) -> Delta:
     """What adaptation changed, with where it comes from.
 
@@ -91,19 +98,23 @@ def delta_of(
         method: The method's name.
         settings: Its hyperparameters.
         committed: Adapted minus source weights, and the number of updates behind them.
-        num_frames: Frames that they were adapted on.
+        counts: Of the run, up to these weights.
+        start: The delta that it started from, if there is one.
+        conditions: Which run it was, and on what, for the delta's lineage.
     """
     tensors, updates = committed
+    builds_on = start is not None and counts.frames_in_delta > counts.frames_since_reset  # no reset has undone it
     return Delta(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         model=card.name,
         base_sha256=card.sha256,
         method=method,
         hyperparameters=settings,
-        frames=num_frames,
+        frames=counts.frames_in_delta,
         updates=updates,
         model_options=card.options,
         preprocessing=card.preprocessing.as_dict(),
+        lineage={**conditions, "parents": [start.as_parent()] if start and builds_on else []},
     )
 
 
@@ -115,24 +126,40 @@ class Record:
         folder: The run's folder.
 
     Attributes:
+        run: The run's own name, which it keeps when it goes on.
         started: When the run began: UTC, ISO 8601.
         latencies: How long predictions took.
+        steps: How long batches took, their updates included.
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._path = plan, folder / RECORD
+        self.run = uuid.uuid4().hex
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.latencies = Latencies()
+        self.latencies, self.steps = Latencies(), Latencies()
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 
     def go_on(self, earlier: Mapping[str, Any], place: Place) -> None:
         """Go on with an earlier run's record, which had come to this place."""
         timing = earlier.get("timing", {})
+        self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
         self.dropped_before = place.dropped
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Which run it is and on what, for the lineage of its deltas."""
+        stream = self._plan.stream
+        return {
+            "made_by": "adapt",
+            "run": self.run,
+            "source": stream.name,
+            "kind": stream.kind,
+            "started": self.started,
+        }
 
     @property
     def num_dropped(self) -> int:
@@ -157,6 +184,7 @@ class Record:
         plan, place = self._plan, summary.place
         live = plan.stream.live_source
         return {
+            "run": self.run,
             "exit_reason": summary.exit_reason,
             "resumed": summary.num_resumed,
             "counts": {
@@ -165,6 +193,7 @@ class Record:
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
                 "not_adapted": place.not_adapted,
+                **({"smoothed": place.smoothed} if plan.adapter.smoother else {}),
                 **self.live_counts(place),
             },
             "timing": {
@@ -190,6 +219,7 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
+            "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),
             "environment": self._environment,

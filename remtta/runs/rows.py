@@ -16,12 +16,14 @@ from remtta.streams.prefetch import DecodedFrame
 def prediction_rows(
     frames: Sequence[DecodedFrame],
     logits: Tensor | None,
+    raw: Tensor | None = None,
     *,
     update: int,
     adapted: bool,
     not_adapted: Mapping[int, str] | None = None,
     said: Said = ALONE,
     early: bool = False,
+    estimates: Mapping[str, float] | None = None,
     labels: Sequence[str] | None,
     topk: int,
     with_logits: bool = False,
@@ -32,11 +34,13 @@ def prediction_rows(
     Args:
         frames: The batch; K of them have an image.
         logits: Shape (K, C), finite, on the CPU, from before the update; None if K is 0.
+        raw: The same before the frames before had their say; None where they have none.
         update: Updates the weights had seen when they made these predictions.
         adapted: Whether these frames then entered an update.
         not_adapted: Why some of them did not, by frame index.
         said: Who made the predictions.
         early: Whether they are predicted before their batch is full.
+        estimates: Estimated accuracies of the last frames.
         labels: One name per class, or None.
         topk: How many classes to list.
         with_logits: Add all C logits.
@@ -44,6 +48,7 @@ def prediction_rows(
     """
     readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
     each = iter(_each_rows(said, labels) if with_each else ())
+    by_itself = iter(() if logits is None or raw is None else _raw_rows(logits, raw, labels))
     rows: list[Row] = []
     for frame in frames:
         if frame.gap:
@@ -54,8 +59,10 @@ def prediction_rows(
         else:
             reason = (not_adapted or {}).get(frame.index)
             row.update(next(readable), update=update, adapted=adapted and reason is None)
-            row.update({"not_adapted": reason} if reason else {}, **answered_by(said), **next(each, {}))
-            row.update({"early": True} if early else {})
+            row.update(
+                {"not_adapted": reason} if reason else {}, **answered_by(said), **next(each, {}), **next(by_itself, {})
+            )
+            row.update({"early": True} if early else {}, **({"estimate": dict(estimates)} if estimates else {}))
         rows.append(row)
     return rows
 
@@ -71,14 +78,20 @@ def _each_rows(said: Said, labels: Sequence[str] | None) -> list[Row]:
     told = {name: logits for name, logits in (("adapted", said.adapted), ("source", said.source)) if logits is not None}
     rows = {name: _class_rows(logits.cpu(), labels, 1, False) for name, logits in told.items()}
     return [
-        {
-            "each": {
-                name: {key: row[key] for key in ("class", "label", "prob")}
-                for name, row in zip(rows, both, strict=True)
-            }
-        }
+        {"each": {name: _short(row) for name, row in zip(rows, both, strict=True)}}
         for both in zip(*rows.values(), strict=True)
     ]
+
+
+def _raw_rows(logits: Tensor, raw: Tensor, labels: Sequence[str] | None) -> list[Row]:
+    """What each frame was taken for by itself, where that was not the answer."""
+    smoothed = (logits != raw).any(1).tolist()
+    rows = _class_rows(raw, labels, 1, False)
+    return [{"raw": _short(row)} if differs else {} for row, differs in zip(rows, smoothed, strict=True)]
+
+
+def _short(row: Row) -> Row:
+    return {key: row[key] for key in ("class", "label", "prob")}
 
 
 def _origin(frame: DecodedFrame) -> Row:

@@ -60,7 +60,7 @@ class Run:
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
         self.summary = RunSummary(folder, place)
-        eventful = live or plan.adapter.watched
+        eventful = live or plan.adapter.watched or plan.options.expire_below is not None
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
@@ -78,7 +78,7 @@ class Run:
             episodic=plan.config.episodic,
             answer_early=options.latency,
         )
-        self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing)
+        self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing, plan.memory)
         self._saver = Saver(folder, plan, self._session, self.record)
 
     def execute(self) -> RunSummary:

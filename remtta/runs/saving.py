@@ -99,10 +99,19 @@ class Saver:
         committed, plan = self._session.committed, self._plan
         if not committed[0] or not self._saves_delta:
             return
-        num_frames = self._session.counts.frames_in_delta
+        counts, conditions = self._session.counts, self._record.conditions
         try:
             save_delta(
-                self._folder / DELTA, delta_of(plan.card, plan.method, plan.hyperparameters, committed, num_frames)
+                self._folder / DELTA,
+                delta_of(
+                    plan.card,
+                    plan.method,
+                    plan.hyperparameters,
+                    committed,
+                    counts,
+                    start=plan.start,
+                    conditions=conditions,
+                ),
             )
         except DeltaError as error:  # the outputs will show it, and stop the run
             _log.warning("%s; the delta saved before stays", error)

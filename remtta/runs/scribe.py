@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.journal import Journal
@@ -53,7 +54,8 @@ class Scribe:
         self._journal.write(result)
         last = batch.frames[-1]
         place.last = last.source, last.number
-        self._summary.note_answer(batch.frames[0].read_at)
+        nats = None if result.logits is None else float(entropy(result.logits).mean())
+        self._summary.note_answer(batch.frames[0].read_at, nats)
         if self._plan.options.on_error == "skip":
             for frame in batch.untold:
                 if frame.error:
@@ -62,8 +64,10 @@ class Scribe:
     def finished(self, result: BatchResult) -> None:
         """Write down what else happened, and save what is due."""
         place, frames = self._summary.place, result.batch.frames
+        self._record.steps.add(result.seconds, len(result.batch.readable))
         place.fingerprint = self._policy.fingerprint
         self._summary.num_alarms = self._plan.adapter.total_alarms
+        self._summary.estimates = result.estimates
         for frame in frames:
             if frame.gap:
                 place.gaps += 1

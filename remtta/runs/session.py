@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -124,15 +125,21 @@ class Session(Generic[C]):
             RemttaError: If predictions are not finite numbers.
         """
         for batch in batches:
-            if batch.early:
-                with self._interrupts.held():
-                    self.answer(batch)
-                continue
-            with self._stoppable():
-                self._work(batch)
+            self.adapter.in_turn(partial(self._take, batch))
 
     def answer(self, batch: Batch) -> None:
         """Predict frames that are learned from with the rest of their batch, if that comes, and hand this out."""
+        self.adapter.in_turn(partial(self._tell_early, batch))
+
+    def _take(self, batch: Batch) -> None:
+        if batch.early:
+            with self._interrupts.held():
+                self._tell_early(batch)
+            return
+        with self._stoppable():
+            self._work(batch)
+
+    def _tell_early(self, batch: Batch) -> None:
         if self._mark.counts is None:
             self._mark.counts = replace(self.counts)
         result = self._answer(replace(batch, learn=False))
@@ -147,7 +154,7 @@ class Session(Generic[C]):
             UsageError: If its state is not one that this session would save.
         """
         if moment.state:
-            self.adapter.take_back(path, moment.state)
+            self.adapter.in_turn(partial(self.adapter.take_back, path, moment.state))
             self.committed = self.adapter.method.committed
         self.counts = moment.counts
 
@@ -200,8 +207,8 @@ class Session(Generic[C]):
         was_reset = bool(frames) and self._reset_is_due(batch)
         if was_reset:
             self.adapter.reset()
-        update, logits, unfit, called = method.num_updates, None, {}, False
-        answer_seconds = 0.0
+        update, logits, raw, unfit, called = method.num_updates, None, None, {}, False
+        answer_seconds, estimates = 0.0, self.adapter.estimates
         if frames:
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
@@ -211,9 +218,11 @@ class Session(Generic[C]):
             called = bool(fit.any()) and not self.adapter.retired
             labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
             started = time.monotonic()
-            logits = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
+            raw = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
+            self._check_finite(raw, batch)
+            logits = self.adapter.smooth(raw, early=batch.early)
+            estimates = self.adapter.estimates if batch.early else self.adapter.estimate(raw)
             answer_seconds = time.monotonic() - started
-            self._check_finite(logits, batch)
         return BatchResult(
             batch=batch,
             logits=logits,
@@ -226,6 +235,8 @@ class Session(Generic[C]):
             called=called,
             answer_seconds=answer_seconds,
             seconds=answer_seconds,
+            raw=raw if self.adapter.smoother else None,
+            estimates=estimates,
         )
 
     def _reset_is_due(self, batch: Batch) -> bool:
@@ -253,6 +264,7 @@ class Session(Generic[C]):
         self.counts.skipped += len(untold) - num_readable
         self.counts.by_source += num_readable * result.by_source
         self.counts.by_both += num_readable * result.by_both
+        self.counts.smoothed += sum(result.smoothed[result.batch.num_told_readable :])
 
     def _finish(self, result: BatchResult) -> None:
         counts = self.counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,8 @@ class RunSummary:
         signum: The signal that stopped it, if one did.
         last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
         lag_s: Age of a live source's oldest frame in the last batch, once it was predicted.
+        entropy: Mean entropy of the last batch's predictions, in nats.
+        estimates: Estimated accuracies of the last frames: of `answers`, `source` and `adapted`.
     """
 
     output: Path
@@ -42,9 +45,17 @@ class RunSummary:
     signum: int | None = None
     last_frame: str | None = None
     lag_s: float | None = None
+    entropy: float | None = None
+    estimates: Mapping[str, float] = field(default_factory=dict)
 
-    def note_answer(self, read_at: str | None) -> None:
-        """Note that a batch is predicted now, whose first frame was read from a live source at this time, if it was."""
+    def note_answer(self, read_at: str | None, entropy: float | None) -> None:
+        """Note that a batch is predicted now.
+
+        Args:
+            read_at: When its first frame was read from a live source, if it was.
+            entropy: Mean entropy of its predictions in nats, if there are any.
+        """
+        self.entropy = entropy
         now = datetime.now(UTC)
         self.last_frame = now.isoformat(timespec="seconds")
         self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
@@ -96,6 +107,11 @@ class RunSummary:
         return self.place.by_both
 
     @property
+    def num_smoothed(self) -> int:
+        """Frames whose answers went by the frames before, too."""
+        return self.place.smoothed
+
+    @property
     def seconds(self) -> float:
         """From the first frame asked for to the last file written."""
         return self.place.seconds
@@ -114,6 +130,11 @@ class RunSummary:
     def _guarded(self) -> bool:
         return self.num_alarms > 0 or self.num_by_source > 0
 
+    @property
+    def _told_estimates(self) -> str:
+        names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
+        return ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
+
     def figures(self) -> dict[str, Any]:
         """What the report says, by name."""
         return {
@@ -127,18 +148,22 @@ class RunSummary:
             "guard_alarms": self.num_alarms,
             "answered_by_source": self.num_by_source,
             "answered_by_both": self.num_by_both,
+            "smoothed": self.num_smoothed,
             "images_per_s": round(self.images_per_s, 2),
+            "estimate": dict(self.estimates) or None,
         }
 
     def report(self) -> str:
         """A few lines for a person."""
-        how = "" if self.exit_reason == "completed" else f", ended early: {self.exit_reason}"
+        how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
         lines = [
             f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
             *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
+            *([f"answered by the frames before, too: {self.num_smoothed} frames"] if self.num_smoothed else []),
+            *([f"estimated accuracy of the last frames: {self._told_estimates}"] if self.estimates else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]
         return "\n".join(lines)

@@ -19,6 +19,11 @@ MOST_WAITING = 4  # batches' worth of frames, most of them unreadable, that wait
 LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
 
 
+def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
+    """What decoding a run's frames may take."""
+    return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
+
+
 class Early(list[DecodedFrame]):
     """Frames that have waited long enough to be predicted; they come again, with their batch."""
 
@@ -71,14 +76,17 @@ class Batches:
         stream: Where the frames come from.
         options: How many make a batch, and what happens at one that cannot be read.
         preprocessing: From an image to the model's input.
+        memory: What decoding may take, where others share it; else a part of the machine's.
     """
 
-    def __init__(self, stream: Stream, options: RunOptions, preprocessing: Preprocessing) -> None:
+    def __init__(
+        self, stream: Stream, options: RunOptions, preprocessing: Preprocessing, memory: Budget | None = None
+    ) -> None:
         self._live = stream.live_source
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
         self._waiting = Waiting(options.flush_after)
-        self._memory = Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
+        self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
             self._live.keep(self._size)

@@ -104,6 +104,35 @@ def open_stream(
     return stream
 
 
+def open_streams(
+    sources: Mapping[str, str],
+    *,
+    sort: Sort = "name",
+    frame_stride: int = 1,
+    limit: int | None = None,
+    live: LiveOptions | None = None,
+) -> dict[str, Stream]:
+    """Open several sources, as `open_stream` does one.
+
+    Args:
+        sources: Addresses by name.
+        sort: Order of a folder's or glob's files.
+        frame_stride: Of each, take every frame_stride-th frame.
+        limit: Stop each after this many frames.
+        live: How those are read that are live; by default one that is not there at the start is waited for.
+
+    Raises:
+        UsageError: Naming a source that does not exist or holds no images.
+    """
+    live, streams = live or LiveOptions(wait_at_start=True), {}
+    for name, source in sources.items():
+        try:
+            streams[name] = _open(source, sort, frame_stride, limit, False, live)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+    return streams
+
+
 def _open(
     source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     sort: Sort,

@@ -28,7 +28,7 @@ from tests.methods.test_registry import PASSABLE, QUICK
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 
-IN_BETWEEN = ("foa", "vida", "continual-mae")
+IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
 KINDS = ("resnet", "convnext", "swin")
 ALL = [(family, name) for family in ("resnet", "swin") for name in METHODS if name not in IN_BETWEEN]
 RUNNING = [(family, name) for family, name in ALL if name != "norm" or family == "resnet"]

@@ -119,3 +119,18 @@ def test_replay_passes_on_again_what_the_reader_may_not_have_had(
     whole = (run / "predictions.jsonl").read_text()
     assert capfd.readouterr().out == whole
     assert whole.startswith(first) and whole.count("\n") == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--method", "lame", "--anchor", "0.1"], "lame has no use for the setting anchor=0.1"),
+        (["--method", "source", "--answer", "both"], "--answer both changes nothing: source is the source model"),
+    ],
+)
+def test_an_option_without_effect_is_told(
+    options: list[str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    draw_image(0).save(tmp_path / "a.png")
+    assert remtta_here("adapt", tmp_path / "a.png", "--model", "remtta-demo", "-o", tmp_path / "run", *options) == 0
+    assert told in capfd.readouterr().err

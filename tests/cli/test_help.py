@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from remtta.cli import COMMANDS
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES
 from tests.command import remtta, remtta_here
 
@@ -22,11 +23,9 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert done.stdout.endswith("set()\n")
 
 
-@pytest.mark.parametrize(
-    "command", ["adapt", "eval", "apply", "inspect", "corrupt", "demo", "methods", "models", "bench"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here(command, "--help") == 0
+    assert remtta_here(*command.split(), "--help") == 0
     text = capfd.readouterr().out
     assert re.search(rf"remtta {command}( \S|\n)", text)
     assert "Example" in text

@@ -294,6 +294,12 @@ def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
         load_delta(tmp_path)
 
 
+def test_the_folder_of_an_evaluation_tells_where_its_deltas_are(tmp_path: Path) -> None:
+    (tmp_path / "deltas").mkdir()
+    with pytest.raises(UsageError, match=r"no such delta file; the deltas of an evaluation are in .*deltas$"):
+        load_delta(tmp_path)
+
+
 def test_a_run_folder_stands_for_its_delta(tmp_path: Path) -> None:
     path = tmp_path / "delta.safetensors"
     _save_a_delta(path, 0.5)

@@ -185,3 +185,12 @@ def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path) -> None:
     draw_image(0, 32, 32).save(tmp_path / "other" / "fog" / "5" / "class_a" / "0.png")
     with pytest.raises(UsageError, match=r"1 of 63 images .* \(sizes: 40x40, 32x32\); choose --resize always"):
         choose_preprocessing(model, open_tree(tmp_path / "other"))
+
+
+def test_errors_of_recurring_domains_are_told_by_round_too(tree: Dataset, tmp_path: Path) -> None:
+    options = EvalOptions(scenario="recurring", visits=2, unseen=("fog",))
+    [told] = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=options)[
+        "methods"
+    ].values()
+    assert [row["phase"] for row in rows_of(tmp_path / "run")] == ["adapt"] * 42 + ["unseen"] * 21
+    assert told["error_by_round"] == [pytest.approx(told["mean"])] * 2

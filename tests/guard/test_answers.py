@@ -272,7 +272,10 @@ def test_the_preset_is_rem_with_a_rate_and_its_anchor_and_the_paper_s_is_rem_to_
     ours = named_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
     assert dataclasses.replace(ours, lr=1e-3, anchor=0.0) == METHOD_CONFIGS["rem"]()
-    slower = named_config("remtta", {"lr": 1e-3}, batch_size=50)
+    small, twenty = (named_config("remtta", {}, batch_size=size) for size in (4, 20))
+    assert twenty == ours and small.lr == pytest.approx(ours.lr / 5)
+    assert small.anchor == pytest.approx(1 - math.exp(-10 * small.lr))
+    slower = named_config("remtta", {"lr": 1e-3}, batch_size=5)
     assert slower.anchor == pytest.approx(1 - math.exp(-0.01))
     assert named_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
     sgd = named_config("remtta", {"optimizer": "sgd"}, batch_size=50)
@@ -308,7 +311,7 @@ def test_presets_on_the_command_line(
         return record_of(tmp_path / name)
 
     ours, paper = go("ours"), go("paper", "--preset", "paper")
-    own = go("own", "--preset", "paper", "--lr", "0.01", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
+    own = go("own", "--preset", "paper", "--lr", "0.002", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
     assert ours["method"] == own["method"] and ours["options"]["guard"] == own["options"]["guard"]
     assert (tmp_path / "ours" / "predictions.jsonl").read_bytes() == (
         tmp_path / "own" / "predictions.jsonl"

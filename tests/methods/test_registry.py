@@ -17,7 +17,7 @@ from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import METHOD_CONFIGS, REMConfig, TentConfig, method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
-WHOLE_BATCH = ("roid", "cmf")  # refuse micro-batches
+WHOLE_BATCH = ("roid", "cmf", "ecotta")  # refuse micro-batches
 ON_VITS = [name for name in METHODS if name != "norm"]  # which needs batch norms
 GRADIENT_METHODS = [name for name in ON_VITS if name not in ("source", "lame")]
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
@@ -32,7 +32,7 @@ QUICK: dict[str, dict[str, Any]] = {
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
-_FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo")
+_FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo", "ecotta", "becotta")
 PASSABLE: dict[str, dict[str, Any]] = {
     "pseudo-label": {"threshold": 0.35},
     **{name: {"entropy_margin": 0.83} for name in _FILTERING},

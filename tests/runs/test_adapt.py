@@ -328,7 +328,7 @@ def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
 
 
 def test_an_unknown_method_is_told(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='unknown method "tenth"; choose source'):
+    with pytest.raises(UsageError, match='unknown method "tenth"; did you mean tent'):
         adapt_stream(vit, frames, tmp_path / "run", method="tenth")
 
 

@@ -83,7 +83,7 @@ def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch:
     assert 0 <= last["lag_s"] < 60
     del last["time"], last["last_frame"], last["lag_s"]
     counts = {"frames": 3, "skipped": 0, "updates": 3, "dropped": 0, "gaps": 1}
-    assert last == {"state": "completed", "guard": "trust", "guard_alarms": 0, **counts}
+    assert last == {"state": "completed", "guard": "trust", "guard_alarms": 0, "estimate": None, **counts}
 
 
 def test_the_end_of_a_run_is_told_with_its_reason(vit: nn.Module, tmp_path: Path) -> None:

@@ -59,13 +59,22 @@ class DataOptions:
             raise UsageError(f"--resize takes {', '.join(get_args(Resize))}, got {self.resize}")
         return self.resize  # type: ignore[return-value]  # as was checked
 
+    def folders(self) -> dict[str, int] | None:
+        """What --class-map says of class folders.
+
+        Raises:
+            UsageError: If it cannot be read.
+        """
+        from remtta.evaluation.classes import read_class_map
+
+        return None if self.class_map is None else read_class_map(self.class_map)
+
     def selection(self, scenario: str) -> dict[str, Any]:
         """Arguments of `open_dataset` that say which images.
 
         Raises:
             UsageError: If the severities are none or the scenario's business, or a file cannot be read.
         """
-        from remtta.evaluation.classes import read_class_map
         from remtta.evaluation.datasets import read_image_list
 
         if scenario == "gradual" and self.severity is not None:
@@ -78,7 +87,7 @@ class DataOptions:
             "domains": parse_names(self.domains) or None,
             "severities": severities,
             "image_list": None if self.image_list is None else read_image_list(self.image_list),
-            "class_map": None if self.class_map is None else read_class_map(self.class_map),
+            "class_map": self.folders(),
             "limit": self.limit,
         }
 
@@ -94,7 +103,11 @@ class ProtocolOptions:
     continual: Annotated[bool, _protocol("--continual", help="Reset only at the start.")] = False
     episodic: Annotated[bool, _protocol("--episodic", help="Reset at each domain.")] = False
     imbalance: Annotated[float, _protocol(help="Label shift: imbalance ratio, 1 to inf.")] = EvalOptions.imbalance
-    dirichlet: Annotated[float | None, _protocol(help="Label shift: Dirichlet concentration instead.")] = None
+    dirichlet: Annotated[
+        float | None,
+        _protocol(help="Label shift: Dirichlet concentration instead. Irregular: of the pieces' lengths; default: 1."),
+    ] = None
+    visits: Annotated[int | None, _protocol(min=1, help="Recurring: how often each domain comes. Default: 20.")] = None
     cost_ratio: Annotated[
         float | None, _protocol(help="Time-constrained: update over forward pass; else measured.")
     ] = None
@@ -142,7 +155,8 @@ class MethodsOptions:
         str,
         _method(
             help=f"Of {', '.join(METHOD_CONFIGS)}. {PRESET}: rem as remtta adapt runs it. rem+guard: under the guard; "
-            "rem+both, rem+auto: answered by the source model, too. LABEL=rem: one more row, for "
+            "rem+both, rem+auto: answered by the source model, too. rem+smooth: by the frames before, "
+            "too, where they come in order. LABEL=rem: one more row, for "
             "--set LABEL.KEY=VALUE.",
             autocompletion=method_list,
         ),
@@ -247,6 +261,7 @@ def eval_options(
         revisit=protocol.revisit,
         imbalance=protocol.imbalance,
         dirichlet=protocol.dirichlet,
+        visits=protocol.visits,
         cost_ratio=protocol.cost_ratio,
         reset_every=methods.reset_every,
         on_error=results.on_error,

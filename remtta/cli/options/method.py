@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,14 +14,15 @@ import typer
 from remtta.cli.completion import stream_methods
 from remtta.cli.parsing import parse_mask_ratios, parse_number, parse_pairs
 from remtta.cli.reporting import refused_values
-from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig, check_method
 from remtta.methods.settings.base import Optimizer, Precision
 from remtta.methods.settings.names import PRESET
 from remtta.methods.settings.presets import PRESETS, PresetName, preset_of
 from remtta.options import DEFAULT_BATCH_SIZE
 
 _option = partial(typer.Option, rich_help_panel="Method")
+
+_log = logging.getLogger("remtta")
 
 _METHODS = [name for name in METHOD_CONFIGS if name != "supervised"]  # which needs labels
 _RATE = PRESETS[PRESET].settings["rem"]["lr"]
@@ -100,15 +102,15 @@ class SourceDataOptions:
         ),
     ] = None
 
-    def checked(self, methods: Iterable[str]) -> Path | None:
-        """The path, if these methods want one.
+    def checked(self, methods: Iterable[str], *, calibrates: bool = False) -> Path | None:
+        """The path, if these methods want one, or something is calibrated on it.
 
         Raises:
             UsageError: If a method lacks it, or none learns from it.
         """
         from remtta.methods.source_data import check_source_data
 
-        check_source_data(methods, self.source_data)
+        check_source_data(methods, self.source_data, calibrates=calibrates)
         return self.source_data
 
 
@@ -142,8 +144,7 @@ class MethodOptions:
 
     def check(self) -> None:
         """Refuse a method that there is not."""
-        if self.method not in _METHODS:
-            raise UsageError(f'unknown method "{self.method}"; choose {", ".join(_METHODS)}')
+        check_method(self.method, _METHODS)
 
     @refused_values()
     def config(self, precision: Precision) -> MethodConfig:
@@ -153,4 +154,7 @@ class MethodOptions:
             UsageError: If it has no such setting, or a value is out of range.
         """
         settings = self.shared.given(precision) | {"episodic": self.episodic} | parse_pairs(self.settings, "--set")
+        for name in METHOD_CONFIGS[self.method].unused:
+            if settings.get(name):
+                _log.warning("%s has no use for the setting %s=%s", self.method, name, settings[name])
         return preset_of(self.preset).config(self.method, settings, batch_size=self.shared.batch_size)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
@@ -15,11 +18,12 @@ from remtta.cli.parsing import parse_size
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
 from remtta.methods.settings.presets import Preset, preset_of
-from remtta.options import Action, Answer, GuardOptions, RunOptions
-from remtta.runs.folder import check_folder, check_writable, default_folder
+from remtta.options import Action, Answer, GuardOptions, RunOptions, Smooth
+from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
 from remtta.runs.health import check_health_path
 
 if TYPE_CHECKING:
+    from remtta.runs.metrics import Metrics
     from remtta.streams.sources import Stream
 
 Source = Annotated[
@@ -32,10 +36,17 @@ Source = Annotated[
 _option = partial(typer.Option, rich_help_panel="Stream and output")
 
 
+_log = logging.getLogger("remtta")
+
+
 @dataclass(frozen=True)
 class StreamOptions:
     """Which frames of a source, and in what order."""
 
+    streams: Annotated[
+        bool,
+        _option("--streams", help="SOURCE is a file that lists many, name=address on each line; one model for all."),
+    ] = False
     sort: Annotated[Literal["name", "mtime", "none"], _option(help="Order of a folder's or glob's files.")] = "name"
     frame_stride: Annotated[int, _option(min=1, help="Take every K-th frame.")] = 1
     limit: Annotated[int | None, _option(min=1, help="Stop after this many frames.")] = None
@@ -72,6 +83,20 @@ class StreamOptions:
             wait_at_start=self.reconnect_for is not None or resume,
         )
 
+    def open_all(self, source: str) -> dict[str, Stream]:
+        """The streams of a list of sources, by name; live ones that are not there yet are waited for."""
+        from remtta.streams.lists import read_sources
+        from remtta.streams.live import LiveOptions
+        from remtta.streams.sources import open_streams
+
+        if self.null or self.require_frames:
+            raise UsageError("-0 and --require-frames are for paths on standard input, and --streams reads none")
+        given = {"reconnect_for": self.reconnect_for, "buffer": self.buffer}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        live = LiveOptions(**chosen, wait_at_start=True)
+        sources = read_sources(Path(source))
+        return open_streams(sources, sort=self.sort, frame_stride=self.frame_stride, limit=self.limit, live=live)
+
 
 @dataclass(frozen=True)
 class OutputOptions:
@@ -89,6 +114,22 @@ class OutputOptions:
             "auto, weighted by who sees more in the last frames. Default: by the preset, auto or adapted.",
         ),
     ] = None
+    smooth: Annotated[
+        Smooth,
+        _option(help="auto: where frames come in order, as on video, answers go by the frames before, too."),
+    ] = RunOptions.smooth
+    estimate: Annotated[
+        float | None,
+        _option(
+            metavar="SHARE",
+            help="Estimate the accuracy on the last 500 frames, for a model with this one on clean images; "
+            "--source-data with some of those, unlabelled, makes it better.",
+        ),
+    ] = RunOptions.estimate
+    expire_below: Annotated[
+        float | None,
+        _option(metavar="SHARE", help="Tell, by an event and a warning, where the estimate for the answers is below."),
+    ] = RunOptions.expire_below
     each: Annotated[bool, _option("--each", help="Write what the adapted and the source model said by themselves.")] = (
         RunOptions.each
     )
@@ -148,11 +189,12 @@ class OutputOptions:
             raise UsageError("--predictions - needs standard output, which is closed")
         return sys.stdout.buffer
 
-    def folder(self, health: Path | None) -> Path:
+    def folder(self, health: Path | None, streams: Iterable[str] = ()) -> Path:
         """The run folder, if the run may write there.
 
         Args:
             health: The health file, which must not be one of the folder's own.
+            streams: Names of the streams, each of which has a folder in it, where there are many.
 
         Raises:
             UsageError: If it may not.
@@ -160,7 +202,9 @@ class OutputOptions:
         folder = self.output or default_folder()
         if health is not None:
             check_health_path(health, folder)
-        if self.resume:
+        if streams:
+            check_site(folder, streams, overwrite=self.overwrite, resume=self.resume)
+        elif self.resume:
             check_writable(folder)
         else:
             check_folder(folder, overwrite=self.overwrite)
@@ -199,7 +243,31 @@ class ServiceOptions:
         Path | None,
         _option(metavar="FILE", help="JSON file, replaced every few seconds with time, state, frames and updates."),
     ] = None
+    metrics: Annotated[
+        str | None,
+        _option(metavar="[HOST]:PORT", help="Serve counts, lag, entropy and latencies to Prometheus, such as :9108."),
+    ] = None
+    metrics_file: Annotated[
+        Path | None,
+        _option(metavar="FILE.prom", help="The same in a file for node_exporter's text collector, every ten seconds."),
+    ] = None
     on_error: Annotated[Literal["skip", "stop"], _option(help="At a frame that cannot be read.")] = RunOptions.on_error
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Metrics | None]:
+        """What serves the run's counts meanwhile, if that is asked for.
+
+        Raises:
+            UsageError: If it cannot be had.
+        """
+        if self.metrics is None and self.metrics_file is None:
+            yield None
+            return
+        from remtta.runs.metrics import Metrics, parse_metrics_address
+
+        address = None if self.metrics is None else parse_metrics_address(self.metrics)
+        with contextlib.closing(Metrics(address, self.metrics_file)) as metrics:
+            yield metrics
 
 
 @refused_values()
@@ -216,6 +284,8 @@ def run_options(
         raise UsageError(
             "--each writes what both models said, and only the adapted one answers; add --answer auto or both"
         )
+    if output.answer not in (None, "adapted") and not method.adapts:
+        _log.warning("--answer %s changes nothing: %s is the source model", output.answer, method.method)
     return RunOptions(
         batch_size=method.shared.batch_size,
         topk=output.topk,
@@ -236,4 +306,7 @@ def run_options(
         flush_after=service.flush_after,
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
         guard=guard,
+        smooth=output.smooth,
+        estimate=output.estimate,
+        expire_below=output.expire_below,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.beside import BECoTTAConfig, EcoTTAConfig
 from remtta.methods.settings.frozen import FOAConfig, LAMEConfig, NORMConfig, SourceConfig, VDPConfig
 from remtta.methods.settings.norms import (
     CMFConfig,
@@ -36,12 +38,14 @@ from remtta.methods.settings.zero_shot import REMWATTConfig, WATTConfig
 __all__ = [
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
+    "BECoTTAConfig",
     "CMFConfig",
     "CoTTAConfig",
     "ContinualMAEConfig",
     "DeYOConfig",
     "EATAConfig",
     "ETAConfig",
+    "EcoTTAConfig",
     "FOAConfig",
     "LAMEConfig",
     "MEMOConfig",
@@ -63,6 +67,7 @@ __all__ = [
     "WATTConfig",
     "WholeModelConfig",
     "check",
+    "check_method",
     "method_config",
 ]
 
@@ -97,6 +102,8 @@ _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "continual-mae": (ContinualMAEConfig, "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)"),
     "petal": (PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
     "vdp": (VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
+    "ecotta": (EcoTTAConfig, "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
+    "becotta": (BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
     "watt": (WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
     "rem-watt": (REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
 }
@@ -106,6 +113,18 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) 
 
 METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _METHODS.items()}
 """A line about every method, by its name on the command line."""
+
+
+def check_method(name: str, known: Collection[str]) -> None:
+    """Refuse a method that there is not.
+
+    Raises:
+        UsageError: Naming the one that may have been meant, and all.
+    """
+    if name not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=1)
+        meant = f"did you mean {close[0]}? There are" if close else "choose"
+        raise UsageError(f'unknown method "{name}"; {meant} {", ".join(known)}')
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
@@ -119,8 +138,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     Raises:
         UsageError: If there is no such method, it has no such setting, or a value is out of range.
     """
-    if name not in METHOD_CONFIGS:
-        raise UsageError(f'unknown method "{name}"; choose {", ".join(METHOD_CONFIGS)}')
+    check_method(name, METHOD_CONFIGS)
     kind = METHOD_CONFIGS[name]
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:

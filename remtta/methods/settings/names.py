@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto]`, or `[LABEL=]remtta`."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth]`, or `[LABEL=]remtta[+smooth]`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import re
 from collections.abc import Sequence
 
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS
+from remtta.methods.settings import METHOD_CONFIGS, check_method
 from remtta.options import Action, Answer
 
 PRESET = "remtta"
 """REM as `remtta adapt` runs it where nothing is asked for."""
 
 _PRESET_METHOD = "rem+guard+auto"
-_GUARDED, _BOTH, _AUTO = "guard", "both", "auto"
+_GUARDED, _BOTH, _AUTO, _SMOOTH = "guard", "both", "auto", "smooth"
 
 
 def _parts(name: str) -> list[str]:
     """The method's name, and what is added to it."""
-    plain = name.rpartition("=")[2]
-    return (_PRESET_METHOD if plain == PRESET else plain).split("+")
+    method, *added = name.rpartition("=")[2].split("+")
+    return [*_PRESET_METHOD.split("+"), *added] if has_preset(name) else [method, *added]
 
 
 def method_of(name: str) -> str:
@@ -29,7 +29,7 @@ def method_of(name: str) -> str:
 
 def has_preset(name: str) -> bool:
     """Whether its settings are the preset's."""
-    return name.rpartition("=")[2] == PRESET
+    return name.rpartition("=")[2].removesuffix(f"+{_SMOOTH}") == PRESET
 
 
 def is_guarded(name: str) -> bool:
@@ -43,6 +43,11 @@ def answer_of(name: str) -> Answer:
     return "both" if _BOTH in parts else "auto" if _AUTO in parts else "adapted"
 
 
+def is_smoothed(name: str) -> bool:
+    """Whether its answers go by the frames before, too, where those come in order."""
+    return _SMOOTH in _parts(name)
+
+
 def action_of(name: str, action: Action) -> Action:
     """What its guard is to do, where guards do this."""
     return action if is_guarded(name) else "off"
@@ -50,7 +55,7 @@ def action_of(name: str, action: Action) -> Action:
 
 def label_of(name: str) -> str:
     """What its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`, `remtta` for itself."""
-    return name.rpartition("=")[0] or (PRESET if name == PRESET else method_of(name))
+    return name.rpartition("=")[0] or (PRESET if has_preset(name) else method_of(name))
 
 
 def check_method_names(names: Sequence[str]) -> None:
@@ -59,22 +64,20 @@ def check_method_names(names: Sequence[str]) -> None:
     Raises:
         UsageError: Naming the first of them.
     """
-    known = ", ".join(METHOD_CONFIGS)
+    known = [*METHOD_CONFIGS, PRESET]
     if not names:
-        raise UsageError(f"no method is named; choose {known}, {PRESET}")
+        raise UsageError(f"no method is named; choose {', '.join(known)}")
     for name in names:
         (method, *added), label = _parts(name), label_of(name)
         if method == PRESET:
             raise UsageError(f"{name}: {PRESET} stands for {_PRESET_METHOD} already; leave +{'+'.join(added)} out")
-        if method not in METHOD_CONFIGS:
-            raise UsageError(
-                f'unknown method "{method}"; choose {known}, {PRESET}; most also as NAME+guard, NAME+both and NAME+auto'
-            )
-        if not set(added) <= {_GUARDED, _BOTH, _AUTO} or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
-            raise UsageError(f"{name}: add +guard, and +both or +auto, to a method, once each")
+        check_method(method, known)
+        additions = {_GUARDED, _BOTH, _AUTO, _SMOOTH}
+        if not set(added) <= additions or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
+            raise UsageError(f"{name}: add +guard, +both or +auto, and +smooth, to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
-        if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in (*METHOD_CONFIGS, PRESET)):
+        if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in known):
             raise UsageError(
                 f'{name}: "{label}" cannot label a method; take letters, digits, - and _, and no method\'s name'
             )

@@ -31,14 +31,20 @@ class Preset:
     def config(self, method: str, given: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
         """A method's config: what was given, this preset's settings for the rest, and the published ones.
 
-        The preset's are a pair of rate and anchor for Adam, so another optimizer leaves them out.
+        The preset's are a pair of rate and anchor for Adam, so another optimizer leaves them out. In batches smaller
+        than `FULL_BATCH` its rate is smaller in proportion, so that about as many frames count as in full ones.
 
         Raises:
             UsageError: As of `method_config`.
         """
         own = self.settings.get(method, {}) if given.get("optimizer", "adam") == "adam" else {}
+        if "lr" in own:
+            own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}
         return method_config(method, {**own, **given}, batch_size=batch_size)
 
+
+FULL_BATCH = 20
+"""Frames from which on a batch tells enough for the preset's whole rate."""
 
 _STEADY = {"lr": 0.01, "anchor": "auto"}
 

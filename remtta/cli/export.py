@@ -1,0 +1,70 @@
+"""`remtta export`: the adapted model for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from remtta.cli.groups import Only
+from remtta.cli.loading import model_arguments
+from remtta.cli.options.model import ModelOptions
+from remtta.cli.options.running import RunningOptions
+from remtta.cli.reporting import say
+from remtta.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to write, and where."""
+
+    form: Annotated[Literal["onnx", "peft", "timm", "openvino"], typer.Option("--format", "-f", help="What to write.")]
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")]
+    delta_only: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="ONNX", help="Replace the norms in this ONNX of the same base, and leave all else of it as it is."
+        ),
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of the same names.")] = False
+
+    def check(self) -> None:
+        """Refuse an ONNX to build on in another format."""
+        if self.delta_only is not None and self.form != "onnx":
+            raise UsageError(f"--delta-only is for --format onnx; {self.form} has no file to build on")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder of remtta adapt, or a delta.")],
+    exported: ExportOptions,
+    model: Annotated[
+        ModelOptions,
+        Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels"),
+    ],
+    running: Annotated[RunningOptions, Only("quiet", "debug")],
+) -> None:
+    """Write the model that RUN adapted for ONNX, PEFT, timm or OpenVINO, and check it there against torch.
+
+    The model, its arguments and its checkpoint default to the ones the delta was made on.
+
+    Examples:
+
+      remtta export run1 --format onnx --output run1_onnx
+
+      remtta export run2 --format onnx --delta-only run1_onnx/model.onnx --output run2_onnx
+    """
+    with running.command():
+        exported.check()
+        given, labels = model.given(), model.class_names()
+
+        from remtta.deltas.delta import load_delta
+        from remtta.export.adapted import adapted_model
+        from remtta.export.formats import export as write
+
+        delta = load_delta(run)
+        adapted = adapted_model(delta, model_arguments(given, delta), labels)
+        files = write(adapted, exported.form, exported.output, onto=exported.delta_only, overwrite=exported.overwrite)
+        if not running.quiet:
+            say("\n".join(map(str, files)))

@@ -1,0 +1,117 @@
+"""The adapted model that is exported, and the check that an export answers as it does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remtta._version import __version__
+from remtta.deltas.delta import Delta, apply_delta
+from remtta.errors import RemttaError, UsageError
+from remtta.models.card import ModelCard, card_of
+from remtta.models.loading import load_model
+
+TOLERANCE = 1e-4
+"""Largest difference of a logit from torch's, where the largest logit is at most 1; else as a share of that."""
+
+BATCHES = (1, 7)
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A model with a delta added.
+
+    Attributes:
+        model: The adapted model, on the CPU, in float32.
+        base: The source weights.
+        card: The adapted model's.
+        delta: What was added.
+    """
+
+    model: nn.Module
+    base: Mapping[str, Tensor]
+    card: ModelCard
+    delta: Delta
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Where it comes from and how it is used, as texts."""
+        return {
+            "remtta_version": __version__,
+            "model": self.delta.model,
+            "base_sha256": self.delta.base_sha256,
+            "state_sha256": self.card.sha256,
+            "delta_sha256": self.delta.file_sha256 or "",
+            "method": self.delta.method,
+            "frames": str(self.delta.frames),
+            "updates": str(self.delta.updates),
+            "preprocessing": json.dumps(self.card.preprocessing.as_dict()),
+            "labels": json.dumps(list(self.card.labels or [])),
+        }
+
+    def images(self, count: int) -> Tensor:
+        """Normalised random images, the same each time."""
+        generator = torch.Generator().manual_seed(count)
+        return torch.randn(count, 3, *self.card.preprocessing.input_size, generator=generator)
+
+    @torch.inference_mode()
+    def check(self, program: str, answer: Callable[[np.ndarray], Any]) -> float:
+        """Compare what another program answers with torch, at batches of 1 and 7.
+
+        Args:
+            program: Its name, for the message.
+            answer: Logits (B, C) of images (B, 3, H, W).
+
+        Returns:
+            The largest difference, over the largest logit where that is above 1.
+
+        Raises:
+            RemttaError: If it is larger than `TOLERANCE`.
+        """
+        worst = 0.0
+        for count in BATCHES:
+            images = self.images(count)
+            expected = self.model(images).numpy()
+            got = np.asarray(answer(images.numpy()))
+            if got.shape != expected.shape:
+                raise RemttaError(f"{program} answers {got.shape} to {count} images, torch {expected.shape}")
+            worst = max(worst, float(np.abs(got - expected).max() / max(1.0, np.abs(expected).max())))
+        if not worst <= TOLERANCE:
+            raise RemttaError(f"in {program} the logits differ from torch's by {worst:.1e}; nothing was exported")
+        return worst
+
+
+def adapted_model(delta: Delta, arguments: Mapping[str, Any], labels: Sequence[str] | None = None) -> AdaptedModel:
+    """Load the base that a delta was made on, and add the delta.
+
+    Args:
+        delta: The delta.
+        arguments: Of `load_model`, for the base.
+        labels: One name per class, in place of the model's own.
+
+    Raises:
+        RemttaError: If the base cannot be loaded, or the delta does not fit.
+    """
+    model = load_model(**arguments, labels=labels)
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    apply_delta(model, delta)
+    return AdaptedModel(model, base, card_of(model), delta)
+
+
+def needed(package: str, extra: str = "export") -> Any:
+    """A package of an extra.
+
+    Raises:
+        UsageError: If it is not installed, with how to.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(f'this takes {package}, which is not installed: pip install "remtta[{extra}]"') from error

@@ -1,0 +1,71 @@
+"""The formats by name, and the folder that an export leaves: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from remtta.errors import UsageError
+from remtta.export.adapted import AdaptedModel
+from remtta.files import check_can_hold, writing
+
+Format = Literal["onnx", "peft", "timm", "openvino"]
+
+
+def export(
+    adapted: AdaptedModel, form: Format, output: Path, *, onto: Path | None = None, overwrite: bool = False
+) -> list[Path]:
+    """Write the adapted model in a format, and check it there.
+
+    Args:
+        adapted: The model.
+        form: The format.
+        output: The folder.
+        onto: For ONNX: a file of the same base whose norms are replaced.
+        overwrite: Replace files of the same names.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: If a package is missing, files are there already, or the format cannot hold the model.
+        DeltaError: If `onto` is of other weights.
+        OutputError: If the disk refuses.
+        RemttaError: If the export fails, or answers otherwise than the model.
+    """
+    check_can_hold(output, "the folder of an export", "--output")
+    write = _writer(form, onto)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with writing(output), tempfile.TemporaryDirectory(dir=output, prefix=".export-") as place:
+        write(adapted, Path(place))
+        made = sorted(Path(place).iterdir())
+        taken = [output / path.name for path in made if (output / path.name).exists()]
+        if taken and not overwrite:
+            raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")
+        for path in made:
+            os.replace(path, output / path.name)
+    return [output / path.name for path in made]
+
+
+def _writer(form: Format, onto: Path | None) -> partial[None]:
+    """What writes a format; imported when used."""
+    assert form in get_args(Format)
+    if form == "onnx":
+        from remtta.export.onnx_models import write_onnx
+
+        return partial(write_onnx, onto=onto)
+    if form == "peft":
+        from remtta.export.peft_adapters import write_peft
+
+        return partial(write_peft)
+    if form == "timm":
+        from remtta.export.timm_folders import write_timm
+
+        return partial(write_timm)
+    from remtta.export.openvino_models import write_openvino
+
+    return partial(write_openvino)

@@ -1,0 +1,139 @@
+"""ONNX of the adapted model, made anew or from an earlier one whose norms are replaced."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from remtta.backbones.norms import norm_modules
+from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.export.adapted import AdaptedModel, needed
+
+FILE = "model.onnx"
+_MOST_BYTES = 2**31 - 1  # of a protobuf message
+_INT8 = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
+
+_log = logging.getLogger("remtta")
+
+
+def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) -> None:
+    """Write `model.onnx`: images (B, 3, H, W), normalised, to logits (B, C), with B as it comes.
+
+    Args:
+        adapted: The model.
+        folder: Where to.
+        onto: An ONNX of the same base, whose norms are replaced and of which all else stays as it is.
+
+    Raises:
+        UsageError: If a package is missing, or there is no such file.
+        DeltaError: If the ONNX is of other weights, or has no norms to replace.
+        RemttaError: If the model cannot be exported, or answers otherwise than torch does.
+    """
+    onnx = needed("onnx")
+    proto = _exported(adapted) if onto is None else _patched(adapted, onto)
+    known = {entry.key for entry in proto.metadata_props} & adapted.facts.keys()
+    for entry in [entry for entry in proto.metadata_props if entry.key in known]:
+        proto.metadata_props.remove(entry)
+    onnx.helper.set_model_props(proto, {**{entry.key: entry.value for entry in proto.metadata_props}, **adapted.facts})
+    if proto.ByteSize() > _MOST_BYTES:
+        raise UsageError(
+            f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds 2; use --format timm"
+        )
+    content = proto.SerializeToString()
+    _log.info("onnxruntime: logits within %.1e of torch's", adapted.check("onnxruntime", _runner(content)))
+    (folder / FILE).write_bytes(content)
+
+
+def _runner(content: bytes) -> Any:
+    runtime = needed("onnxruntime")
+    try:
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+    except Exception as error:  # of its own kinds, which it does not export
+        raise RemttaError(f"onnxruntime cannot load it: {_first_line(error)}") from error
+
+    def answer(images: np.ndarray) -> Any:
+        try:
+            return session.run(None, {name: images})[0]
+        except Exception as error:
+            raise RemttaError(f"onnxruntime cannot run it on {len(images)} images: {_first_line(error)}") from error
+
+    return answer
+
+
+def _exported(adapted: AdaptedModel) -> Any:
+    needed("onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            # Not optimised: that would fold batch norms, merge equal tensors and transpose weights, and a later delta
+            # could not be put in by its names. Runtimes optimise when they load.
+            program = torch.onnx.export(
+                adapted.model,
+                (adapted.images(2),),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # anything, from deep in a model that it was not made for
+            raise RemttaError(f"torch cannot export {adapted.delta.model} to ONNX: {_first_line(error)}") from error
+    assert program is not None
+    proto = program.model_proto
+    del proto.graph.value_info[:]  # shapes within, which onnxruntime's quantiser stumbles over
+    return proto
+
+
+def _patched(adapted: AdaptedModel, path: Path) -> Any:
+    """An ONNX in whose norms the adapted values are."""
+    onnx = needed("onnx")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such ONNX file")
+    try:
+        proto = onnx.load(str(path))
+        tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+        values = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    except Exception as error:  # protobuf's, numpy's or the system's
+        raise UsageError(f"{path} is not a readable ONNX file: {_first_line(error)}") from error
+    used = sorted({node.op_type for node in proto.graph.node} & {*_INT8, "QLinearConv", "QLinearMatMul"})
+    if used:
+        raise DeltaError(
+            f"{path} is quantised to INT8 ({used[0]}), with scales that were chosen for its own weights; patch the "
+            "ONNX it was made from, and quantise that"
+        )
+    for name, value in _replaced(adapted, values, path).items():
+        tensors[name].CopyFrom(onnx.numpy_helper.from_array(value, name))
+    return proto
+
+
+def _replaced(adapted: AdaptedModel, values: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """New values of the norms, by name, where everything else is the base's."""
+    state = {name: tensor.numpy() for name, tensor in adapted.model.state_dict().items()}
+    norms = {
+        f"{layer}.{name}" if layer else name
+        for layer, module in norm_modules(adapted.model).items()
+        for name in module.state_dict()
+    } | adapted.delta.tensors.keys()
+    missing = sorted(adapted.delta.tensors.keys() - values.keys())
+    if missing:
+        raise DeltaError(
+            f"{path} has no tensor {missing[0]} ({len(missing)} in all): its norms were folded into other "
+            "weights, or it is of another model; export without --delta-only"
+        )
+    found = {name: state[name] for name in values.keys() & state.keys()}
+    for name, value in found.items():
+        fits = value.shape == values[name].shape and value.dtype == values[name].dtype
+        if not fits or (name not in norms and not np.array_equal(value, values[name])):
+            raise DeltaError(f"{path} was made from other weights than the delta's base: {name} differs")
+    return {name: value for name, value in found.items() if name in norms}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -1,0 +1,59 @@
+"""What adaptation changed, as an adapter of LayerNorm tuning that PEFT puts on the base model."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from remtta.backbones.norms import norm_modules
+from remtta.errors import UsageError
+from remtta.export.adapted import AdaptedModel, needed
+
+_log = logging.getLogger("remtta")
+
+
+def write_peft(adapted: AdaptedModel, folder: Path) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`.
+
+    Raises:
+        UsageError: If PEFT is missing, or the delta changes what LayerNorm tuning does not.
+        RemttaError: If PEFT's model answers otherwise than the adapted one.
+    """
+    peft = needed("peft")
+    layers = sorted({name.rpartition(".")[0] for name in adapted.delta.tensors})
+    tunable = {
+        name
+        for name, module in norm_modules(adapted.model).items()
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    others = [name for name in layers if name not in tunable]
+    if others:
+        raise UsageError(
+            f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "
+            "neither running statistics nor other weights than the norms'; use --format timm or onnx"
+        )
+    base = copy.deepcopy(adapted.model)
+    base.load_state_dict(dict(adapted.base))
+    config = peft.LNTuningConfig(target_modules=f"({'|'.join(map(re.escape, layers))})", inference_mode=True)
+    tuned = peft.get_peft_model(copy.deepcopy(base), config)
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if name in adapted.delta.tensors:
+                layer, _, part = name.rpartition(".")
+                tuned.get_submodule(f"base_model.model.{layer}.ln_tuning_layers.default").get_parameter(part).copy_(
+                    parameter
+                )
+    tuned.save_pretrained(str(folder), save_embedding_layers=False)
+    again = peft.PeftModel.from_pretrained(base, str(folder)).eval()
+
+    def answer(images: np.ndarray) -> Any:
+        return again(torch.from_numpy(images)).numpy()
+
+    _log.info("PEFT: logits within %.1e of torch's", adapted.check("PEFT", answer))

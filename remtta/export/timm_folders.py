@@ -1,0 +1,61 @@
+"""The adapted model as a folder that timm, and remtta, load by `local-dir:FOLDER`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from timm.models import save_for_hf
+
+from remtta.errors import RemttaError
+from remtta.export.adapted import AdaptedModel
+from remtta.models.card import card_of
+from remtta.models.config import config_of
+from remtta.models.loading import load_model
+
+_log = logging.getLogger("remtta")
+
+
+def write_timm(adapted: AdaptedModel, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors`, and load them by timm and by remtta.
+
+    Raises:
+        RemttaError: If what they load is not the adapted model.
+    """
+    model: Any = adapted.model
+    config = {name: value for name, value in config_of(model).items() if name not in ("built_from", "label_names")}
+    own = config_of(model)
+    model.pretrained_cfg = config
+    try:
+        labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}
+        facts = {name: value for name, value in adapted.facts.items() if name not in ("labels", "preprocessing")}
+        save_for_hf(model, str(folder), model_config={**labels, "remtta": facts}, safe_serialization=True)
+    finally:
+        model.pretrained_cfg = own
+    name = f"local-dir:{folder}"
+    try:
+        again = timm.create_model(name, pretrained=True).eval()
+        card = card_of(load_model(name))
+    except Exception as error:  # of timm, which says it in its own ways
+        raise RemttaError(
+            f"timm cannot load its own export of {adapted.delta.model}: {error}; try --format onnx"
+        ) from error
+    same = (card.sha256, card.preprocessing, card.labels) == (
+        adapted.card.sha256,
+        adapted.card.preprocessing,
+        adapted.card.labels,
+    )
+    if not same:
+        raise RemttaError(
+            f"timm {timm.__version__} does not load its export of {adapted.delta.model} as the model it was: a newer "
+            "timm records its arguments"
+        )
+
+    def answer(images: np.ndarray) -> Any:
+        return again(torch.from_numpy(images)).numpy()
+
+    _log.info("timm: logits within %.1e of torch's", adapted.check("timm", answer))

@@ -1,0 +1,201 @@
+"""How often are the answers right? Estimated without labels, for the source and the adapted model.
+
+What moves with accuracy on corrupted images: how certain predictions are among the ten likeliest classes (a haze that
+only flattens the other 990 is no harm), how certain they are among all, and into how few classes they fall. Each is
+compared with clean images, on which the model's accuracy is known; the weights are those that fit a ViT on ImageNet
+photographs and another on CIFAR-10, both at 15 corruptions (docs/estimates.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remtta.guard.guard import Said
+from remtta.guard.smoothing import Past
+
+WINDOW = 500
+"""Frames that an estimate is of."""
+
+LEAST = 100
+"""Frames from which on there is one."""
+
+_LIKELIEST = 10
+_WEIGHTS = (2.8, -1.4, 0.65)  # of certainty among the likeliest, among all, and of diversity
+_ORDERED_WEIGHT = 1.44  # of certainty among the likeliest, where labels persist and diversity says nothing
+_FEWEST_PAIRS = 1e-4  # share of pairs of one class; below it more diversity is not told from chance
+_BISECTIONS = 40
+_HYSTERESIS = 0.02  # what an estimate has to rise above the limit before it may fall below it anew
+_PREFIX = "accuracy."
+_MODELS = ("source", "adapted")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a model says of clean images.
+
+    Attributes:
+        accuracy: On them.
+        scale: What logits are multiplied by, so that its mean confidence is that.
+        scale_likeliest: The same among the ten likeliest classes.
+        diversity: Of predicted classes, in nats.
+        images: How many there were; 0 if all that is known is the accuracy.
+    """
+
+    accuracy: float
+    scale: float
+    scale_likeliest: float
+    diversity: float
+    images: int
+
+    @classmethod
+    def unseen(cls, accuracy: float, num_classes: int) -> Calibration:
+        """What is assumed without images: that confidence is right, and classes are as usual as each other."""
+        return cls(accuracy, 1.0, 1.0, math.log(num_classes), 0)
+
+    @classmethod
+    def seen(cls, accuracy: float, logits: Tensor) -> Calibration:
+        """By logits (B, C) of clean images."""
+        logits = logits.double()
+        likeliest = _likeliest(logits)
+        return cls(
+            accuracy,
+            _bisect(lambda scale: float(_certainty(logits * scale).mean()), accuracy),
+            _bisect(lambda scale: float(_certainty(likeliest * scale).mean()), accuracy),
+            _diversity(logits.argmax(1)),
+            len(logits),
+        )
+
+
+def _bisect(certainty: Callable[[float], float], wanted: float) -> float:
+    low, high = math.log(0.02), math.log(50.0)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if certainty(math.exp(middle)) < wanted:
+            low = middle
+        else:
+            high = middle
+    return math.exp(low)
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    return logits.topk(min(_LIKELIEST, logits.shape[1])).values
+
+
+def _certainty(logits: Tensor) -> Tensor:
+    return logits.softmax(-1).amax(1)
+
+
+def _diversity(classes: Tensor) -> float:
+    """Rényi's entropy of order 2 of the predicted classes, in nats; unlike Shannon's hardly biased by their number."""
+    counts = torch.bincount(classes.long()).double()
+    pairs = float((counts * (counts - 1)).sum()) / max(1, len(classes) * (len(classes) - 1))
+    return -math.log(pairs + _FEWEST_PAIRS)
+
+
+class Estimator:
+    """Estimates the accuracy of the last frames' predictions.
+
+    Diversity counts only as long as frames come in any order: a camera that sees one class for a while is no worse.
+
+    Args:
+        calibration: What is known of clean images.
+        num_classes: C.
+        expire_below: Accuracy of the answers below which the model is to be trained again; None for any.
+    """
+
+    def __init__(self, calibration: Calibration, num_classes: int, expire_below: float | None = None) -> None:
+        self.calibration, self._expire_below = calibration, expire_below
+        self._expired = False
+        self._events: list[dict[str, Any]] = []
+        self._log_classes = math.log(num_classes)
+        self._windows = {name: torch.empty(0, 3, dtype=torch.float64) for name in _MODELS}
+        self._past = Past.nothing(num_classes)
+        self._weight = 1.0
+
+    def see(self, said: Said, answers: Tensor) -> None:
+        """Take note of the next frames.
+
+        Args:
+            said: Who said what of them.
+            answers: Logits (B, C), on the CPU, with no say of the frames before.
+        """
+        self._weight = said.weight
+        alone = "source" if said.weight == 0 else "adapted"
+        told = {"source": said.source, "adapted": said.adapted}
+        for name, logits in {**told, alone: answers if told[alone] is None else told[alone]}.items():
+            if logits is None:
+                self._windows[name] = self._windows[name][:0]
+            else:
+                self._windows[name] = torch.cat([self._windows[name], self._facts(logits.double().cpu())])[-WINDOW:]
+        *_, self._past = self._past.through(answers)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Tell once that the answers are too bad, and anew after they were not."""
+        if self._expire_below is None or not self._full:
+            return
+        estimate = self.estimates["answers"]
+        if estimate < self._expire_below and not self._expired:
+            self._events.append({"event": "expired", "estimate": estimate, "expire_below": self._expire_below})
+        self._expired = estimate < self._expire_below + _HYSTERESIS * self._expired
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it told since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _facts(self, logits: Tensor) -> Tensor:
+        calibration = self.calibration
+        likeliest = _certainty(_likeliest(logits) * calibration.scale_likeliest)
+        return torch.stack([likeliest, _certainty(logits * calibration.scale), logits.argmax(1).double()], dim=1)
+
+    @property
+    def estimates(self) -> dict[str, float]:
+        """Accuracies of `source`, `adapted` and `answers` in the last frames, as far as they are told.
+
+        Answers of both models are taken to be as good as the better one.
+        """
+        found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= LEAST}
+        answering = list(found.values()) if self._weight > 0 else [found[name] for name in ("source",) if name in found]
+        if answering:
+            found["answers"] = max(answering)
+        return {name: round(accuracy, 4) for name, accuracy in found.items()}
+
+    @property
+    def _full(self) -> bool:
+        """Whether the estimate of the answers is of a whole window."""
+        answering = self._windows.values() if self._weight > 0 else [self._windows["source"]]
+        return max(map(len, answering)) == WINDOW
+
+    def _of(self, window: Tensor) -> float:
+        known = self.calibration
+        likeliest, among_all = (window[:, :2].mean(0) - known.accuracy).tolist()
+        if self._past.ordered:
+            change = min(0.0, _ORDERED_WEIGHT * likeliest)
+        else:
+            less = min(0.0, _diversity(window[:, 2]) - known.diversity) / self._log_classes
+            change = min(0.0, _WEIGHTS[0] * likeliest + _WEIGHTS[1] * among_all) + _WEIGHTS[2] * less
+        return min(1.0, max(0.0, float(known.accuracy + change)))
+
+    def record(self) -> dict[str, Any]:
+        """What it goes by, and what it came to, for `run.json`."""
+        return {"calibration": asdict(self.calibration), "last": self.estimates}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything its next estimate depends on."""
+        now = torch.tensor([self._weight, self._expired], dtype=torch.float64)
+        tensors = {**self._windows, "now": now, **self._past.state()}
+        return {_PREFIX + name: tensor for name, tensor in tensors.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` returned."""
+        own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
+        self._windows = {name: own[name].clone() for name in _MODELS}
+        self._weight, expired = own["now"].tolist()
+        self._expired, self._past = bool(expired), Past.of(own)

@@ -1,0 +1,155 @@
+"""BECoTTA: blending of domain experts (Lee et al., ICML 2024, arXiv:2402.08712)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms.v2 import functional as T
+
+from remtta.backbones.registry import with_tokens
+from remtta.methods.augmentations import PixelSpace
+from remtta.methods.beside import BesideMethod, Change
+from remtta.methods.losses import entropy
+from remtta.methods.randomness import spawn
+from remtta.methods.settings.beside import BECoTTAConfig
+
+_DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # brightness, and the blur's deviation over 5 pixels
+_NUM_DOMAINS = 4
+_LEAST_NOISE = 1e-2
+
+
+class BECoTTA(BesideMethod):
+    """Predict, then train low-rank experts behind each block, of which a router of the image's domain chooses some.
+
+    Behind a block, x becomes x + the sum over the chosen experts of
+    gate * up GELU(down x). Gates are the softmax over the largest scores, and
+    scores the router's products with the mean token. A small convolutional
+    discriminator says which domain an image is of, and so which router is its.
+    The loss is the mean entropy of the images under the margin.
+
+    The warm-up has the source images as four domains: as they are, dark, bright
+    and blurred. Its loss is the cross-entropy of all of them, plus that of the
+    discriminator, minus the weighted mutual information of domains and experts
+    (domain-expert synergy). Only there are scores noisy, by a deviation that is
+    learned. Experts and routers then learn on, and the discriminator does not.
+
+    Args:
+        model: A transformer, frozen.
+        config: Settings.
+
+    Raises:
+        ModelError: If it is none.
+    """
+
+    delta_refusal = "BECoTTA learns experts beside the model, which are no weights of it"
+    _networks: _Experts
+
+    def __init__(self, model: nn.Module, config: BECoTTAConfig | None = None) -> None:
+        self.config = config or BECoTTAConfig()
+        super().__init__(model, self.config)
+        self._pixels = PixelSpace(self._backbone.module)
+        self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
+
+    def _parts(self) -> Sequence[Sequence[nn.Module]]:
+        return [[block] for block in self._backbone.blocks]
+
+    def _build(self) -> nn.Module:
+        width = with_tokens(self._backbone, "BECoTTA").width
+        return _Experts(len(self._backbone.blocks), width, self.config)
+
+    def _learned(self) -> Mapping[str, Tensor]:
+        return {name: p for name, p in self._networks.layers.named_parameters("layers") if not name.endswith("noise")}
+
+    def _change(self, images: Tensor) -> Change:
+        domains = self._networks.discriminator(images).argmax(-1)
+
+        def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+            layer = self._networks.layer(number)
+            changed: Tensor = layer(leaving, layer.scores(leaving, domains))
+            return changed
+
+        return change
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        logits = self._logits(images)
+        entropies = entropy(logits)
+        kept = entropies.detach() < self._margin
+        return logits.unsqueeze(0), entropies[kept].mean(), int(kept.sum())
+
+    def _warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        views = torch.cat(self._views(images))
+        domains = torch.arange(_NUM_DOMAINS, device=images.device).repeat_interleave(len(images))
+        shared: list[Tensor] = []
+
+        def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+            layer = self._networks.layer(number)
+            scores = layer.scores(leaving, domains, generator)
+            shared.append(mutual_information(scores.softmax(-1).unflatten(0, (_NUM_DOMAINS, -1)).mean(1)))
+            changed: Tensor = layer(leaving, scores)
+            return changed
+
+        with self._context(images.device):
+            logits, told = self._run(views, change), self._networks.discriminator(views)
+        agree = F.cross_entropy(logits, labels.repeat(_NUM_DOMAINS))
+        return agree + F.cross_entropy(told.float(), domains) - self.config.synergy * torch.stack(shared).mean()
+
+    def _views(self, images: Tensor) -> list[Tensor]:
+        """The same images (B, 3, H, W) in each domain."""
+        pixels = self._pixels.to_pixels(images)
+        blurred = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[_BLUR, _BLUR])
+        changed = [(_DARK * pixels), (_BRIGHT * pixels).clamp(max=1), blurred]
+        return [images, *(self._pixels.normalise(each) for each in changed)]
+
+
+class _Experts(nn.Module):
+    """All layers of experts, and the discriminator of domains."""
+
+    def __init__(self, depth: int, width: int, config: BECoTTAConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(width, config) for _ in range(depth))
+        self.discriminator = nn.Sequential(
+            nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, _NUM_DOMAINS)
+        )
+
+    def layer(self, number: int) -> _Layer:
+        layer = self.layers[number]
+        assert isinstance(layer, _Layer)
+        return layer
+
+
+class _Layer(nn.Module):
+    """Experts behind a block, and a router of each domain; they add nothing yet."""
+
+    def __init__(self, width: int, config: BECoTTAConfig) -> None:
+        super().__init__()
+        self._chosen = config.chosen
+        self.down = nn.Parameter(torch.randn(config.experts, config.rank, width) / math.sqrt(width))
+        self.up = nn.Parameter(torch.zeros(config.experts, width, config.rank))
+        self.router = nn.Parameter(torch.randn(_NUM_DOMAINS, config.experts, width) / math.sqrt(width))
+        self.noise = nn.Parameter(torch.zeros(_NUM_DOMAINS, config.experts, width))
+
+    def scores(self, tokens: Tensor, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """How much each expert (B, E) suits these tokens (B, T, D), by the routers of these domains (B,)."""
+        mean = tokens.float().mean(1).unsqueeze(-1)
+        scores = (self.router[domains] @ mean).squeeze(-1)
+        if generator is None:
+            return scores
+        deviation = F.softplus((self.noise[domains] @ mean).squeeze(-1)) + _LEAST_NOISE
+        noise = torch.randn(scores.shape, generator=spawn(generator, scores.device), device=scores.device)
+        return scores + deviation * noise
+
+    def forward(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        best = scores.topk(self._chosen, dim=-1)
+        gates = best.values.softmax(-1)[:, :, None, None]
+        hidden = F.gelu(tokens.unsqueeze(1) @ self.down[best.indices].mT)  # (B, K, T, rank)
+        added: Tensor = (gates * (hidden @ self.up[best.indices].mT)).sum(1)
+        return tokens + added.to(tokens.dtype)
+
+
+def mutual_information(experts: Tensor) -> Tensor:
+    """Of domains, all equally likely, and experts, from the shares (D, E) of the experts in each domain, in nats."""
+    return (experts * (experts / experts.mean(0)).log()).sum(-1).mean()

@@ -1,0 +1,147 @@
+"""EcoTTA: meta networks with self-distilled regularisation (Song et al., CVPR 2023, arXiv:2303.01904)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods.beside import BesideMethod, Change
+from remtta.methods.losses import entropy
+from remtta.methods.settings.beside import EcoTTAConfig
+from remtta.models.preprocessing import preprocessing_of
+
+_MOST_STAGES = 5
+_ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are the smaller ones
+_SHARE = 0.1  # of the frozen part's deviation that the convolution begins with
+
+
+class EcoTTA(BesideMethod):
+    """Predict, then train a small network beside each part of a frozen model.
+
+    What leaves a part is BN(part(x)) + ReLU(BN(conv(x))), of what enters it, x.
+    The loss is the entropy of the images under the margin, on average, plus the
+    weighted mean distance (L1) of what leaves each part from part(x). The
+    distance's gradient stays within the part.
+
+    Parts are the stages of a model; of more than five blocks or stages they end
+    at a sixth, a third, two thirds and the end, as the published ones of a
+    WideResNet with 12 do. Convolutions are 3 x 3 over maps and 1 x 1 over tokens,
+    which may not lie on a grid; no transformer is published.
+
+    This project's own: networks begin near the identity, with the statistics of
+    the first source batch; and the warm-up is Adam's, one pass over views by
+    CoTTA's augmentations.
+
+    Args:
+        model: The classifier, frozen.
+        config: Settings.
+    """
+
+    delta_refusal = "EcoTTA learns networks beside the model, which are no weights of it"
+    _networks: nn.ModuleList
+
+    def __init__(self, model: nn.Module, config: EcoTTAConfig | None = None) -> None:
+        self.config = config or EcoTTAConfig()
+        super().__init__(model, self.config)
+        self._pixels = PixelSpace(self._backbone.module)
+        self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
+
+    def _parts(self) -> Sequence[Sequence[nn.Module]]:
+        blocks = self._backbone.blocks
+        count = len(blocks)
+        ends = range(1, count + 1) if count <= _MOST_STAGES else [max(1, round(count * end)) for end in _ENDS]
+        return [blocks[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+    def _build(self) -> nn.Module:
+        networks: list[nn.Module] = []
+
+        def measure(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+            networks.append(_MetaNetwork(entering.shape, leaving.shape, self._backbone.channel_axis))
+            return leaving
+
+        images = torch.zeros(1, 3, *preprocessing_of(self._backbone.module).input_size, device=self.device)
+        with torch.no_grad():
+            self._run(images, measure)
+        return nn.ModuleList(networks)
+
+    def _change(self, images: Tensor) -> Change:
+        return lambda number, entering, leaving: self._networks[number](entering, leaving)
+
+    @torch.no_grad()
+    def _begin_warm_up(self, images: Tensor) -> None:
+        def begin(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+            network = self._networks[number]
+            assert isinstance(network, _MetaNetwork)
+            network.begin(leaving)
+            return leaving
+
+        with self._context(images.device):
+            self._run(images, begin)
+
+    def _warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        return F.cross_entropy(self._logits(self._pixels.augment(images, jitter, generator)), labels)
+
+    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        distances: list[Tensor] = []
+
+        def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+            network, frozen = self._networks[number], leaving.detach()
+            distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
+            changed: Tensor = network(entering, leaving)
+            return changed
+
+        with self._context(images.device):
+            logits = self._run(images, change)
+        loss = self.config.distance_weight * torch.stack(distances).sum()
+        entropies = entropy(logits)
+        kept = entropies.detach() < self._margin
+        if kept.any():
+            loss = loss + entropies[kept].mean()
+        return logits.unsqueeze(0), loss, len(images)
+
+
+class _MetaNetwork(nn.Module):
+    """BN(leaving) + ReLU(BN(conv(entering))), over maps or tokens.
+
+    Args:
+        entering: Shape of what enters the part.
+        leaving: Shape of what leaves it.
+        channel_axis: Of both.
+    """
+
+    def __init__(self, entering: torch.Size, leaving: torch.Size, channel_axis: int) -> None:
+        super().__init__()
+        self._axis = channel_axis
+        before, after = entering[channel_axis], leaving[channel_axis]
+        self.conv: nn.Conv1d | nn.Conv2d
+        if len(leaving) == 3:
+            kind: type[nn.BatchNorm1d | nn.BatchNorm2d] = nn.BatchNorm1d
+            self.conv = nn.Conv1d(before, after, 1, bias=False)
+        else:
+            kind, side = nn.BatchNorm2d, 2 if channel_axis == 1 else 1
+            stride = max(1, round(entering[side] / leaving[side]))
+            self.conv = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm, self.conv_norm = kind(after), kind(after)
+
+    def begin(self, leaving: Tensor) -> None:
+        """Be near the identity for what leaves a frozen part like this."""
+        values = leaving.movedim(self._axis, 1).transpose(0, 1).flatten(1).float()
+        variance, mean = torch.var_mean(values, 1, correction=0)
+        std = (variance + self.norm.eps).sqrt()
+        self.norm.weight.copy_(std)
+        self.norm.bias.copy_(mean)
+        self.conv_norm.weight.copy_(_SHARE * std)
+
+    def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
+        x, frozen = entering.movedim(self._axis, 1), leaving.movedim(self._axis, 1)
+        mixed: Tensor = F.relu(self.conv_norm(self.conv(x)))
+        if mixed.shape[2:] != frozen.shape[2:]:  # an odd size, rounded in another way
+            mixed = F.interpolate(mixed, size=frozen.shape[2:], mode="nearest")
+        changed: Tensor = self.norm(frozen) + mixed
+        return changed.movedim(1, self._axis)

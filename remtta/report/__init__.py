@@ -1,0 +1,1 @@
+"""One page on runs and evaluations, from the files they left."""

@@ -1,0 +1,236 @@
+"""Charts as SVG that takes its colours for text and lines from the page; drawn by matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec
+from xml.etree import ElementTree
+
+import numpy as np
+
+from remtta.errors import UsageError
+from remtta.report.series import Series, binned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INK, _PALE = "#010203", "#040506"
+_PAGE_COLOURS = {_INK: "currentColor", _PALE: "var(--line)"}
+_BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
+_COLOURS = (_GREY, _BLUE, _ORANGE, "#2f9e63", "#9b6bc4", "#c4504f", "#a08a1c", "#2aa5a5")
+_EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
+_WIDTH = 5.0  # inches
+_MOST_BARS = 12
+_MOST_LAYERS = 40
+_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "remtta",
+    "font.size": 10,
+    "text.parse_math": False,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+_numbers = itertools.count()
+
+P = ParamSpec("P")
+
+
+def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:
+    """Have a figure, and the words for whoever does not see it, become an SVG element."""
+
+    @functools.wraps(draw)
+    def chart(*args: P.args, **more: P.kwargs) -> str:
+        style: Any = _STYLE  # matplotlib types its keys one by one
+        try:
+            from matplotlib import rc_context
+        except ImportError as error:
+            raise UsageError('a report takes matplotlib, which is not installed: pip install "remtta[plot]"') from error
+        with rc_context(style):
+            return _svg(*draw(*args, **more))
+
+    return chart
+
+
+def _svg(figure: Figure, told: str) -> str:
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    root = ElementTree.fromstring(content.getvalue())
+    prefix = f"c{next(_numbers)}-"  # ids of several charts in one page
+    for metadata in root.findall("{*}metadata"):
+        root.remove(metadata)
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            if name == "id":
+                element.set(name, prefix + value)
+            elif name == f"{{{_LINK}}}href":
+                element.set(name, f"#{prefix}{value[1:]}")
+            else:
+                for colour, own in _PAGE_COLOURS.items():
+                    value = value.replace(colour, own)
+                element.set(name, value.replace("url(#", f"url(#{prefix}"))
+    for name in ("width", "height"):
+        del root.attrib[name]
+    root.set("role", "img")
+    root.set("aria-label", told)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _axes(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **more)
+
+
+def _mark_events(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
+    seen = set()
+    for event in events[:200]:
+        kind = event["event"]
+        label = None if kind in seen else kind
+        style = ":" if kind in ("gap", "lost", "resumed") else "-"
+        axes.axvline(event["frame"], color=_EVENTS.get(kind, _GREY), lw=1, ls=style, label=label, zorder=0)
+        seen.add(kind)
+
+
+@_drawn
+def over_time(series: Series) -> tuple[Figure, str]:
+    """Entropy, who answered, and what the guard decided, by frame."""
+    figure, (top, bottom) = _axes(3.6, 2, sharex=True)
+    frames = np.asarray(series.index)
+    places, entropy = binned(series.entropy)
+    at = np.interp(places, np.linspace(0, 1, len(frames)), frames)
+    top.plot(at, entropy, color=_BLUE, lw=1.4)
+    top.set_ylabel("entropy in nats")
+    top.set_ylim(bottom=0)
+    bottom.plot(at, binned(series.share)[1], color=_BLUE, lw=1.4, label="adapted model's share")
+    bottom.set_ylim(-0.04, 1.04)
+    bottom.set_ylabel("share in the answer")
+    bottom.set_xlabel("frame")
+    for axes in (top, bottom):
+        _mark_events(axes, series.events)
+    leads = [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]
+    if leads:
+        signal = bottom.twinx()
+        signal.plot(*zip(*leads, strict=True), "o", color=_ORANGE, ms=3)
+        signal.set_ylabel("lead at events (dots)")
+    bottom.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
+    kinds = {kind: sum(event["event"] == kind for event in series.events) for kind in _kinds(series)}
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    return (
+        figure,
+        f"Entropy over {len(frames)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
+        f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean share in the answers is "
+        f"{np.mean(series.share):.2f}. Events: {told}.",
+    )
+
+
+def _kinds(series: Series) -> list[str]:
+    return list(dict.fromkeys(event["event"] for event in series.events))
+
+
+@_drawn
+def rate(series: Series) -> tuple[Figure, str]:
+    """Frames read per second, of a live source."""
+    times = np.array([seconds for _, seconds in series.seconds])
+    figure, axes = _axes(2.0)
+    counts, edges = np.histogram(times - times[0], bins=min(100, len(times) // 2))
+    rates = counts / np.diff(edges)
+    axes.stairs(rates, edges, color=_BLUE, fill=True, alpha=0.6)
+    axes.set_xlabel("seconds since the first frame")
+    axes.set_ylabel("frames per second")
+    return (
+        figure,
+        f"Frames read per second: {rates.mean():.1f} on average, between {rates.min():.1f} and {rates.max():.1f}.",
+    )
+
+
+@_drawn
+def classes(series: Series) -> tuple[Figure, str]:
+    """How often each class was predicted, before and after."""
+    names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MOST_BARS)]
+    titles = ("source model", "adapted model") if series.each else ("first half", "second half")
+    shares = [[100 * counts[name] / max(1, counts.total()) for name in names] for counts in series.halves]
+    figure, axes = _axes(0.8 + 0.28 * len(names))
+    at = np.arange(len(names))
+    for place, (title, values) in enumerate(zip(titles, shares, strict=True)):
+        axes.barh(at + 0.4 * (place - 0.5), values, 0.38, color=(_GREY, _BLUE)[place], label=title)
+    axes.set_yticks(at, [name if len(name) < 28 else f"{name[:26]}..." for name in names])
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the predictions in %")
+    axes.legend(loc="lower right")
+    rows = "; ".join(f"{name}: {first:.1f} and {last:.1f} %" for name, first, last in zip(names, *shares, strict=True))
+    return figure, f"Share of each class by {titles[0]} and {titles[1]}. {rows}."
+
+
+@_drawn
+def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
+    """How far each layer of a delta moved."""
+    largest = sorted(range(len(moved)), key=lambda place: -moved[place]["rms"])[:_MOST_LAYERS]
+    shown = [moved[place] for place in sorted(largest)]
+    figure, axes = _axes(0.8 + 0.17 * len(shown))
+    axes.barh(range(len(shown)), [layer["rms"] for layer in shown], color=_BLUE)
+    axes.set_yticks(range(len(shown)), [layer["layer"][-40:] for layer in shown], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("root mean square of the change")
+    rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
+    return figure, f"How far each layer moved, as the root mean square of its change. {rows}."
+
+
+@_drawn
+def domains(errors: Mapping[str, Mapping[str, float]]) -> tuple[Figure, str]:
+    """Error by method, one small panel per domain."""
+    names = list(next(iter(errors.values())))
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure, panels = _axes(
+        0.5 + (0.35 + 0.13 * len(errors)) * rows, rows, columns, sharex=True, sharey=True, squeeze=False
+    )
+    for panel in panels.flat[len(names) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels.flat, names, strict=False):
+        values = [error.get(name, 0.0) for error in errors.values()]
+        panel.barh(range(len(errors)), values, color=[_COLOURS[place % len(_COLOURS)] for place in range(len(errors))])
+        panel.set_title(name[:24], fontsize=8)
+        panel.set_yticks(range(len(errors)), [method[:18] for method in errors], fontsize=7)
+    panels[0, 0].invert_yaxis()
+    figure.supxlabel("error in %", fontsize=9)
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{method} {error[name]:.1f}" for method, error in errors.items() if name in error)
+        for name in names
+    )
+    return figure, f"Error in % by domain and method. {told}."
+
+
+@_drawn
+def errors_over_time(wrong: Mapping[str, Sequence[bool]], starts: Mapping[str, int]) -> tuple[Figure, str]:
+    """Error by method over the images of an evaluation, with where its domains begin."""
+    figure, axes = _axes(2.6)
+    told = []
+    for place, (method, missed) in enumerate(wrong.items()):
+        at, error = binned(missed, most=max(1, min(60, len(missed) // 20)))
+        axes.plot(at * len(missed), 100 * error, color=_COLOURS[place % len(_COLOURS)], lw=1.3, label=method)
+        told.append(f"{method}: {100 * np.mean(missed):.1f} % in all, {100 * error[-1]:.1f} % at last")
+    for start in list(starts.values())[:60]:
+        axes.axvline(start, color=_PALE, lw=0.8, zorder=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("image (a line where a domain begins)")
+    axes.set_ylabel("error in %")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
+    return figure, f"Error over the stream. {'; '.join(told)}. Domains: {', '.join(list(starts)[:60])}."

@@ -1,0 +1,212 @@
+"""What a page says of runs and evaluations, one beside the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remtta._version import __version__
+from remtta.errors import RemttaError, UsageError
+from remtta.files import write_atomically
+from remtta.report import charts, page
+from remtta.report.pictures import STILLS, picture, thumbnail
+from remtta.report.series import Series, has_rate, name_of, read_series
+from remtta.runs.folder import PREDICTIONS
+from remtta.runs.inspection import describe_folder
+from remtta.runs.reading import Row, check_entries, read_rows
+
+_ROW = {"method": str, "seed": int, "phase": str, "domain": str, "class": int, "label_true": int}
+
+
+@dataclass(frozen=True)
+class _Run:
+    name: str
+    content: Mapping[str, Any]
+    series: Series
+
+
+def write_report(folders: Sequence[Path], output: Path) -> None:
+    """Write one page on runs and evaluations, which needs no network and no other file.
+
+    Args:
+        folders: Of runs and of evaluations.
+        output: The HTML file.
+
+    Raises:
+        UsageError: If a folder holds neither, matplotlib is missing, or the page would be too large.
+        RemttaError: If a file is damaged.
+        OutputError: If the disk refuses; a page that stood there is untouched.
+    """
+    names = _names(folders)
+    contents = [describe_folder(folder) for folder in folders]
+    runs = [
+        _Run(name, content, read_series(folder, (content.get("predictions") or {}).get("predicted", 0)))
+        for name, folder, content in zip(names, folders, contents, strict=True)
+        if "run" in content
+    ]
+    body = [_summary(runs), *_over_time(runs), *_frames(runs)]
+    for name, folder, content in zip(names, folders, contents, strict=True):
+        if "evaluation" in content:
+            body += _evaluation(name, folder, content)
+    body.append(f"<p>Made by remtta {__version__} from the files in {page.text(', '.join(map(str, folders)))}.</p>")
+    whole = page.whole(f"remtta: {', '.join(names)}", body).encode()
+    if len(whole) > page.MOST_BYTES:
+        raise UsageError(f"the page would take {len(whole) / 1e6:.1f} MB, more than mail likes (5); give fewer runs")
+    write_atomically(output, lambda temporary: temporary.write_bytes(whole))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Short names of folders, whole ones where these are not different."""
+    short = [folder.resolve().name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def _summary(runs: Sequence[_Run]) -> str:
+    if not runs:
+        return ""
+    return f"<section><h2>Runs</h2>{page.facts([run.name for run in runs], [_facts(run) for run in runs])}</section>"
+
+
+def _facts(run: _Run) -> dict[str, object]:
+    record, said = run.content["run"], run.content.get("predictions") or {}
+    counts, timing, method, guard = record["counts"], record["timing"], record["method"], record.get("guard")
+    killed = record["exit_reason"] == "running" and run.content["alive"] is False
+    latency = timing.get("latency_ms")
+    facts: dict[str, object] = {
+        "ended": "was killed" if killed else record["exit_reason"],
+        "started": f"{timing['started']}, took {timing['seconds']:.0f} s",
+        "source": f"{record['source']['name']} ({record['source']['kind']})",
+        "model": f"{record['model'].get('name') or 'unknown'}, {record['model']['num_classes']} classes",
+        "base weights": record["model"]["base_sha256"][:12],
+        "method": f"{method['name']}, batches of {method['batch_size']}",
+        "device": record["environment"]["device"],
+        "frames": f"{counts['frames']}, {counts['skipped']} skipped",
+        "updates": f"{counts['updates']}; {counts.get('not_adapted') or 0} frames not adapted on",
+        "rate": f"{timing['images_per_s']} images/s",
+    }
+    if isinstance(latency, dict):
+        told = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
+        facts["latency of a full batch in ms"] = ", ".join(told)
+    for name in ("gaps", "dropped"):
+        if counts.get(name):
+            facts[name] = counts[name]
+    if guard:
+        by_source, by_both = guard["answered_by_source"], guard.get("answered_by_both", 0)
+        facts["guard"] = f"{guard['alarms']} alarms; answered by the source {by_source}, by both {by_both}"
+    if said.get("predicted"):
+        facts["mean entropy"] = f"{said['mean_entropy']:.3f} nats"
+        facts["classes predicted"] = said["classes_predicted"]
+    if run.series.each:
+        facts["adapted and source differ"] = f"{run.series.num_differing} frames"
+    return facts
+
+
+def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
+    seen = [run for run in runs if len(run.series.index)]
+    yield page.section("Over time", [page.chart(run.name, charts.over_time(run.series)) for run in seen])
+    live = [run for run in seen if has_rate(run.series)]
+    yield page.section("Rate", [page.chart(run.name, charts.rate(run.series)) for run in live])
+    yield page.section("Classes before and after", [page.chart(run.name, charts.classes(run.series)) for run in seen])
+    moved = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
+    yield page.section(
+        "Which layers moved", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers]
+    )
+
+
+def _frames(runs: Sequence[_Run]) -> Iterator[str]:
+    stills = [run for run in runs if run.content["run"]["source"]["kind"] in STILLS]
+    yield page.section(
+        "Frames where the adapted and the source model differ",
+        [
+            page.frames(
+                run.name,
+                [(thumbnail(row), _differing(row)) for row in run.series.differing],
+                f"{len(run.series.differing)} of {run.series.num_differing}",
+            )
+            for run in stills
+            if run.series.differing
+        ],
+    )
+    yield page.section(
+        "Frames of lowest confidence",
+        [
+            page.frames(
+                run.name,
+                [(thumbnail(row), _captioned(row, f"{name_of(row)}, {row['prob']:.2f}")) for row in run.series.unsure],
+                f"{len(run.series.unsure)} of {len(run.series.index)}",
+            )
+            for run in stills
+            if run.series.unsure
+        ],
+    )
+
+
+def _differing(row: Row) -> str:
+    said = (f"{who}: {name_of(row['each'][who])}, {row['each'][who]['prob']:.2f}" for who in ("adapted", "source"))
+    return _captioned(row, "; ".join(said))
+
+
+def _captioned(row: Row, said: str) -> str:
+    return f"{row['index']}, {Path(row['source']).name}. {said}"
+
+
+def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:
+    evaluation = content["evaluation"]
+    settings, methods = evaluation["settings"], evaluation["methods"]
+    options, data = settings["options"], settings["data"]
+    facts = {
+        "status": evaluation["status"],
+        "data": f"{data['root']} ({data['layout']}), {len(data['domains'])} domains",
+        "scenario": f"{options['scenario']}, batches of {options['batch_size']}, {len(options['seeds'])} seed(s)",
+        "model": f"{settings['model'].get('name') or 'unknown'}, base {settings['model']['base_sha256'][:12]}",
+    }
+    parts = [f"<section><h2>Evaluation: {page.text(name)}</h2>{page.facts([name], [facts])}</section>"]
+    if methods:
+        errors = {method: _errors(method, result["error"]) for method, result in methods.items()}
+        places = list(next(iter(errors.values())))
+        rows = [
+            [method, result["mean"], result["gain"], 100 * result["ece"], *map(errors[method].get, places)]
+            for method, result in methods.items()
+        ]
+        table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
+        parts.append(f"<section><h2>Methods</h2>{table}</section>")
+        if places:
+            parts.append(page.section("Error by domain", [page.chart(name, charts.domains(errors))]))
+    wrong, starts = _outcomes(folder / PREDICTIONS)
+    if wrong:
+        parts.append(page.section("Error over time", [page.chart(name, charts.errors_over_time(wrong, starts))]))
+    masks = picture(folder / "plots" / "masks.png")
+    if masks:
+        shown = f'<img class="wide" src="{masks}" alt="Sample images with the patches that the masks hide hatched">'
+        parts.append(f"<section><h2>Masks</h2>{shown}</section>")
+    return parts
+
+
+def _errors(method: str, errors: Mapping[str, Any]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in errors.items()}
+    except (TypeError, ValueError) as error:
+        raise RemttaError(f"the results of {method} are damaged: {error}") from error
+
+
+def _outcomes(path: Path) -> tuple[dict[str, list[bool]], dict[str, int]]:
+    """By method, whether each image of the first seed was missed, and where the domains begin."""
+    wrong: dict[str, list[bool]] = {}
+    starts: dict[str, int] = {}
+    first: int | None = None
+    for number, row in enumerate(read_rows(path) if path.is_file() else (), 1):
+        if "error" in row:
+            continue
+        try:
+            check_entries(row, _ROW)
+        except ValueError as error:
+            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+        first = row["seed"] if first is None else first
+        if row["seed"] == first and row["phase"] == "adapt":
+            missed = wrong.setdefault(row["method"], [])
+            if len(wrong) == 1:
+                starts.setdefault(row["domain"], len(missed))
+            missed.append(row["class"] != row["label_true"])
+    return wrong, starts

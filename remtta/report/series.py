@@ -1,0 +1,147 @@
+"""What a run's rows and events say over time; imports no torch."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from heapq import nsmallest
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remtta.errors import RemttaError
+from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.reading import Row, check_entries, read_rows
+
+MOST_FRAMES = 8  # shown of each kind
+
+_NEEDED = {"index": int, "source": str, "class": int, "prob": float, "entropy": float}
+_OPTIONAL = {"label": str, "answered_by": str, "weight": float, "time": str, "each": dict, "frame": int}
+
+
+@dataclass
+class Series:
+    """A run over time.
+
+    Attributes:
+        index: Number of each predicted frame.
+        entropy: Of its prediction, in nats.
+        share: The adapted model's share in it.
+        seconds: When it was read, of live sources, since the first one was.
+        halves: Predicted classes in the first and in the second half of the run; with `--each`, those of the source
+            and of the adapted model.
+        each: Whether `halves` are those of the two models.
+        differing: Some frames to which the two models gave different classes, spread over the run.
+        num_differing: How many there are.
+        unsure: The frames of lowest probability.
+        events: What was decided, and gaps.
+    """
+
+    index: array[int] = field(default_factory=lambda: array("q"))
+    entropy: array[float] = field(default_factory=lambda: array("d"))
+    share: array[float] = field(default_factory=lambda: array("d"))
+    seconds: list[tuple[int, float]] = field(default_factory=list)
+    halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
+    each: bool = False
+    differing: list[Row] = field(default_factory=list)
+    num_differing: int = 0
+    unsure: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+
+
+def read_series(folder: Path, predicted: int) -> Series:
+    """Go through a run's rows.
+
+    Args:
+        folder: The run's.
+        predicted: How many frames were predicted, as its description says.
+
+    Raises:
+        RemttaError: If a row is damaged.
+    """
+    series = Series(events=list(_events(folder / EVENTS)))
+    path = folder / PREDICTIONS
+    if path.is_file():
+        series.each = any(_differ(row) is not None for row in _predicted(path))
+        for number, row in enumerate(_predicted(path)):
+            _add(series, row, late=2 * number >= predicted)
+        differing = (row for row in _predicted(path) if _differ(row))
+        step = max(1, series.num_differing // MOST_FRAMES)
+        series.differing = list(islice(differing, 0, step * MOST_FRAMES, step))
+        series.unsure = nsmallest(MOST_FRAMES, _predicted(path), key=lambda row: row["prob"])
+    return series
+
+
+def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
+    """Places from 0 to 1, and means of a series, in at most so many stretches of equal length."""
+    parts = np.array_split(np.asarray(values, dtype=np.float64), min(most, len(values)))
+    ends = np.cumsum([len(part) for part in parts])
+    places = (ends - [len(part) / 2 for part in parts]) / len(values)
+    return places, np.array([part.mean() for part in parts])
+
+
+def has_rate(series: Series) -> bool:
+    """Whether there are times enough to tell a rate."""
+    return len(series.seconds) > 2 and series.seconds[-1][1] > series.seconds[0][1]
+
+
+def name_of(row: Row) -> str:
+    """What a row's class is called."""
+    return str(row.get("label") or row["class"])
+
+
+def _predicted(path: Path) -> Iterator[Row]:
+    for number, row in enumerate(read_rows(path), 1):
+        if "error" in row or "gap" in row:
+            continue
+        try:
+            check_entries(row, _NEEDED, _OPTIONAL)
+            for said in (row.get("each") or {}).values():
+                check_entries({"said": said}, {"said": dict})
+                check_entries(said, {"class": int, "prob": float}, {"label": str})
+        except ValueError as error:
+            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+        yield row
+
+
+def _events(path: Path) -> Iterator[Row]:
+    for number, event in enumerate(read_rows(path) if path.is_file() else (), 1):
+        try:
+            check_entries(event, {"frame": int, "event": str}, {"lead": float, "reason": str, "seconds": float})
+        except ValueError as error:
+            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
+        yield event
+
+
+def _differ(row: Row) -> bool | None:
+    """Whether the models disagree; None where they were not both asked."""
+    each = row.get("each") or {}
+    return each["adapted"]["class"] != each["source"]["class"] if {"adapted", "source"} <= each.keys() else None
+
+
+def _add(series: Series, row: Row, *, late: bool) -> None:
+    source = row.get("answered_by") == "source"
+    series.index.append(row["index"])
+    series.entropy.append(row["entropy"])
+    series.share.append(0.0 if source else row.get("weight") or 1.0)
+    if row.get("time") is not None:
+        series.seconds.append((row["index"], _seconds(row["time"])))
+    differ = _differ(row)
+    series.num_differing += bool(differ)
+    if not series.each:
+        series.halves[late][name_of(row)] += 1
+    elif differ is not None:
+        for counts, who in zip(series.halves, ("source", "adapted"), strict=True):
+            counts[name_of(row["each"][who])] += 1
+
+
+def _seconds(time: str) -> float:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise RemttaError(f"a row has a time that is none: {time[:40]}") from error

@@ -1,0 +1,199 @@
+"""Counts of runs for Prometheus: over HTTP, or in a file for node_exporter's text collector."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remtta import __version__
+from remtta.errors import UsageError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+    from remtta.runs.record import Plan, Record
+    from remtta.runs.summary import RunSummary
+
+FILE_EVERY_S = 10.0
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper edges of the histograms' buckets; within 4 %, the width of a bin of `Latencies`."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run whose counts are told."""
+
+    plan: Plan
+    summary: RunSummary
+    record: Record
+
+
+Watch = Callable[[], Mapping[str, Watched]]
+"""The runs there are, by the names of their streams; "" for one that needs none. Called from other threads."""
+
+
+def parse_metrics_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `:PORT`, which is every address of the machine.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    host, found, port = text.rpartition(":")
+    if not (found and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise UsageError(f"--metrics takes HOST:PORT or :PORT, such as :9108, got {text}")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+class Metrics:
+    """Serves the counts of runs, or keeps them in a file, as long as they run.
+
+    Numbers are taken at the moment they are asked for, from another thread, so that they cost a run nothing.
+
+    Args:
+        address: Host and port to serve them at, if any.
+        file: A `.prom` file to replace every ten seconds, if any; its folder must exist.
+
+    Raises:
+        UsageError: If prometheus-client is missing, or the port or file cannot be had.
+    """
+
+    def __init__(self, address: tuple[str, int] | None = None, file: Path | None = None) -> None:
+        try:
+            import prometheus_client
+        except ImportError as error:
+            raise UsageError('metrics need prometheus-client; pip install "remtta[metrics]"') from error
+        if file is not None and (file.suffix != ".prom" or file.is_dir() or not file.parent.is_dir()):
+            raise UsageError(f"--metrics-file {file} must be a file that ends in .prom, in a folder that exists")
+        self._file = file
+        self._watch: Watch = dict
+        self._registry: CollectorRegistry = prometheus_client.CollectorRegistry()
+        self._registry.register(_Runs(lambda: self._watch()))
+        self._server = self._thread = None
+        if address is not None:
+            try:
+                # From the start, so that a port that is taken is told before a model is loaded.
+                self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], self._registry)
+            except OSError as error:
+                where = f"{address[0]}:{address[1]}"
+                raise UsageError(f"--metrics {where}: {error.strerror or error}; choose another port") from error
+
+    @contextlib.contextmanager
+    def of(self, watch: Watch) -> Iterator[None]:
+        """Tell of these runs meanwhile, and in the file at the end once more."""
+        self._watch = watch
+        done = threading.Event()
+        keeper = threading.Thread(target=self._keep_fresh, args=(done,), name="remtta-metrics", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
+            self._write()
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server and self._thread:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    def _keep_fresh(self, done: threading.Event) -> None:
+        self._write()
+        while not done.wait(FILE_EVERY_S):
+            self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        from prometheus_client import write_to_textfile
+
+        with contextlib.suppress(OSError):  # a full disk may have room again; the file's age shows meanwhile
+            write_to_textfile(str(self._file), self._registry)
+
+
+class _Runs:
+    """What prometheus_client calls a collector."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of every run."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            InfoMetricFamily,
+        )
+
+        runs = self._watch()
+        info = InfoMetricFamily("remtta_run", "What runs.", labels=["stream"])
+        for name, run in runs.items():
+            info.add_metric([name], {"model": run.plan.card.name, "method": run.plan.method, "version": __version__})
+        yield info
+        kinds: tuple[tuple[Any, Callable[[Watched], Mapping[str, tuple[str, float | None]]]], ...] = (
+            (CounterMetricFamily, _counters),
+            (GaugeMetricFamily, _gauges),
+        )
+        for kind, values_of in kinds:
+            found = {name: values_of(run) for name, run in runs.items()}
+            for metric, text in {m: text for values in found.values() for m, (text, _) in values.items()}.items():
+                family = kind(f"remtta_{metric}", text, labels=["stream"])
+                for name, values in found.items():
+                    if (value := values.get(metric, ("", None))[1]) is not None:
+                        family.add_metric([name], value)
+                yield family
+        for metric, text in (
+            ("latency_seconds", "From a full batch to its predictions, of each frame."),
+            ("step_seconds", "What a batch took, its update included, of each frame."),
+        ):
+            histogram = HistogramMetricFamily(f"remtta_{metric}", text, labels=["stream"])
+            for name, run in runs.items():
+                latencies = run.record.latencies if metric == "latency_seconds" else run.record.steps
+                counts = latencies.cumulated(BUCKETS_S)
+                edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
+                histogram.add_metric([name], list(zip(edges, counts, strict=True)), latencies.seconds)
+            yield histogram
+
+
+def _counters(run: Watched) -> dict[str, tuple[str, float | None]]:
+    """What only grows, over all parts of a run; name to meaning and value."""
+    summary, live = run.summary, run.record.live_counts(run.summary.place)
+    guard = run.plan.adapter.guard
+    return {
+        "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
+        "skipped": ("Frames that could not be read.", summary.num_skipped),
+        "not_adapted": ("Frames predicted and not learned from.", summary.num_not_adapted),
+        "updates": ("Optimizer steps.", summary.num_updates),
+        "answered_by_source": ("Frames that the source model answered alone.", summary.num_by_source),
+        "answered_by_both": ("Frames that the source model had a share in.", summary.num_by_both),
+        "guard_alarms": ("Alarms of the guard, each a rollback.", guard.judge.total_alarms if guard else None),
+        "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
+        "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
+    }
+
+
+def _timestamp(time: str | None) -> float | None:
+    return None if time is None else datetime.fromisoformat(time).timestamp()
+
+
+def _gauges(run: Watched) -> dict[str, tuple[str, float | None]]:
+    """What goes up and down."""
+    summary, guard = run.summary, run.plan.adapter.guard
+    return {
+        "running": ("1 until the run has ended.", float(summary.ended is None)),
+        "failed": ("1 where an error has ended it.", float(summary.ended == "error")),
+        "last_frame_timestamp_seconds": ("When a frame was last predicted.", _timestamp(summary.last_frame)),
+        "lag_seconds": ("Age of a live source's oldest frame, once predicted.", summary.lag_s),
+        "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
+        "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
+        "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
+        "guard_lead": ("What the adapted model sees more, as a share.", guard.judge.lead if guard else None),
+    }

@@ -1,0 +1,52 @@
+"""Lists of sources: a name and an address on each line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from remtta.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_FORM = "name=address on each line"
+
+
+def read_sources(path: Path) -> dict[str, str]:
+    """The addresses of a list by their names, in its order.
+
+    Empty lines and those that begin with # are left out.
+
+    Raises:
+        UsageError: If it cannot be read, is empty, or has a line that is no name and address, or a name twice. No
+            address is told: it may hold a password.
+    """
+    sources: dict[str, str] = {}
+    for number, line in _lines(path):
+        name, equals, address = (part.strip() for part in line.partition("="))
+        place = f"{path}, line {number}"
+        if not equals or not address:
+            raise UsageError(f"{place} is no name and address; a list of sources has {_FORM}")
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{place}: a name has letters, digits, - and _ only, 64 at most, and begins with no sign")
+        if name.lower() in map(str.lower, sources):  # some systems do not tell the folders apart
+            raise UsageError(f"{place}: there is a stream called {name} already; call this one something else")
+        if address == "-":
+            raise UsageError(f"{place}: {name} cannot be standard input; name a file, folder, camera or address")
+        sources[name] = address
+    if not sources:
+        raise UsageError(f"{path} names no source; write {_FORM}")
+    return sources
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that say something, with their numbers."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}; --streams takes a list, {_FORM}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no text in UTF-8; --streams takes a list of sources, {_FORM}") from error
+    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]

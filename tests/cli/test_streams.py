@@ -1,0 +1,82 @@
+"""`remtta adapt LIST --streams`: a site of streams as a command, killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.command import REMTTA, refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS, draw_folder, happens
+from tests.records import json_of, lines_of
+
+
+@pytest.fixture
+def site(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command on two streams of different lengths; its folder is `site`."""
+    monkeypatch.chdir(tmp_path)
+    draw_folder(tmp_path / "long", range(24))
+    draw_folder(tmp_path / "short", range(100, 106))
+    Path("cams.txt").write_text("# two\nlong=long\nshort=short\n")
+    return ["adapt", "cams.txt", "--streams", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "2"]
+
+
+def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
+    site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [*site, "--save-every", "3", "-o", "site"]
+    rows = Path("site/long/predictions.jsonl")
+    with subprocess.Popen([*REMTTA, *command], stderr=subprocess.DEVNULL) as process:
+        begun = happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 6, 120)
+        process.kill()
+    assert begun
+    assert json_of(Path("site/site.json"))["exit_reason"] == "running"
+    assert remtta_here("inspect", "site") == 0
+    assert "was killed, and --resume goes on with it; 2 on one model" in capfd.readouterr().out
+    assert remtta_here(*command, "--resume") == 0
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "long   24 frames, 24 predicted, 0 skipped, 12 updates" in told.err
+    for name in ("long", "short"):
+        alone = [part for part in site if part not in ("cams.txt", "--streams")]
+        assert remtta_here(*alone, name, "-o", f"{name}-alone", "-q") == 0
+        files = [Path(folder, "predictions.jsonl") for folder in (f"site/{name}", f"{name}-alone")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    capfd.readouterr()
+    assert remtta_here("inspect", "site", "--json") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert content["site"]["streams"]["short"] == {
+        "source": "short", "exit_reason": "completed", "frames": 6, "skipped": 0, "updates": 3
+    }  # fmt: skip
+
+
+def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
+    site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("cams.txt").write_text("short=short\ngone=http://127.0.0.1:9/live.mjpg\n")
+    assert remtta_here(*site, "--reconnect-for", "0", "--log-format", "json", "-o", "site") == 1
+    last = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert last["exit_reason"] == "error: 1 of 2 streams failed"
+    assert last["streams"]["short"]["exit_reason"] == "completed"
+    assert last["streams"]["gone"]["exit_reason"].startswith("error: http://127.0.0.1:9/live.mjpg cannot be opened")
+    assert len(lines_of(Path("site/short/predictions.jsonl"))) == 6 and not Path("site/gone").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "problem"),
+    [
+        ("a=short\nb\n", [], "cams.txt, line 2 is no name and address"),
+        ("a=short\nb=nowhere", [], "b: nowhere: no such file or folder"),
+        ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
+        ("a=short", ["--require-frames"], "-0 and --require-frames are for paths on standard input"),
+        ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is a file of the run"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_line(
+    content: str, more: list[str], problem: str, site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("cams.txt").write_text(content)
+    code, line = refusal_of(capfd, *site, *more)
+    assert code == 2 and problem in line

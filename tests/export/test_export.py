@@ -1,0 +1,212 @@
+"""Exports are loaded by the programs they are for, and answer as the adapted model does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from remtta import apply_delta, load_delta, load_model, save_delta
+from remtta.backbones.norms import norm_modules
+from remtta.deltas.delta import Delta
+from remtta.models.hashing import state_sha256
+from remtta.models.labels import labels_of
+from tests.command import refusal_of, remtta_here
+from tests.conftest import NUM_CLASSES, TINY, random_images
+from tests.conftest import tiny_vit as any_tiny_vit
+
+NAME = "vit_tiny_patch16_224"
+LABELS = ["<b>", *"bcdefg"]
+SMALL = {**TINY, "depth": 2}
+EXTERNAL = pytest.mark.filterwarnings("ignore")  # what other programs warn of, of their own making
+
+
+def tiny_vit() -> nn.Module:
+    return any_tiny_vit(depth=2)
+
+
+def delta_at(path: Path, seed: int, **more: Tensor) -> Path:
+    """A delta of all norms of `tiny_vit()`, and of more tensors."""
+    model = tiny_vit()
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"{layer}.{part}" for layer in norm_modules(model) for part in ("weight", "bias")]
+    tensors = {name: 0.2 * torch.randn(48, generator=generator) for name in names}
+    options = {"num_classes": NUM_CLASSES, "model_kwargs": SMALL, "checkpoint": "tiny.safetensors"}
+    named = {name.replace("__", "."): tensor for name, tensor in more.items()}
+    delta = Delta({**tensors, **named}, NAME, state_sha256(model), "rem", frames=5, updates=1, model_options=options)
+    save_delta(path, delta)
+    return path
+
+
+def adapted(delta: Path) -> nn.Module:
+    model = tiny_vit()
+    apply_delta(model, load_delta(delta))
+    return model
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, labels, and two deltas; the first one is exported to ONNX."""
+    folder = tmp_path_factory.mktemp("exported")
+    save_file(tiny_vit().state_dict(), folder / "tiny.safetensors")
+    (folder / "labels.txt").write_text("\n".join(LABELS))
+    for number in (1, 2):
+        delta_at(folder / f"{number}.safetensors", number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert run(folder, "1", "onnx", "--labels", folder / "labels.txt") == 0
+    return folder
+
+
+def run(place: Path, delta: str, form: str, *more: str | Path, output: str | None = None) -> int:
+    options: list[str | Path] = [
+        "--format",
+        form,
+        "-o",
+        place / (output or f"{delta}_{form}"),
+        "--checkpoint",
+        place / "tiny.safetensors",
+    ]
+    return remtta_here("export", place / f"{delta}.safetensors", *options, *more)
+
+
+def check_onnx(path: Path, model: nn.Module) -> None:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for count in (1, 3, 7):
+        images = random_images(count, seed=count)
+        with torch.inference_mode():
+            expected = model(images).numpy()
+        np.testing.assert_allclose(session.run(None, {"images": images.numpy()})[0], expected, atol=1e-4)
+
+
+@EXTERNAL
+def test_onnx_answers_as_torch_does_at_any_batch_and_says_what_it_is(place: Path) -> None:
+    path, delta = place / "1_onnx" / "model.onnx", place / "1.safetensors"
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+    check_onnx(path, adapted(delta))
+    told = {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
+    assert told["base_sha256"] == state_sha256(tiny_vit()) and told["state_sha256"] == state_sha256(adapted(delta))
+    assert told["delta_sha256"] == load_delta(delta).file_sha256
+    assert json.loads(told["labels"]) == LABELS and json.loads(told["preprocessing"])["input_size"] == [32, 32]
+
+
+@EXTERNAL
+def test_only_the_norms_of_an_onnx_are_patched(place: Path) -> None:
+    base = place / "1_onnx" / "model.onnx"
+    assert run(place, "2", "onnx", "--delta-only", base) == 0
+    check_onnx(place / "2_onnx" / "model.onnx", adapted(place / "2.safetensors"))
+    before, after = (
+        {tensor.name: tensor.SerializeToString() for tensor in onnx.load(str(path)).graph.initializer}
+        for path in (base, place / "2_onnx" / "model.onnx")
+    )
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == set(load_delta(place / "1.safetensors").tensors)
+
+
+@EXTERNAL
+def test_an_onnx_that_cannot_be_patched_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    base, files = place / "1_onnx" / "model.onnx", {}
+    for name in ("int8", "folded", "other", "none"):
+        files[name] = place / f"{name}.onnx"
+    quantize_dynamic(str(base), str(files["int8"]), weight_type=QuantType.QInt8)
+    for name, tensor in (("folded", "blocks.1.norm1.weight"), ("other", "blocks.0.mlp.fc1.weight")):
+        proto = onnx.load(str(base))
+        [found] = [each for each in proto.graph.initializer if each.name == tensor]
+        if name == "folded":
+            found.name = "folded"
+        else:
+            found.CopyFrom(onnx.numpy_helper.from_array(1 + onnx.numpy_helper.to_array(found), tensor))
+        onnx.save(proto, str(files[name]))
+    files["none"].write_text("no model")
+    texts = {
+        "int8": (4, "is quantised to INT8 ("),
+        "folded": (4, "its norms were folded into other weights"),
+        "other": (4, "was made from other weights than the delta's base: blocks.0.mlp.fc1.weight differs"),
+        "none": (2, "is not a readable ONNX file"),
+    }
+    options: list[str | Path] = [
+        "--format",
+        "onnx",
+        "-o",
+        place / "refused",
+        "--checkpoint",
+        place / "tiny.safetensors",
+    ]
+    for name, (code, text) in texts.items():
+        got, told = refusal_of(capfd, "export", place / "2.safetensors", *options, "--delta-only", files[name])
+        assert got == code and text in told
+    assert list((place / "refused").iterdir()) == []
+
+
+@EXTERNAL
+def test_peft_loads_the_adapter_on_the_base_to_the_same_logits(place: Path) -> None:
+    import peft
+
+    assert run(place, "1", "peft") == 0
+    base = load_model(NAME, checkpoint=place / "tiny.safetensors", num_classes=NUM_CLASSES, model_kwargs=SMALL)
+    tuned = peft.PeftModel.from_pretrained(base, str(place / "1_peft")).eval()
+    with torch.inference_mode():
+        assert torch.equal(tuned(random_images(3)), adapted(place / "1.safetensors")(random_images(3)))
+    assert (place / "1_peft" / "adapter_model.safetensors").stat().st_size < 20_000
+
+
+def test_peft_is_refused_what_it_does_not_keep(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    delta = delta_at(place / "head.safetensors", 1, head__bias=torch.ones(NUM_CLASSES))
+    options: list[str | Path] = ["--format", "peft", "-o", place / "no", "--checkpoint", place / "tiny.safetensors"]
+    assert refusal_of(capfd, "export", delta, *options)[1].startswith("Error: the delta changes head (1 layers in all)")
+
+
+@EXTERNAL
+def test_timm_and_remtta_load_the_folder(place: Path) -> None:
+    assert run(place, "1", "timm", "--labels", place / "labels.txt") == 0
+    name = f"local-dir:{place / '1_timm'}"
+    expected = state_sha256(adapted(place / "1.safetensors"))
+    assert state_sha256(timm.create_model(name, pretrained=True)) == expected
+    model = load_model(name)
+    assert state_sha256(model) == expected and labels_of(model) == LABELS
+    assert str(place) not in (place / "1_timm" / "config.json").read_text()
+
+
+@EXTERNAL
+def test_openvino_runs_it(place: Path) -> None:
+    import openvino
+
+    assert run(place, "1", "openvino") == 0
+    network: Any = openvino.Core().read_model(str(place / "1_openvino" / "model.xml"))
+    assert network.get_rt_info(["remtta", "base_sha256"]).astype(str) == state_sha256(tiny_vit())
+    compiled = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    with torch.inference_mode():
+        expected = adapted(place / "1.safetensors")(random_images(5)).numpy()
+    np.testing.assert_allclose(compiled(random_images(5).numpy())[0], expected, atol=1e-4)
+
+
+def test_what_is_there_stays_and_what_is_missing_is_told(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(place / "1_onnx", tmp_path / "out")
+    before = (tmp_path / "out" / "model.onnx").read_bytes()
+    options: list[str | Path] = ["-o", tmp_path / "out", "--checkpoint", place / "tiny.safetensors"]
+    onto: list[str | Path] = ["--delta-only", place / "1_onnx" / "model.onnx"]
+    delta = place / "2.safetensors"
+    assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options, *onto)[1]
+    assert "is for --format onnx" in refusal_of(capfd, "export", delta, "-f", "timm", *options, *onto)[1]
+    for package, extra in (("onnx", "export"), ("peft", "export"), ("openvino", "openvino")):
+        monkeypatch.setitem(sys.modules, package, None)
+        code, told = refusal_of(capfd, "export", delta, "-f", package, *options)
+        assert code == 2 and f'{package}, which is not installed: pip install "remtta[{extra}]"' in told
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
+    assert (tmp_path / "out" / "model.onnx").read_bytes() == before

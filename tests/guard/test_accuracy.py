@@ -1,0 +1,152 @@
+"""How often answers are right is estimated without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.guard.accuracy import WINDOW, Calibration, Estimator
+from remtta.guard.guard import ALONE, Said
+from remtta.guard.judge import describe
+from remtta.options import RunOptions
+from remtta.runs.interrupts import Interrupts
+from tests.conftest import draw_image
+from tests.records import json_of, lines_of, record_of, rows_of
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+CLASSES = 10
+
+
+def seen(count: int, *, signal: float = 4.0, seed: int = 0, labels: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+    """Logits (B, 10) of images, and their classes; a classifier of a Gaussian world, and so a calibrated one."""
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(CLASSES, size=count) if labels is None else labels
+    seen_as = signal * np.eye(CLASSES)[classes] + 1.5 * rng.standard_normal((count, CLASSES))
+    return torch.from_numpy(signal * seen_as / 1.5**2).float(), torch.from_numpy(classes)
+
+
+def accuracy(logits: Tensor, classes: Tensor) -> float:
+    return float((logits.argmax(1) == classes).double().mean())
+
+
+def calibrated() -> Calibration:
+    logits, classes = seen(1000, seed=1)
+    return Calibration.seen(accuracy(logits, classes), 3 * logits)  # of a model that is too sure by a factor of 3
+
+
+def estimator(expire_below: float | None = None) -> Estimator:
+    return Estimator(calibrated(), CLASSES, expire_below)
+
+
+def test_a_calibration_finds_the_scale_of_the_logits() -> None:
+    assert calibrated().scale == pytest.approx(1 / 3, rel=0.2)
+    assert calibrated().scale_likeliest == pytest.approx(calibrated().scale)  # of ten classes the ten likeliest are all
+    assert 2.1 < calibrated().diversity < 2.4 and calibrated().images == 1000
+
+
+@pytest.mark.parametrize("signal", [4.0, 3.0, 2.5])
+def test_an_estimate_falls_with_the_accuracy(signal: float) -> None:
+    logits, classes = seen(500, signal=signal)
+    tells = estimator()
+    tells.see(ALONE, 3 * logits)
+    assert tells.estimates["answers"] <= accuracy(logits, classes) + 0.05
+    assert tells.estimates["adapted"] == tells.estimates["answers"]
+
+
+def test_a_model_that_collapses_to_a_class_with_certainty_is_told() -> None:
+    logits = 3 * seen(500)[0]
+    collapsed = logits.clone()
+    collapsed[:, 0] += 50
+    tells = estimator()
+    tells.see(Said(0.5, collapsed, logits), logits)
+    assert tells.estimates["adapted"] < 0.4 < 0.8 < tells.estimates["source"] == tells.estimates["answers"]
+    tells.see(Said(0.0, collapsed, logits), logits)
+    assert tells.estimates["answers"] == tells.estimates["source"]
+
+
+def test_labels_that_persist_are_no_collapse() -> None:
+    logits, classes = seen(500, labels=np.repeat([1, 5, 1, 5, 1, 5, 1, 5, 1, 5], 50))
+    tells = estimator()
+    tells.see(ALONE, 3 * logits)
+    assert tells.estimates["answers"] == pytest.approx(accuracy(logits, classes), abs=0.05)
+
+
+def test_there_is_no_estimate_of_a_few_frames() -> None:
+    tells = estimator()
+    tells.see(ALONE, seen(99)[0])
+    assert tells.estimates == {} and tells.events() == []
+
+
+def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
+    """A hundred of them, at a limit of 5 points below."""
+    photographs, classes = seen(1000, seed=2)
+    limit = accuracy(photographs, classes) - 0.05
+    for seed in range(100):
+        tells = estimator(limit)
+        order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
+        for batch in (3 * photographs[order]).split(500):
+            tells.see(ALONE, batch)
+        assert tells.events() == []
+    for _ in range(3):
+        tells.see(ALONE, 3 * seen(500, signal=2.0)[0])
+    (event,) = tells.events()
+    assert event["event"] == "expired" and event["estimate"] < event["expire_below"] == limit
+    assert "train the model again" in describe(event)
+    tells.see(ALONE, 3 * photographs[:500])
+    tells.see(ALONE, 3 * seen(500, signal=2.0)[0])
+    assert len(tells.events()) == 1  # anew, once it was better
+
+
+def test_a_state_brings_everything_back() -> None:
+    parts = (3 * seen(WINDOW + 200, seed=3)[0]).split(70)
+    whole, first = estimator(0.9), estimator(0.9)
+    for part in parts[:5]:
+        whole.see(ALONE, part)
+        first.see(ALONE, part)
+    second = estimator(0.9)
+    second.load_state(first.state())
+    for part in parts[5:]:
+        whole.see(ALONE, part)
+        second.see(ALONE, part)
+        assert second.estimates == whole.estimates
+    assert second.events() == whole.events()
+
+
+def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path) -> None:
+    frames, clean = tmp_path / "frames", tmp_path / "clean"
+    for folder, count in ((frames, 120), (clean, 40)):
+        folder.mkdir()
+        for number in range(count):
+            draw_image(number).save(folder / f"{number:03}.png")
+    options = {"batch_size": 40, "estimate": 0.9, "expire_below": 0.5}
+    whole, parts, health = tmp_path / "whole", tmp_path / "parts", tmp_path / "health.json"
+    summary = adapt_tiny(frames, whole, "tent", options=options, source_data=clean, health=health)
+    rows, record = rows_of(whole), record_of(whole)
+    assert ["estimate" in row for row in rows] == [False] * 80 + [True] * 40
+    assert rows[-1]["estimate"] == record["accuracy"]["last"] == json_of(health)["estimate"] == summary.estimates
+    assert set(rows[-1]["estimate"]) == {"answers", "adapted", "source"}
+    assert record["accuracy"]["calibration"]["images"] == 40 and lines_of(whole / "events.jsonl") is not None
+    assert "estimated accuracy of the last frames: answers" in summary.report()
+    with Interrupts() as interrupts:
+        more: dict[str, Any] = {"source_data": clean, "on_batch": StopAfter(2), "interrupts": interrupts}
+        adapt_tiny(frames, parts, "tent", options=options, **more)
+    adapt_tiny(frames, parts, "tent", options=options, resume=True)  # without the images
+    assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=r"estimate was 0\.9, is 0\.8"):
+        adapt_tiny(frames, parts, "tent", options={**options, "estimate": 0.8}, resume=True)
+
+
+def test_limits_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for estimate, expire_below in ((1.0, None), (0.5, 0.6), (None, 0.6)):
+        with pytest.raises(UsageError, match=r"accuracy above 0|below --estimate|add --estimate"):
+            RunOptions(estimate=estimate, expire_below=expire_below)
+    statistics = tmp_path / "statistics.safetensors"
+    statistics.touch()
+    with pytest.raises(UsageError, match="is no folder of them"):
+        adapt_tiny([], tmp_path / "run", "tent", options={"estimate": 0.5}, source_data=statistics)

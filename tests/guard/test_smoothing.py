@@ -1,0 +1,150 @@
+"""Answers go by the frames before, where those come in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.evaluation.runner import evaluate
+from remtta.guard.smoothing import Smoother
+from remtta.methods.settings.names import check_method_names, has_preset, is_smoothed, label_of, method_of
+from remtta.options import EvalOptions, RunOptions
+from remtta.runs.interrupts import Interrupts
+from tests.conftest import draw_image, tiny_vit
+from tests.evaluation.trees import CLASSES as CLASS_NAMES
+from tests.evaluation.trees import open_tree
+from tests.records import record_of, rows_of
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+CLASSES, FRAMES = 10, 2000
+
+
+def guesses(labels: np.ndarray, *, prefers: float = 0.0, noise: float = 1.5, seed: int = 0) -> Tensor:
+    """Logits (B, 10) of a noisy classifier, which may prefer class 0."""
+    rng = np.random.default_rng(seed)
+    logits = noise * rng.standard_normal((len(labels), CLASSES)) + 2 * np.eye(CLASSES)[labels]
+    logits[:, 0] += prefers
+    return torch.from_numpy(logits).float()
+
+
+def in_runs(seed: int = 0, longest: int = 50) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.concatenate([np.full(rng.integers(5, longest + 1), rng.integers(CLASSES)) for _ in range(FRAMES)])[
+        :FRAMES
+    ]
+
+
+def error(logits: Tensor, labels: np.ndarray) -> float:
+    return float((logits.argmax(1).numpy() != labels).mean())
+
+
+@pytest.mark.parametrize(("prefers", "gain"), [(0.0, 0.2), (3.0, 0.04)])
+def test_labels_that_persist_are_told_better(prefers: float, gain: float) -> None:
+    labels = in_runs()
+    logits = guesses(labels, prefers=prefers)
+    assert error(Smoother(CLASSES)(logits), labels) < error(logits, labels) - gain
+
+
+@pytest.mark.parametrize("prefers", [0.0, 3.0, 6.0])
+def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
+    for seed in range(5):
+        labels = np.random.default_rng(seed).integers(CLASSES, size=FRAMES)
+        logits = guesses(labels, prefers=prefers, seed=seed)
+        assert torch.equal(Smoother(CLASSES)(logits), logits)
+
+
+def test_it_ends_soon_after_the_order_does() -> None:
+    rng = np.random.default_rng(1)
+    labels = np.concatenate([in_runs(), rng.integers(CLASSES, size=FRAMES)])
+    logits = guesses(labels)
+    answers = Smoother(CLASSES)(logits)
+    assert not torch.equal(answers[:FRAMES], logits[:FRAMES])
+    assert torch.equal(answers[FRAMES + 200 :], logits[FRAMES + 200 :])
+
+
+def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
+    logits = guesses(in_runs()[:300])
+    whole = Smoother(CLASSES)(logits)
+    smoother, answers = Smoother(CLASSES), []
+    for start in range(0, 300, 30):
+        part = logits[start : start + 30]
+        early = [smoother(piece, early=True) for piece in part.split(7)]
+        answers.append(smoother(part))
+        assert torch.equal(torch.cat(early), answers[-1])
+        after = Smoother(CLASSES)
+        after.load_state(smoother.state())
+        smoother = after
+    assert torch.equal(torch.cat(answers), whole)
+
+
+def test_certain_predictions_stay_finite() -> None:
+    logits = torch.full((500, CLASSES), -1e4)
+    logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
+    assert torch.isfinite(Smoother(CLASSES)(logits)).all()
+
+
+def video(folder: Path) -> Path:
+    """Frames of which each shows the same as the ones before, until it changes."""
+    folder.mkdir()
+    for number in range(40):
+        draw_image(number // 10).save(folder / f"{number:03}.png")
+    return folder
+
+
+def test_a_run_keeps_what_each_frame_was_taken_for_and_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
+    frames, options = video(tmp_path / "frames"), {"smooth": "auto", "batch_size": 5}
+    plain = adapt_tiny(frames, tmp_path / "plain", "tent", options={**options, "smooth": "off"})
+    summary = adapt_tiny(frames, tmp_path / "whole", "tent", options=options)
+    rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
+    assert plain.num_smoothed == 0 and 0 < summary.num_smoothed < 40
+    assert (
+        sum("raw" in row for row in rows) == summary.num_smoothed == record_of(tmp_path / "whole")["counts"]["smoothed"]
+    )
+    assert [row.get("raw", row)["class"] for row in rows] == [row["class"] for row in alone]
+    assert (tmp_path / "whole/delta.safetensors").stat().st_size == (
+        tmp_path / "plain/delta.safetensors"
+    ).stat().st_size
+    assert f"answered by the frames before, too: {summary.num_smoothed} frames" in summary.report()
+    with Interrupts() as interrupts:
+        adapt_tiny(frames, tmp_path / "parts", "tent", options=options, on_batch=StopAfter(3), interrupts=interrupts)
+    adapt_tiny(frames, tmp_path / "parts", "tent", options=options, resume=True)
+    assert (tmp_path / "parts/predictions.jsonl").read_bytes() == (tmp_path / "whole/predictions.jsonl").read_bytes()
+    with pytest.raises(UsageError, match='smooth was "auto", is "off"'):
+        adapt_tiny(frames, tmp_path / "parts", "tent", options={"batch_size": 5}, resume=True)
+
+
+def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
+    for name in CLASS_NAMES:
+        folder = tmp_path / "tree/fog/5" / name
+        folder.mkdir(parents=True)
+        for number in range(5):
+            draw_image(ord(name[-1])).save(folder / f"{number}.png")
+    options = EvalOptions(order="stored", batch_size=10)
+    dataset = open_tree(tmp_path / "tree")
+    evaluate(tiny_vit(), dataset, tmp_path / "out", methods=["source", "source+smooth"], options=options)
+    rows = rows_of(tmp_path / "out")
+    alone, smoothed = ([row for row in rows if row["method"] == name] for name in ("source", "source+smooth"))
+    assert any("raw" in row for row in smoothed) and not any("raw" in row for row in alone)
+    assert [row.get("raw", row)["class"] for row in smoothed] == [row["class"] for row in alone]
+
+
+def test_names_of_smoothed_methods() -> None:
+    names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+auto+smooth"]
+    check_method_names(names)
+    assert [is_smoothed(name) for name in names] == [True, True, True, False, True]
+    assert [has_preset(name) for name in names] == [False, True, True, False, False]
+    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "rem", "tent"]
+    assert [label_of(name) for name in names] == ["rem", "remtta", "x", "rem", "a"]
+    with pytest.raises(UsageError, match="leave \\+guard out"):
+        check_method_names(["remtta+guard"])
+    with pytest.raises(UsageError, match="smooth must be off or auto"):
+        RunOptions(smooth="on")  # type: ignore[arg-type]

@@ -1,0 +1,176 @@
+"""EcoTTA and BECoTTA, each against a plain writing of its rule."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from remtta.errors import ModelError, UsageError
+from remtta.methods.becotta import BECoTTA, mutual_information
+from remtta.methods.ecotta import EcoTTA
+from remtta.methods.settings import BECoTTAConfig, EcoTTAConfig
+from tests.backbones.families import pictures, tiny
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+
+MARGIN = 0.83
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    probs = logits.softmax(-1)
+    return -(probs * probs.log()).sum(-1)
+
+
+def _kept(logits: Tensor) -> Tensor:
+    kept = _entropy(logits.detach()) < MARGIN * math.log(NUM_CLASSES)
+    assert 0 < kept.sum() < len(kept)  # so that the filter matters
+    return kept
+
+
+def _by_batch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+    return (x - mean) / (variance + 1e-5).sqrt() * weight[:, None, None] + bias[:, None, None]
+
+
+def _beside(network: dict[str, Tensor], number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+    tensors = {name.removeprefix(f"{number}."): t for name, t in network.items() if name.startswith(f"{number}.")}
+    mixed = F.conv2d(entering, tensors["conv.weight"], stride=entering.shape[2] // leaving.shape[2], padding=1)
+    mixed = _by_batch(mixed, tensors["conv_norm.weight"], tensors["conv_norm.bias"]).relu()
+    return _by_batch(leaving, tensors["norm.weight"], tensors["norm.bias"]) + mixed
+
+
+def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet() -> None:
+    config = EcoTTAConfig(lr=0.01, entropy_margin=MARGIN, bn_prior=0, distance_weight=0.7)
+    ecotta = EcoTTA(tiny("resnet"), config)
+    ecotta.use_source(ecotta.source_statistics([pictures(4, 90), pictures(4, 91)]))
+    net: Any = tiny("resnet").train().requires_grad_(False)  # which normalises by the batch
+    network = {name: tensor.detach().clone().requires_grad_() for name, tensor in ecotta._trained.items()}
+    optimizer = torch.optim.SGD(network.values(), lr=0.01, momentum=0.9)
+    for seed in range(3):
+        images = pictures(6, seed)
+        x, distance = net.maxpool(net.act1(net.bn1(net.conv1(images)))), torch.zeros(())
+        for number, stage in enumerate((net.layer1, net.layer2, net.layer3, net.layer4)):
+            frozen = stage(x)
+            apart = _beside(network, number, x.detach(), frozen.detach())
+            distance = distance + (apart - frozen.detach()).abs().mean()
+            x = _beside(network, number, x, frozen)
+        logits = net.fc(net.global_pool(x))
+        torch.testing.assert_close(ecotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
+        optimizer.zero_grad()
+        (_entropy(logits)[_kept(logits)].mean() + 0.7 * distance).backward()
+        optimizer.step()
+    torch.testing.assert_close(dict(ecotta._trained), network, atol=1e-4, rtol=1e-3)
+    source = tiny("resnet").state_dict()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.model.state_dict().items())
+    assert (ecotta.num_updates, ecotta.delta(), ecotta.num_forwards) == (3, {}, 1)
+
+
+def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
+    clean = [pictures(8, seed) for seed in (90, 91, 92)]
+    net: Any = tiny("resnet").train().requires_grad_(False)
+    features: list[Tensor] = []
+    net.layer2.register_forward_hook(lambda module, inputs, output: features.append(output))
+    net(clean[0])
+    cold = EcoTTA(tiny("resnet"), EcoTTAConfig(warmup_lr=1e-9, bn_prior=0))
+    statistics = cold.source_statistics(clean)
+    assert statistics["1.norm.weight"].allclose(features[0].std((0, 2, 3), correction=0), atol=1e-3)
+    assert statistics["1.norm.bias"].allclose(features[0].mean((0, 2, 3)), atol=1e-3)
+
+
+@pytest.mark.parametrize(("depth", "parts"), [(4, [1, 1, 1, 1]), (7, [1, 1, 3, 2]), (12, [2, 2, 4, 4])])
+def test_ecotta_has_smaller_parts_where_the_model_is_shallow(depth: int, parts: list[int]) -> None:
+    assert [len(part) for part in EcoTTA(tiny_vit(depth=depth))._parts()] == parts
+
+
+def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
+    config = BECoTTAConfig(lr=0.01, entropy_margin=MARGIN, experts=4, rank=2, chosen=2, optimizer="sgd")
+    becotta = BECoTTA(tiny_vit(), config)
+    becotta.use_source(becotta.source_statistics([random_images(4, 90), random_images(4, 91)]))
+    vit: Any = tiny_vit()
+    learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta._trained.items()}
+    optimizer = torch.optim.SGD(learned.values(), lr=0.01, momentum=0.9)
+
+    def predict(image: Tensor) -> Tensor:
+        domain = int(becotta._networks.discriminator(image).argmax())
+        x = vit.norm_pre(vit._pos_embed(vit.patch_embed(image)))
+        for number, block in enumerate(vit.blocks):
+            x = block(x)
+            down, up, router = (learned[f"layers.{number}.{part}"] for part in ("down", "up", "router"))
+            scores = router[domain] @ x[0].mean(0)
+            best = scores.argsort(descending=True)[:2]
+            gates = scores[best].exp() / scores[best].exp().sum()
+            added = [gate * F.gelu(x @ down[e].T) @ up[e].T for gate, e in zip(gates, best, strict=True)]
+            x = x + torch.stack(added).sum(0)
+        logits: Tensor = vit.forward_head(vit.norm(x))
+        return logits
+
+    for seed in range(3):
+        images = random_images(6, seed)
+        logits = torch.cat([predict(image) for image in images.split(1)])
+        torch.testing.assert_close(becotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
+        optimizer.zero_grad()
+        _entropy(logits)[_kept(logits)].mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(dict(becotta._trained), learned, atol=1e-4, rtol=1e-3)
+    assert all("noise" not in name and "discriminator" not in name for name in learned)
+
+
+def test_becotta_warms_up_to_tell_domains_apart_and_share_experts_out() -> None:
+    clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit())
+
+    def shared(synergy: float) -> tuple[float, float]:
+        becotta = BECoTTA(tiny_vit(), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
+        becotta.use_source(becotta.source_statistics(clean))
+        views = becotta._views(random_images(8, 1))
+        told = torch.stack([becotta._networks.discriminator(view).argmax(-1) for view in views])
+        tokens = torch.stack([vit.forward_features(view) for view in views])
+        layer, domains = becotta._networks.layer(3), torch.arange(4).repeat_interleave(8)
+        scores = layer.scores(tokens.flatten(0, 1), domains).softmax(-1).unflatten(0, (4, 8)).mean(1)
+        right = (told == torch.arange(4)[:, None]).float().mean()
+        return float(right), float(mutual_information(scores.detach()))
+
+    (right, with_synergy), (_, without) = shared(1.0), shared(0.0)
+    assert right > 0.6 and with_synergy > without + 0.1
+
+
+def test_mutual_information_is_that_of_the_table() -> None:
+    table = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    joint = table / 2
+    told = sum(
+        float(joint[d, e] * (joint[d, e] / (joint[d].sum() * joint[:, e].sum())).log())
+        for d in range(2)
+        for e in range(3)
+    )
+    assert float(mutual_information(table)) == pytest.approx(told)
+
+
+@pytest.mark.parametrize("name", ["ecotta", "becotta"])
+def test_what_cannot_be_is_refused(name: str) -> None:
+    kind: Any = EcoTTA if name == "ecotta" else BECoTTA
+    with pytest.raises(UsageError, match=f"{kind.__name__} warms up on clean source images first"):
+        kind(tiny_vit())(random_images(2))
+    with pytest.raises(ValueError, match="other networks"):
+        kind(tiny_vit()).use_source({})
+    with pytest.raises(ValueError, match="no source images"):
+        kind(tiny_vit()).source_statistics([])
+    compiled: Any = tiny_vit()
+    compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
+    with pytest.raises(UsageError, match="cannot be compiled"):
+        kind(compiled)
+    with pytest.raises(UsageError, match="micro-batch"):
+        EcoTTAConfig(micro_batch=2)
+    with pytest.raises(ModelError, match="has no tokens"):
+        BECoTTA(tiny("resnet"))
+
+
+def test_predictions_of_the_source_are_the_models_own() -> None:
+    ecotta = EcoTTA(tiny_vit(), EcoTTAConfig(lr=0.1, entropy_margin=1.0))
+    statistics = ecotta.source_statistics([random_images(8, 90)])
+    ecotta.use_source(copy.deepcopy(statistics))
+    ecotta(random_images(4))
+    torch.testing.assert_close(ecotta.predict_source(random_images(4)), tiny_vit()(random_images(4)).detach())

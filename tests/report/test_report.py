@@ -1,0 +1,149 @@
+"""The page, in a real browser: its charts are there, it sorts, it fits, and what files say is text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remtta.evaluation import evaluate, open_dataset
+from remtta.methods.settings import method_config
+from remtta.options import EvalOptions
+from tests.command import refusal_of, remtta_here
+from tests.conftest import draw_image, tiny_vit
+from tests.evaluation.trees import write_tree
+from tests.runs.tiny import adapt_tiny
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HOSTILE = "</svg><script>document.title='stolen'</script>$x^"
+IMAGE = "<img src=x onerror=alert(1)>.png"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs and an evaluation; a label and a file name of the first run are hostile."""
+    place = tmp_path_factory.mktemp("reported")
+    (place / "frames").mkdir()
+    for number in range(5):
+        draw_image(number).save(place / "frames" / f"{number}.png")
+    draw_image(5).save(place / "frames" / IMAGE)
+    for name in ("first", "second"):
+        adapt_tiny(place / "frames", place / name, "tent", options={"each": True})
+    path = place / "first" / "predictions.jsonl"
+    path.write_text(path.read_text().replace('"label": null', f'"label": {json.dumps(HOSTILE)}'))
+    event = {"time": "2026-01-01T00:00:00+00:00", "frame": 3, "event": "rollback", "reason": "drift", "lead": -0.4}
+    (place / "second" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    dataset = open_dataset(write_tree(place / "tree"), num_classes=7, labels=None, severities=[5])
+    methods = {name: method_config(name, {}, batch_size=8) for name in ("source", "tent")}
+    evaluate(tiny_vit(), dataset, place / "eval", methods=methods, options=EvalOptions(batch_size=8))
+    return [place / "first", place / "second", place / "eval"]
+
+
+@pytest.fixture(scope="module")
+def page(folders: list[Path]) -> Path:
+    target = folders[0].parent / "report.html"
+    assert remtta_here("report", *folders, "-o", target) == 0
+    return target
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: list[Path]) -> None:
+    content = page.read_text()
+    reader = Reader(content)
+    assert len(content.encode()) < 1_000_000
+    for _, attributes in reader.tags:
+        for name in ("src", "href", "xlink:href"):
+            assert re.match(r"data:image/jpeg;base64,|#", attributes.get(name) or "#"), attributes
+    charts = [attributes for tag, attributes in reader.tags if attributes.get("role") == "img"]
+    assert len(charts) == 2 * 3 + 2  # over time, classes and layers of each run; domains and time of the evaluation
+    assert all(len(attributes["aria-label"] or "") > 40 for attributes in charts)
+    ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert [tag for tag, _ in reader.tags].count("script") == 1
+    assert sum(tag == "img" and bool(attributes["alt"]) for tag, attributes in reader.tags) >= 12
+    record = json.loads((folders[0] / "run.json").read_text())
+    assert f"{record['counts']['frames']}, 0 skipped" in reader.text and "1 rollback" in content
+    results = json.loads((folders[2] / "results.json").read_text())
+    assert f"{results['methods']['tent']['mean']:.1f}" in reader.text
+
+
+@pytest.fixture
+def shown(page: Path) -> Iterator[Any]:
+    """The page in Chromium, and all that its console said."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark", offline=True)
+        said: list[str] = []
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+        tab.goto(page.as_uri())
+        yield tab
+        browser.close()
+        assert said == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.filterwarnings("ignore")
+def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
+    assert shown.title() == "remtta: first, second, eval"
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 360  # no sideways scrolling on a phone
+    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
+    charts = shown.get_by_role("img", name="Entropy over 6 frames")
+    assert charts.count() == 2 and charts.first.bounding_box()["width"] > 300
+    assert shown.locator("svg text", has_text="entropy in nats").count() == 2
+    assert shown.get_by_text(HOSTILE[:20]).count() > 0 and shown.get_by_text(IMAGE).count() > 0
+    assert shown.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+
+    def column(number: int) -> list[float]:
+        cells = shown.locator(f"table:has(button) tbody tr > :nth-child({number})")
+        return [float(cell) for cell in cells.evaluate_all("cells => cells.map(cell => cell.dataset.value)")]
+
+    head = shown.get_by_role("button", name="mean error in %")
+    for order, state in ((False, "ascending"), (True, "descending")):
+        head.click()
+        assert column(2) == sorted(column(2), reverse=order)
+        assert shown.locator("th[aria-sort]").get_attribute("aria-sort") == state
+    shown.get_by_role("button", name="method").click()
+    assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
+
+
+def test_what_cannot_be_reported_is_told(
+    folders: list[Path], page: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "x.html"
+    assert "exists; choose another" in refusal_of(capfd, "report", folders[0], "-o", page)[1]
+    assert "must end in .html" in refusal_of(capfd, "report", folders[0], "-o", tmp_path / "x.pdf")[1]
+    assert "no such folder" in refusal_of(capfd, "report", tmp_path / "nowhere", "-o", target)[1]
+    assert "holds no run" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
+    damaged = shutil.copytree(folders[0], tmp_path / "damaged")
+    rows = (damaged / "predictions.jsonl").read_text()
+    (damaged / "predictions.jsonl").write_text(
+        rows.replace('"prob": 0', '"prob": "0', 1).replace('", "topk"', '", "topk"', 1)
+    )
+    code, told = refusal_of(capfd, "report", damaged, "-o", target)
+    assert code == 1 and "predictions.jsonl, line 1 is damaged" in told
+    assert not target.exists()

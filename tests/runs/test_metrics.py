@@ -1,0 +1,148 @@
+"""What Prometheus gets of a run, over HTTP and in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from remtta.errors import UsageError
+from remtta.options import RunOptions
+from remtta.runs.adapt import RunSummary
+from remtta.runs.metrics import BUCKETS_S, Metrics, parse_metrics_address
+from remtta.runs.site import adapt_streams
+from remtta.streams.sources import open_stream
+from tests.command import refusal_of
+from tests.conftest import draw_folder, tiny_vit
+from tests.runs.tiny import CONFIGS, adapt_tiny
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Metrics, str]]:
+    port = free_port()
+    with contextlib.closing(Metrics(("127.0.0.1", port))) as metrics:
+        yield metrics, f"http://127.0.0.1:{port}/metrics"
+
+
+def scrape(url: str) -> dict[str, Metric]:
+    with urlopen(url, timeout=10) as answer:
+        return parsed(answer.read().decode())
+
+
+def parsed(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(families: dict[str, Metric], name: str, stream: str = "") -> float:
+    family = families[name.removesuffix("_total")]
+    (found,) = [s.value for s in family.samples if s.name == name and s.labels.get("stream", "") == stream]
+    return float(found)
+
+
+def test_counts_grow_and_agree_with_the_run_and_the_file(
+    served: tuple[Metrics, str], frames: Path, tmp_path: Path
+) -> None:
+    metrics, url = served
+    file = tmp_path / "remtta.prom"
+    seen: list[dict[str, Metric]] = []
+
+    def look(summary: RunSummary) -> None:
+        seen.append(scrape(url))
+        assert value(seen[-1], "remtta_frames_total") == summary.num_frames
+        assert value(seen[-1], "remtta_running") == 1
+
+    (frames / "broken.png").write_bytes(b"no picture")
+    summary = adapt_tiny(frames, tmp_path / "run", on_batch=look, metrics=metrics)
+    updates = [value(each, "remtta_updates_total") for each in seen]
+    assert updates == sorted(updates) and updates[-1] == summary.num_updates > 1
+    last = scrape(url)
+    assert value(last, "remtta_running") == 0 == value(last, "remtta_failed")
+    assert value(last, "remtta_skipped_total") == 1
+    assert 0 < value(last, "remtta_entropy_nats") < 3
+    counts = {s.labels["le"]: s.value for s in last["remtta_latency_seconds"].samples if "le" in s.labels}
+    assert list(counts.values()) == sorted(counts.values()) and len(counts) == len(BUCKETS_S) + 1
+    assert counts["+Inf"] == summary.num_predicted
+    (info,) = last["remtta_run_info"].samples
+    assert info.labels["method"] == "rem"
+    adapt_tiny(frames, tmp_path / "again", metrics=Metrics(file=file))
+    assert value(parsed(file.read_text()), "remtta_frames_total") == summary.num_frames
+
+
+def test_each_stream_of_a_site_is_told_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:
+    metrics, url = served
+    streams = {
+        name: open_stream(draw_folder(tmp_path / name, range(size), "{}.png")) for name, size in (("a", 2), ("b", 5))
+    }
+    options = RunOptions(batch_size=2)
+    adapt_streams(tiny_vit(), streams, tmp_path / "site", config=CONFIGS["rem"], options=options, metrics=metrics)
+    told = scrape(url)
+    assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)
+
+
+def test_a_histogram_counts_what_is_below_each_edge() -> None:
+    from remtta.runs.budget import Latencies
+
+    latencies = Latencies()
+    for seconds, count in ((1e-9, 1), (0.004, 2), (0.3, 3), (1e9, 4)):
+        latencies.add(seconds, count)
+    assert latencies.cumulated([0.005, 0.25, 0.5]) == [3, 3, 6, 10]
+
+
+@pytest.mark.parametrize("address", ["9108", "host:", "host:x", ":0", ":70000", ":²"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="--metrics takes HOST:PORT or :PORT"):
+        parse_metrics_address(address)
+
+
+def test_addresses() -> None:
+    assert parse_metrics_address(":9108") == ("0.0.0.0", 9108)
+    assert parse_metrics_address("[::1]:1") == ("::1", 1)
+
+
+def test_what_cannot_be_had_is_told_in_a_line_before_anything_is_loaded(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", address)
+    assert code == 2 and "choose another port" in line
+    code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics-file", tmp_path / "x.txt")
+    assert code == 2 and "must be a file that ends in .prom" in line
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", ":9108")
+    assert code == 2 and 'pip install "remtta[metrics]"' in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_dashboard_and_alerts_name_metrics_that_there_are(served: tuple[Metrics, str], tmp_path: Path) -> None:
+    metrics, url = served
+    adapt_tiny(draw_folder(tmp_path / "in", range(2), "{}.png"), tmp_path / "run", metrics=metrics)
+    families = scrape(url)
+    known = {sample.name for family in families.values() for sample in family.samples} | set(families)
+    known |= {f"{name}_total" for name in families}
+    rules = yaml.safe_load((EXAMPLES / "prometheus_alerts.yml").read_text())["groups"][0]["rules"]
+    panels = json.loads((EXAMPLES / "grafana.json").read_text())["panels"]
+    texts = [rule["expr"] for rule in rules] + [target["expr"] for panel in panels for target in panel["targets"]]
+    named = {name for text in texts for name in re.findall(r"remtta_\w+", text)}
+    assert len(named) > 10 and named <= known
