@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,8 @@ from remtta.methods.losses import rem_loss
 from remtta.methods.settings import REMWATTConfig, WATTConfig
 from remtta.methods.views import MaskedViews
 from remtta.models.zero_shot import zero_shot_head
+
+_log = logging.getLogger("remtta")
 
 Values = Sequence[Tensor]
 """The adapted weights, in the order of their names."""
@@ -55,10 +58,6 @@ class TemplateAverage(GradientMethod):
         """Backward passes per image."""
         return self.num_forwards - 1
 
-    def part_size(self, batch_size: int) -> int:
-        """The whole batch: its images are compared with one another."""
-        return batch_size
-
     def answer(self, images: Tensor) -> Tensor:
         """The same as a call: the prediction comes from after the update."""
         return self(images)
@@ -71,6 +70,7 @@ class TemplateAverage(GradientMethod):
             self._weights.commit()
         else:
             self._put(before)
+            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
         return self.predict(images).unsqueeze(0)
 
     def _round(self, images: Tensor, *, first: bool) -> bool:

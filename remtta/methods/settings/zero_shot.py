@@ -10,7 +10,7 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem import REMConfig
 
 Order = Literal["parallel", "sequential"]
-_UNUSED = ("answer", "anchor", "micro_batch")
+_UNUSED = ("answer", "anchor", "bn_momentum")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class WATTConfig(MethodConfig):
             (WATT-S), or "parallel", each from the round's start (WATT-P).
         steps: Optimizer steps per template and round.
 
-    The others are those of `MethodConfig`.
+    The others are those of `MethodConfig`; `micro_batch` must stay None.
 
     Source: WATT, arXiv:2406.13875.
     """
@@ -36,7 +36,7 @@ class WATTConfig(MethodConfig):
     unused: ClassVar[tuple[str, ...]] = _UNUSED
 
     def __post_init__(self) -> None:
-        _check(self.rounds, self.order)
+        _check(self)
         super().__post_init__()
 
 
@@ -58,10 +58,12 @@ class REMWATTConfig(REMConfig):
     unused: ClassVar[tuple[str, ...]] = (*_UNUSED, "margin", "consistency_weight", "confident_below", "gap_weighting")
 
     def __post_init__(self) -> None:
-        _check(self.rounds, self.order)
+        _check(self)
         super().__post_init__()
 
 
-def _check(rounds: int, order: str) -> None:
-    check(rounds >= 1, "rounds", rounds, ">= 1")
-    check(order in get_args(Order), "order", order, "parallel or sequential")
+def _check(config: WATTConfig | REMWATTConfig) -> None:
+    check(config.rounds >= 1, "rounds", config.rounds, ">= 1")
+    check(config.order in get_args(Order), "order", config.order, "parallel or sequential")
+    rule = "left out with WATT, whose steps have the whole batch"
+    check(config.micro_batch is None, "micro-batch", config.micro_batch, rule)
