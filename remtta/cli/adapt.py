@@ -68,9 +68,8 @@ def adapt(
         source_data = method.source.checked([method.method], calibrates=output.estimate is not None)
         running.set_threads()
         start = model.start()
-        classifier = load_classifier(
-            model_arguments(given, start), labels, running.device, adapts=method.adapts, quiet=running.quiet
-        )
+        arguments = model_arguments(given, start)
+        classifier = load_classifier(arguments, labels, running.device, adapts=method.adapts, quiet=running.quiet)
         _compile(classifier, running)
         with progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json) as advance:
             summary = _adapt(

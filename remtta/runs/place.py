@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from remtta.errors import UsageError
+from remtta.options import RunOptions
 from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import Row
@@ -31,6 +32,7 @@ _OWN_OPTIONS = (
     "smooth",
     "estimate",
 )  # the others may change from one part to the next
+_BEFORE = {"each": RunOptions.each, "smooth": RunOptions.smooth}  # what runs did of which older records say nothing
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack
 
@@ -137,7 +139,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),
         "method": record.get("method"),
-        **{name: options.get(name) for name in _OWN_OPTIONS},
+        **{name: options.get(name, _BEFORE.get(name)) for name in _OWN_OPTIONS},
     }
 
 

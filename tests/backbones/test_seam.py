@@ -34,7 +34,7 @@ from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.test_registry import PASSABLE, QUICK, ZERO_SHOT
 
 WIDTH, PATCH, GRID, DEPTH = 24, 4, 8, 4
-IN_BETWEEN = ("foa", "vida", "continual-mae")  # reach in between a transformer's blocks
+IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")  # reach in between a transformer's blocks
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
 

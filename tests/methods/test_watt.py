@@ -100,7 +100,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
 @pytest.mark.parametrize("name", ["watt", "rem-watt"])
 def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
     def make() -> Method:
-        settings = {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False}
+        settings: dict[str, Any] = {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False}
         if name == "rem-watt":
             settings["masking"] = "random"
         return build_method(name, copy.deepcopy(model), method_config(name, settings, batch_size=4))
@@ -119,11 +119,12 @@ def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, 
 
 
 def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: pytest.LogCaptureFixture) -> None:
-    method = build_method("watt", copy.deepcopy(model), method_config("watt", {"rounds": 1}, batch_size=2))
+    own = copy.deepcopy(model)
+    method = build_method("watt", own, method_config("watt", {"rounds": 1}, batch_size=2))
     before = method.predict(random_images(2))
-    method.model.head.scale.fill_(torch.inf)
+    own.head.scale.fill_(torch.inf)
     method(random_images(2))
-    method.model.head.scale.copy_(model.head.scale)
+    own.head.scale.copy_(model.head.scale)
     assert torch.equal(method.predict(random_images(2)), before) and method.num_updates == 0
     assert "not finite numbers" in caplog.text
 
@@ -134,7 +135,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(model: Any, tmp_path: Path) -> None:
     more: dict[str, Any] = {"method": "watt", "config": config, "options": {"save_every": 1}}
     adapt_tiny(frames, tmp_path / "through", model=copy.deepcopy(model), **more)
     with Interrupts() as interrupts:
-        stop = {"on_batch": StopAfter(1), "interrupts": interrupts}
+        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
         adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), **more, **stop)
     adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), resume=True, **more)
     assert_same_results(tmp_path / "run", tmp_path / "through")

@@ -66,8 +66,8 @@ def test_rem_equals_rem_on_the_same_vit_with_a_head_of_the_text_embeddings(tmp_p
 
     class Cosine(torch.nn.Module):
         def forward(self, features: Tensor) -> Tensor:
-            scale: Tensor = own.logit_scale.exp().detach()
-            return scale * F.normalize(features @ own.visual.proj.detach(), dim=-1) @ texts.T
+            pooled = F.normalize(features @ own.visual.proj.detach(), dim=-1)
+            return torch.as_tensor(own.logit_scale.exp().detach() * pooled @ texts.T)
 
     tokens = open_clip.SimpleTokenizer(context_length=12)([f"a photo of a {each}." for each in NAMES])
     texts = own.encode_text(tokens, normalize=True).detach()

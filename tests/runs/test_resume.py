@@ -176,6 +176,18 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
     assert record_of(run)["exit_reason"] == "completed"
 
 
+def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    adapt_tiny(frames, run)
+    record = record_of(run)
+    for name in ("each", "smooth", "estimate"):
+        del record["options"][name]
+    (run / RECORD).write_text(json.dumps(record))
+    with pytest.raises(UsageError, match='smooth was "off", is "auto"'):
+        adapt_tiny(frames, run, resume=True, options={"smooth": "auto"})
+    assert adapt_tiny(frames, run, resume=True).exit_reason == "completed"
+
+
 def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     adapt_tiny(frames, run)
