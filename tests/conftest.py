@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do those of the processes that tests start
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 4, "num_heads": 3}
 NUM_CLASSES = 7

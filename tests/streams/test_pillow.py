@@ -18,7 +18,7 @@ from remtta.streams import pillow
 from remtta.streams.images import load_image
 from remtta.streams.pillow import load_plugins
 from remtta.streams.sources import open_stream
-from tests.command import remtta_here
+from tests.command import remtta, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 
 KINDS = "tga ico png pcx jpg bmp gif tif webp ppm sgi jp2 dds qoi icns"
@@ -67,7 +67,9 @@ def test_what_opens_a_file_does_not_depend_on_those_before_it(tmp_path: Path) ->
     assert len(answers) == 1
 
 
-def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [tmp_path / "a.tga", *(tmp_path / f"{number}.png" for number in range(7))]
     files += [tmp_path / "b.ico", *(tmp_path / f"{number}.png" for number in range(7, 14))]
     for number, file in enumerate(files):
@@ -76,14 +78,23 @@ def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(tmp_pat
     draw_icon(tmp_path / "b.ico")
     listed = "".join(f"{file}\n" for file in files)
 
-    def run(output: str, *more: str) -> None:
-        command = ["-m", "remtta", "adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
-        command += ["--guard", "off", "-o", tmp_path / output, *more]
-        subprocess.run([sys.executable, *map(str, command)], input=listed.encode(), check=True, capture_output=True)
-
-    run("whole")
-    run("parts", "--limit", "8")
-    run("parts", "--resume")
+    command: list[str | Path] = [
+        "adapt",
+        "-",
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+        "--batch-size",
+        "4",
+        "--guard",
+        "off",
+        "-o",
+    ]
+    monkeypatch.setattr("remtta.streams.sources.read_paths", lambda descriptor, null_separated: iter(map(str, files)))
+    assert remtta_here(*command, tmp_path / "whole") == 0
+    assert remtta_here(*command, tmp_path / "parts", "--limit", "8") == 0
+    # In a process that has opened none of the first formats.
+    assert remtta(*command, tmp_path / "parts", "--resume", stdin=listed.encode()).returncode == 0
     whole, parts = ((tmp_path / name / "predictions.jsonl").read_text() for name in ("whole", "parts"))
     assert parts == whole
     assert "error" not in whole
