@@ -39,6 +39,7 @@ from remtta.methods.supervised import Supervised
 from remtta.methods.tent import Tent
 from remtta.methods.vdp import VDP
 from remtta.methods.vida import ViDA
+from remtta.methods.watt import REMWATT, WATT
 
 METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
@@ -69,6 +70,8 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "vdp": VDP,
     "ecotta": EcoTTA,
     "becotta": BECoTTA,
+    "watt": WATT,
+    "rem-watt": REMWATT,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -24,13 +24,13 @@ from remtta.runs.interrupts import Interrupts
 from tests.backbones.families import pictures, tiny
 from tests.conftest import draw_folder
 from tests.evaluation.trees import open_tree, write_tree
-from tests.methods.test_registry import PASSABLE, QUICK
+from tests.methods.test_registry import PASSABLE, QUICK, ZERO_SHOT
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
 KINDS = ("resnet", "convnext", "swin")
-ALL = [(family, name) for family in ("resnet", "swin") for name in METHODS if name not in IN_BETWEEN]
+ALL = [(family, name) for family in ("resnet", "swin") for name in METHODS if name not in (*IN_BETWEEN, *ZERO_SHOT)]
 RUNNING = [(family, name) for family, name in ALL if name != "norm" or family == "resnet"]
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 

@@ -31,7 +31,7 @@ from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import method_config
 from remtta.options import GuardOptions
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.test_registry import PASSABLE, QUICK
+from tests.methods.test_registry import PASSABLE, QUICK, ZERO_SHOT
 
 WIDTH, PATCH, GRID, DEPTH = 24, 4, 8, 4
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")  # reach in between a transformer's blocks
@@ -253,7 +253,7 @@ def test_the_guard_takes_a_harmful_run_back_to_the_source(name: str) -> None:
         torch.testing.assert_close(guard(random_images(5, 20)), ToyNet()(random_images(5, 20)))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in (*IN_BETWEEN, "norm")])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in (*IN_BETWEEN, *ZERO_SHOT, "norm")])
 def test_every_method_that_stays_outside_the_blocks_runs(name: str) -> None:
     method = make(name)
     for seed in range(2):

@@ -40,6 +40,26 @@ def test_an_evaluation_takes_class_names_from_folders_and_its_delta_goes_on(
     assert code == 2 and "a zero-shot model's head is made of texts" in line
 
 
+def test_watt_is_evaluated_and_starts_each_batch_at_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name, _ = tiny_clip(tmp_path / "model")
+    for place, folder in enumerate(("green_frog", "ship")):
+        draw_folder(tmp_path / "data" / "fog" / folder, range(2 * place, 2 * place + 2))
+    options = ["--model", name, "--prompts", "watt", "--batch-size", "2", "--quiet", "--device", "cpu", "--lr", "0.01"]
+    few = [f"--set={method}.{key}=1" for method in ("watt", "rem-watt") for key in ("rounds", "steps")]
+    methods = ["--methods", "source,watt,rem-watt", "--output", str(tmp_path / "out")]
+    assert remtta_here("eval", str(tmp_path / "data"), *options, *few, *methods) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(results["settings"]["methods"]) == ["source", "watt", "rem-watt"]
+    frames, run = str(tmp_path / "data" / "fog" / "ship"), tmp_path / "run"
+    labels = tmp_path / "names.txt"
+    labels.write_text("green frog\nship\n")
+    more = ["--labels", str(labels), "--method", "watt", "--set", "rounds=1", "--set", "steps=1", "--batch-size", "1"]
+    assert remtta_here("adapt", frames, *options, *more, "--output", str(run)) == 0
+    record = json.loads((run / "run.json").read_text())
+    assert record["method"]["episodic"] is True and record["counts"]["updates"] == 2 and record["guard"] is None
+
+
 def test_folders_without_names_ask_for_labels() -> None:
     assert spoken_names(["n01440764"], Path("d")) is None
     for folders in ([], ["0", "1"]):

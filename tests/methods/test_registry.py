@@ -18,7 +18,8 @@ from remtta.methods.settings import METHOD_CONFIGS, REMConfig, TentConfig, metho
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 WHOLE_BATCH = ("roid", "cmf", "ecotta")  # refuse micro-batches
-ON_VITS = [name for name in METHODS if name != "norm"]  # which needs batch norms
+ZERO_SHOT = ("watt", "rem-watt")  # need the texts of a zero-shot model
+ON_VITS = [name for name in METHODS if name not in ("norm", *ZERO_SHOT)]  # norm needs batch norms
 GRADIENT_METHODS = [name for name in ON_VITS if name not in ("source", "lame")]
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
 QUICK: dict[str, dict[str, Any]] = {

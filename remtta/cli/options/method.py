@@ -153,8 +153,12 @@ class MethodOptions:
         Raises:
             UsageError: If it has no such setting, or a value is out of range.
         """
-        settings = self.shared.given(precision) | {"episodic": self.episodic} | parse_pairs(self.settings, "--set")
+        settings = self.shared.given(precision) | self._forgetting() | parse_pairs(self.settings, "--set")
         for name in METHOD_CONFIGS[self.method].unused:
             if settings.get(name):
                 _log.warning("%s has no use for the setting %s=%s", self.method, name, settings[name])
         return preset_of(self.preset).config(self.method, settings, batch_size=self.shared.batch_size)
+
+    def _forgetting(self) -> dict[str, Any]:
+        """--episodic where it was given: some methods are so by default."""
+        return {"episodic": True} if self.episodic else {}

@@ -33,6 +33,7 @@ from remtta.methods.settings.whole_model import (
     ViDAConfig,
     WholeModelConfig,
 )
+from remtta.methods.settings.zero_shot import REMWATTConfig, WATTConfig
 
 __all__ = [
     "METHOD_CONFIGS",
@@ -55,6 +56,7 @@ __all__ = [
     "RDumbConfig",
     "REMConfig",
     "REMN1Config",
+    "REMWATTConfig",
     "ROIDConfig",
     "SARConfig",
     "SourceConfig",
@@ -62,6 +64,7 @@ __all__ = [
     "TentConfig",
     "VDPConfig",
     "ViDAConfig",
+    "WATTConfig",
     "WholeModelConfig",
     "check",
     "check_method",
@@ -101,6 +104,8 @@ _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "vdp": (VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
     "ecotta": (EcoTTAConfig, "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
     "becotta": (BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
+    "watt": (WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
+    "rem-watt": (REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
 }
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}

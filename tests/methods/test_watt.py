@@ -1,0 +1,151 @@
+"""WATT and REM in its loop, against plain second writings of their rules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.backbones.registry import backbone_of
+from remtta.errors import ModelError, UsageError
+from remtta.methods.losses import rem_loss
+from remtta.methods.masking import keep_indices
+from remtta.methods.method import Method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from remtta.models.loading import load_model
+from remtta.models.prompts import TEMPLATES
+from remtta.runs.interrupts import Interrupts
+from tests.conftest import draw_folder, random_images, tiny_vit
+from tests.models.tiny_clip import NAMES, tiny_clip
+from tests.runs.test_resume import assert_same_results
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    place = tmp_path_factory.mktemp("clip")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        found: Any = load_model(tiny_clip(place / "model")[0], labels=NAMES, prompts=TEMPLATES["watt"][:3])
+        found.head.texts.of_each_template()
+        yield found
+
+
+def watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
+    features = model.forward_head(model.forward_features(images), pre_logits=True)
+    image = F.normalize(features @ model.head.projection.weight.T, dim=-1)
+    predicted = text[(image @ text.T).argmax(1)].detach()
+    logits = model.head.scale * image @ predicted.T
+    targets = (((image @ image.T + predicted @ predicted.T) / 2) / 0.01).softmax(-1)
+    loss: Tensor = (-targets.T * logits.T.log_softmax(-1)).sum(1).mean()
+    return loss
+
+
+def plain(
+    model: Any, images: Tensor, loss: Callable[..., Tensor], order: str, texts: Tensor, norms: list[Any]
+) -> Tensor:
+    optimizer = torch.optim.Adam(norms, lr=0.01)
+    for number in range(2):
+        start, found = [p.detach().clone() for p in norms], []
+        for text in texts:
+            if order == "parallel":
+                for p, value in zip(norms, start, strict=True):
+                    p.data.copy_(value)
+                if number == 0:
+                    optimizer = torch.optim.Adam(norms, lr=0.01)
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss(model, images, text).backward()
+                optimizer.step()
+            found.append([p.detach().clone() for p in norms])
+        for position, p in enumerate(norms):
+            p.data.copy_(sum(values[position] for values in found) / len(texts))
+    logits: Tensor = model(images).detach()
+    return logits
+
+
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+@pytest.mark.parametrize("name", ["watt", "rem-watt"])
+def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
+    settings = {"lr": 0.01, "rounds": 2, "order": order}
+    method = build_method(name, model, method_config(name, settings, batch_size=4))
+    texts = model.head.texts.of_each_template()
+    other, images = copy.deepcopy(model).requires_grad_(False), random_images(4)
+    roots = [other] if name == "watt" else list(other.blocks[:3])
+    norms = [p for r in roots for m in r.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
+    for p in norms:
+        p.requires_grad_(True)
+    backbone = backbone_of(other)
+
+    def rem_watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
+        with model.head.using(text):
+            embedded = backbone.embed(images)
+            first, scores = backbone.classify_with_scores(embedded, "attention")
+            views = [first, *(backbone.classify(embedded, keep_indices(scores, ratio)) for ratio in (0.1, 0.2))]
+        return rem_loss(torch.stack(views), 1.0)
+
+    expected = plain(other, images, watt_loss if name == "watt" else rem_watt_loss, order, texts, norms)
+    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
+    method.reset()
+
+
+@pytest.mark.parametrize("name", ["watt", "rem-watt"])
+def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
+    def make() -> Method:
+        settings: dict[str, Any] = {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False}
+        if name == "rem-watt":
+            settings["masking"] = "random"
+        return build_method(name, copy.deepcopy(model), method_config(name, settings, batch_size=4))
+
+    through, resumed = make(), make()
+    start = through.predict(random_images(4, 9))
+    through(random_images(4))
+    resumed.load_state(copy.deepcopy(through.state()))
+    with torch.inference_mode():
+        assert torch.equal(resumed.answer(random_images(3, 1)), through(random_images(3, 1)))
+    resumed.learn()  # it has
+    assert through.num_updates == resumed.num_updates == 2
+    assert all(torch.equal(tensor, resumed.delta()[key]) for key, tensor in through.delta().items())
+    resumed.reset()
+    assert torch.equal(resumed.predict(random_images(4, 9)), start)
+
+
+def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    own = copy.deepcopy(model)
+    method = build_method("watt", own, method_config("watt", {"rounds": 1}, batch_size=2))
+    before = method.predict(random_images(2))
+    own.head.scale.fill_(torch.inf)
+    method(random_images(2))
+    own.head.scale.copy_(model.head.scale)
+    assert torch.equal(method.predict(random_images(2)), before) and method.num_updates == 0
+    assert "not finite numbers" in caplog.text
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(model: Any, tmp_path: Path) -> None:
+    frames = draw_folder(tmp_path / "frames", range(7))
+    config = method_config("watt", {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False}, batch_size=3)
+    more: dict[str, Any] = {"method": "watt", "config": config, "options": {"save_every": 1}}
+    adapt_tiny(frames, tmp_path / "through", model=copy.deepcopy(model), **more)
+    with Interrupts() as interrupts:
+        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
+        adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), **more, **stop)
+    adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), resume=True, **more)
+    assert_same_results(tmp_path / "run", tmp_path / "through")
+
+
+def test_models_without_text_or_with_one_template_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ModelError, match="WATT needs a text tower"):
+        build_method("watt", tiny_vit())
+    with pytest.raises(ModelError, match="add --prompts watt"):
+        build_method("rem-watt", load_model(tiny_clip(tmp_path / "model")[0], labels=NAMES))
+    with pytest.raises(UsageError, match="micro-batch must be left out with WATT"):
+        method_config("watt", {"micro_batch": 2}, batch_size=4)
