@@ -164,7 +164,12 @@ class RunOptions:
         if self.expire_below is not None:
             if self.estimate is None:
                 raise UsageError("--expire-below goes by an estimate; add --estimate with the accuracy on clean images")
-            check(0 < self.expire_below < self.estimate, "expire below", self.expire_below, "above 0, below --estimate")
+            check(
+                0 < self.expire_below < self.estimate,
+                "expire_below",
+                self.expire_below,
+                "above 0 and below the estimate",
+            )
         if self.overwrite and self.resume:
             raise UsageError("--overwrite replaces a run and --resume goes on with it; choose one")
         if self.reset_every is not None and self.reset_every < 1:

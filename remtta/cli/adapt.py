@@ -97,7 +97,7 @@ def _open(source: str, stream: StreamOptions, output: OutputOptions) -> Stream |
         return stream.open(source, resume=output.resume)
     if output.predictions:
         raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
-    return stream.open_all(source)
+    return stream.open_all(source, resume=output.resume)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

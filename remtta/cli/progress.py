@@ -57,7 +57,7 @@ def tree_progress(*, hidden: bool) -> Iterator[Callable[[TreeSummary], None]]:
 def tune_progress(num_trials: int, *, hidden: bool) -> Iterator[Callable[[], None]]:
     """Yield a function that counts the settings that were tried; `hidden` shows nothing."""
     started, done = time.monotonic(), itertools.count(1)
-    with _shown("trying", "settings", hidden) as show:
+    with _shown("trying", "settings", hidden, rate="settings") as show:
         yield lambda: show(count := next(done), num_trials, "", count / (time.monotonic() - started))
 
 
@@ -65,17 +65,17 @@ def tune_progress(num_trials: int, *, hidden: bool) -> Iterator[Callable[[], Non
 def text_progress(*, hidden: bool) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how many sentences about classes are embedded; `hidden` shows nothing."""
     started = time.monotonic()
-    with _shown("reading class names", "sentences", hidden) as show:
-        yield lambda done, total: show(done, total, "texts", done / max(1e-9, time.monotonic() - started))
+    with _shown("reading class names", "sentences", hidden, rate="sentences") as show:
+        yield lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - started))
 
 
 @contextlib.contextmanager
-def _shown(doing: str, unit: str, hidden: bool, lines: bool = False) -> Iterator[_Show]:
+def _shown(doing: str, unit: str, hidden: bool, lines: bool = False, rate: str = "images") -> Iterator[_Show]:
     if hidden:
         yield lambda done, total, detail, images_per_s: None
         return
     if lines or not sys.stderr.isatty():
-        yield _Lines(unit)
+        yield _Lines(unit, rate)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -91,7 +91,7 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False) -> Iterator
         task = bar.add_task(doing, total=None, rate="")
 
         def show(done: int, total: int | None, detail: str, images_per_s: float) -> None:
-            bar.update(task, completed=done, total=total, rate=f"{images_per_s:.1f} images/s, {detail}")
+            bar.update(task, completed=done, total=total, rate=_joined(f"{images_per_s:.1f} {rate}/s", detail))
 
         yield show
 
@@ -99,12 +99,16 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False) -> Iterator
 class _Lines:
     """A line of counts every half minute, for logs."""
 
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
+    def __init__(self, unit: str, rate: str) -> None:
+        self._unit, self._rate = unit, rate
         self._due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def __call__(self, done: int, total: int | None, detail: str, images_per_s: float) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + SECONDS_BETWEEN_LINES
             of_all = "" if total is None else f" of {total}"
-            _log.info("%d%s %s, %s, %.1f images/s", done, of_all, self._unit, detail, images_per_s)
+            _log.info("%s", _joined(f"{done}{of_all} {self._unit}", detail, f"{images_per_s:.1f} {self._rate}/s"))
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))

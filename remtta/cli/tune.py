@@ -154,13 +154,16 @@ def _title(values: Mapping[str, Any]) -> str:
 
 
 def _spread(lead: Lead, digits: int, unit: float = 1.0) -> str:
-    return f"{unit * lead.mean:+.{digits}f} ± {unit * lead.standard_error:.{digits}f}"
+    known = lead.standard_error < float("inf")
+    return f"{unit * lead.mean:+.{digits}f}" + (f" ± {unit * lead.standard_error:.{digits}f}" if known else "")
 
 
 def _verdict(trials: Sequence[Trial], choice: Choice) -> str:
     from remtta.runs.tuning import label_lead, lead
 
     default = trials[1]
+    if choice.by == "default" and all(lead(trial, default).standard_error == float("inf") for trial in trials):
+        return "Too few frames to choose by without labels, as that takes 300; so the default:"
     if choice.by == "default":
         return "Nothing tried is better than the default by more than chance (two standard errors):"
     if choice.by == "labels":

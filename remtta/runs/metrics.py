@@ -186,7 +186,8 @@ def _timestamp(time: str | None) -> float | None:
 
 def _gauges(run: Watched) -> dict[str, tuple[str, float | None]]:
     """What goes up and down."""
-    summary, guard = run.summary, run.plan.adapter.guard
+    summary = run.summary
+    guard = run.plan.adapter.guard if summary.num_frames else None  # which has seen nothing before
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),

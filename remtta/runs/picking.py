@@ -184,7 +184,7 @@ def csv_text(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "disagree": int(disagree(row))} for row in rows)
+    writer.writerows({**row, "disagree": int(disagree(row)) if "each" in row else ""} for row in rows)
     return text.getvalue()
 
 
@@ -219,7 +219,8 @@ def write_list(path: Path, rows: Sequence[Row], predicted: Predicted) -> None:
     """
     if path.suffix in (".csv", ".json"):
         text = csv_text(rows) if path.suffix == ".csv" else json.dumps(coco(rows, predicted), indent=2)
-        write_atomically(path, partial(Path.write_text, data=text, encoding="utf-8"))
+        # Names that are not UTF-8 keep their bytes.
+        write_atomically(path, partial(Path.write_text, data=text, encoding="utf-8", errors="surrogateescape"))
         return
     places = {_frame_of(row): row["index"] for row in rows}
     with writing(path):

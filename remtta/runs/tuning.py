@@ -245,7 +245,7 @@ def read_true_labels(path: Path, names: Sequence[str] | None) -> dict[Frame, int
     numbers = {name: number for number, name in enumerate(names or ())}
     labels: dict[Frame, int] = {}
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             reader = csv.DictReader(file)
             if not {"source", "label_true"} <= {*(reader.fieldnames or ())}:
                 raise UsageError(f"{path} needs the columns source and label_true, as remtta pick writes them")
@@ -258,4 +258,6 @@ def read_true_labels(path: Path, names: Sequence[str] | None) -> dict[Frame, int
                     labels[row["source"], frame] = numbers[told] if told in numbers else int(told)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as a list of labels: {error}") from error
+    if not labels:
+        raise UsageError(f"{path} has no label in its column label_true; fill some in")
     return labels

@@ -111,6 +111,7 @@ def open_streams(
     frame_stride: int = 1,
     limit: int | None = None,
     live: LiveOptions | None = None,
+    going_on: bool = False,
 ) -> dict[str, Stream]:
     """Open several sources, as `open_stream` does one.
 
@@ -120,17 +121,25 @@ def open_streams(
         frame_stride: Of each, take every frame_stride-th frame.
         limit: Stop each after this many frames.
         live: How those are read that are live; by default one that is not there at the start is waited for.
+        going_on: Whether a source that is gone by now is to fail by itself, once it is read.
 
     Raises:
-        UsageError: Naming a source that does not exist or holds no images.
+        UsageError: Naming a source that does not exist or holds no images, unless it is going on.
     """
     live, streams = live or LiveOptions(wait_at_start=True), {}
     for name, source in sources.items():
         try:
             streams[name] = _open(source, sort, frame_stride, limit, False, live)
         except UsageError as error:
-            raise UsageError(f"{name}: {error}") from error
+            if not going_on:
+                raise UsageError(f"{name}: {error}") from error
+            streams[name] = Stream(without_password(source), "missing", _failing(str(error)))
     return streams
+
+
+def _failing(reason: str) -> Iterator[Frame]:
+    raise StreamError(reason)
+    yield
 
 
 def _open(

@@ -37,6 +37,15 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
     assert "was killed, and --resume goes on with it; 2 on one model" in capfd.readouterr().out
     assert remtta_here(*command, "--resume") == 0
     told = capfd.readouterr()
+    Path("short").rename("elsewhere")
+    before = Path("site/short/predictions.jsonl").read_bytes()
+    assert remtta_here(*command, "--resume", "-q") == 1
+    assert "short: no such file or folder" in capfd.readouterr().err
+    ends = {name: run["exit_reason"] for name, run in json_of(Path("site/site.json"))["streams"].items()}
+    assert ends == {"long": "completed", "short": "error: short: no such file or folder"}
+    assert Path("site/short/predictions.jsonl").read_bytes() == before
+    Path("elsewhere").rename("short")
+    assert remtta_here(*command, "--resume", "-q") == 0
     assert told.out == ""
     assert "long   24 frames, 24 predicted, 0 skipped, 12 updates" in told.err
     for name in ("long", "short"):

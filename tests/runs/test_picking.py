@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from remtta.errors import RemttaError, UsageError
 from remtta.models.embedded import CLASS_NAMES
-from remtta.runs.picking import Predicted, doubt, farthest_first, read_predicted
+from remtta.runs.picking import Predicted, doubt, farthest_first, read_predicted, write_list
 from tests.command import remtta_here
 from tests.conftest import draw_folder
 from tests.records import json_of, rows_of
@@ -50,6 +51,17 @@ def test_frames_are_listed_for_a_labelling_tool_or_copied(
     assert (tmp_path / "copies" / "picked.csv").is_file()
     assert remtta_here("pick", run, "--output", tmp_path / "list.json") == 2
     assert capsys.readouterr().err == f"Error: {tmp_path / 'list.json'} exists; choose another --output\n"
+
+
+def test_a_name_that_is_no_utf_8_keeps_its_bytes(run: Path, tmp_path: Path) -> None:
+    source = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.png"))
+    source.write_bytes(b"a picture")
+    row = {"index": 3, "source": str(source), "class": 1, "label": None, "prob": 0.5, "entropy": 1.0}
+    write_list(tmp_path / "copies", [row], read_predicted(run))
+    assert b"\xe9.png" in (tmp_path / "copies" / "picked.csv").read_bytes()
+    assert Path(tmp_path, "copies", f"000003_{source.name}").read_bytes() == b"a picture"
+    (listed,) = csv.DictReader((tmp_path / "copies" / "picked.csv").read_text(errors="replace").splitlines())
+    assert listed["disagree"] == ""  # which is not known without --each
 
 
 def test_by_chance_every_frame_is_as_likely() -> None:

@@ -59,6 +59,9 @@ def test_labels_are_read_as_pick_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "picked.csv"
     path.write_text("index,source,frame,label_true\n0,a.png,,cat\n1,b.mp4,7,1\n2,c.png,,\n")
     assert read_true_labels(path, ["dog", "cat"]) == {("a.png", None): 1, ("b.mp4", 7): 1}
+    path.write_text("source,label_true\na.png,\n")
+    with pytest.raises(UsageError, match="no label in its column label_true"):
+        read_true_labels(path, ["dog", "cat"])
     for text, reason in (("source\nx\n", "needs the columns"), ("source,label_true\nx,cow\n", '"cow" is no class')):
         path.write_text(text)
         with pytest.raises(UsageError, match=reason):

@@ -83,7 +83,7 @@ class StreamOptions:
             wait_at_start=self.reconnect_for is not None or resume,
         )
 
-    def open_all(self, source: str) -> dict[str, Stream]:
+    def open_all(self, source: str, *, resume: bool) -> dict[str, Stream]:
         """The streams of a list of sources, by name; live ones that are not there yet are waited for."""
         from remtta.streams.lists import read_sources
         from remtta.streams.live import LiveOptions
@@ -95,7 +95,9 @@ class StreamOptions:
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         live = LiveOptions(**chosen, wait_at_start=True)
         sources = read_sources(Path(source))
-        return open_streams(sources, sort=self.sort, frame_stride=self.frame_stride, limit=self.limit, live=live)
+        return open_streams(
+            sources, sort=self.sort, frame_stride=self.frame_stride, limit=self.limit, live=live, going_on=resume
+        )
 
 
 @dataclass(frozen=True)
