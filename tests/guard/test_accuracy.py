@@ -144,7 +144,7 @@ def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path) -> N
 
 def test_limits_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for estimate, expire_below in ((1.0, None), (0.5, 0.6), (None, 0.6)):
-        with pytest.raises(UsageError, match=r"accuracy above 0|below --estimate|add --estimate"):
+        with pytest.raises(UsageError, match=r"accuracy above 0|below the estimate|add --estimate"):
             RunOptions(estimate=estimate, expire_below=expire_below)
     statistics = tmp_path / "statistics.safetensors"
     statistics.touch()
