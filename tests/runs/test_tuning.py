@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remtta.cli.tune import _command, _table
+from remtta.cli.tune import _command, _table, _verdict
 from remtta.errors import UsageError
 from remtta.runs.tuning import Trial, choose, grid_of, label_lead, lead, read_true_labels
 from tests.command import refusal_of, remtta_here
@@ -90,6 +90,12 @@ def test_a_stretch_is_tried_and_a_command_printed(tmp_path: Path, capsys: pytest
     assert [each["settings"] for each in told["trials"]] == [{"method": "source"}, {}, {"lr": 0.02, "batch_size": 6}]
     assert told["trials"][2]["lead"]["standard_error"] is None
     assert all(each["labelled"] == 2 for each in told["trials"])
+
+
+def test_the_verdict_tells_where_frames_are_too_few_to_choose_by() -> None:
+    few, many = ([trial([1.0] * count, HALF, lr=rate) for rate in (0.1, 0.01)] for count in (2, 4))
+    assert _verdict(few, choose(few)).startswith("Too few frames to choose by without labels")
+    assert _verdict(many, choose(many)).startswith("Nothing tried is better than the default")
 
 
 def test_the_table_has_a_line_for_each_and_the_command_its_options() -> None:
