@@ -14,6 +14,7 @@ from tests.test_options_page import COMMANDS, COMMON, MAIN, OPTION, options_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = {"--nproc-per-node"}  # options of torchrun
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -77,7 +78,7 @@ def test_the_commands_it_shows_have_these_options(page: Path) -> None:
 
 @every_page
 def test_every_option_it_names_is_one_of_a_command_or_of_an_example(page: Path) -> None:
-    known = COMMON.union(*(options_of(command) for command in COMMANDS))
+    known = COMMON.union(OTHERS, *(options_of(command) for command in COMMANDS))
     known.update(*(OPTION.findall(path.read_text()) for path in (ROOT / "examples").glob("*.py")))
     assert set(OPTION.findall(page.read_text())) - known == set()
 
