@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from torch import nn
 
@@ -18,10 +19,13 @@ from remtta.runs.folder import check_folder, check_writable, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.metrics import Metrics, Watched
-from remtta.runs.planning import default_config, plan_run, tell_plan
+from remtta.runs.planning import adapter_on, default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream, open_stream, shown_counts
+
+if TYPE_CHECKING:
+    from remtta.runs.ranks import Ranks
 
 __all__ = ["RunSummary", "adapt_stream"]
 
@@ -43,6 +47,7 @@ def adapt_stream(
     metrics: Metrics | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
+    ranks: Ranks | None = None,
 ) -> RunSummary:
     """Predict every frame of a stream, and adapt the model to it on the way.
 
@@ -67,6 +72,7 @@ def adapt_stream(
         metrics: What serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far.
         interrupts: Turns signals into a clean stop.
+        ranks: Other processes, in `follow_stream`, that take a share of each batch.
 
     Returns:
         The counts and the reason why the run ended. A signal or a closed pipe
@@ -101,6 +107,8 @@ def adapt_stream(
         source_data=source_data,
         wait=interrupts.check,
     )
+    if ranks is not None:
+        plan = replace(plan, adapter=ranks.lead(plan.adapter, plan.card.sha256))
     tell_plan(plan)
     run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
     with contextlib.ExitStack() as during:
@@ -114,3 +122,24 @@ def adapt_stream(
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))
     return summary
+
+
+def follow_stream(
+    model: nn.Module,
+    ranks: Ranks,
+    *,
+    method: str = "rem",
+    config: MethodConfig | None = None,
+    options: RunOptions | None = None,
+    source_data: str | Path | None = None,
+) -> None:
+    """Take a share of each batch of the run that the first process has with the same arguments, until it ends.
+
+    Raises:
+        UsageError: If the method cannot share its batches.
+        RemttaError: If the first process is gone, or has another model.
+    """
+    options = options or RunOptions()
+    config, card = config or default_config(method, options), card_of(model)
+    adapter, _ = adapter_on(model, method, config, options, source_data)
+    ranks.follow(adapter, card.sha256)
