@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from remtta.runs.metrics import Metrics, Watched
 from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
+from remtta.runs.viewing import Viewer
 from remtta.streams.sources import Stream, open_stream, shown_counts
 
 __all__ = ["RunSummary", "adapt_stream"]
@@ -42,6 +43,7 @@ def adapt_stream(
     health: str | Path | None = None,
     metrics: Metrics | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
+    viewers: Sequence[Viewer] = (),
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
     """Predict every frame of a stream, and adapt the model to it on the way.
@@ -66,6 +68,7 @@ def adapt_stream(
         health: A JSON file that is replaced every few seconds with how the run is.
         metrics: What serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far.
+        viewers: Called with the frames and rows of every batch.
         interrupts: Turns signals into a clean stop.
 
     Returns:
@@ -102,7 +105,7 @@ def adapt_stream(
         wait=interrupts.check,
     )
     tell_plan(plan)
-    run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
+    run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
     with contextlib.ExitStack() as during:
         if health is not None:
             during.enter_context(
