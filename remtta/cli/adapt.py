@@ -71,10 +71,10 @@ def adapt(
         folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
 
         source_data = method.source.checked([method.method], calibrates=output.estimate is not None)
-        video = view.video(folder, frames, output)
+        view.check(folder, frames, output)
         start = model.start()
         classifier = _load(model_arguments(given, start), labels, method, running)
-        with _shown(view, video, frames, running) as shown:
+        with _shown(view, folder, frames, output, running) as shown:
             summary = _adapt(
                 classifier,
                 frames,
@@ -123,13 +123,17 @@ def _load(
 
 @contextlib.contextmanager
 def _shown(
-    view: ViewOptions, video: Path | None, frames: Stream | dict[str, Stream], running: RunningOptions
+    view: ViewOptions,
+    folder: Path,
+    frames: Stream | dict[str, Stream],
+    output: OutputOptions,
+    running: RunningOptions,
 ) -> Iterator[dict[str, Any]]:
     """Who is told of each batch meanwhile."""
     hidden = running.quiet or view.on_screen(running)
     with (
         progress(_num_frames(frames), hidden=hidden, lines=running.as_json) as advance,
-        view.viewers(video, frames, running) as viewers,
+        view.viewers(folder, frames, output, running) as viewers,
     ):
         yield {"on_batch": advance, "viewers": viewers}
 

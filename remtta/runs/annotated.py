@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.runs.viewing import View, answer_of, answered_by
@@ -91,6 +89,7 @@ class AnnotatedVideo:
 
     def _add(self, picture: Image.Image, time_s: float | None) -> None:
         import av
+        import numpy as np
 
         if self._container is None:
             self._open(*picture.size)
