@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -22,6 +22,7 @@ from remtta.runs.metrics import Metrics, Watched
 from remtta.runs.planning import adapter_on, default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
+from remtta.runs.viewing import Viewer
 from remtta.streams.sources import Stream, open_stream, shown_counts
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def adapt_stream(
     health: str | Path | None = None,
     metrics: Metrics | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
+    viewers: Sequence[Viewer] = (),
     interrupts: Interrupts | None = None,
     ranks: Ranks | None = None,
 ) -> RunSummary:
@@ -71,6 +73,7 @@ def adapt_stream(
         health: A JSON file that is replaced every few seconds with how the run is.
         metrics: What serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far.
+        viewers: Called with the frames and rows of every batch.
         interrupts: Turns signals into a clean stop.
         ranks: Other processes, in `follow_stream`, that take a share of each batch.
 
@@ -110,7 +113,7 @@ def adapt_stream(
     if ranks is not None:
         plan = replace(plan, adapter=ranks.lead(plan.adapter, plan.card.sha256))
     tell_plan(plan)
-    run = Run(plan, folder, pipe=echo, on_batch=on_batch, interrupts=interrupts)
+    run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
     with contextlib.ExitStack() as during:
         if health is not None:
             during.enter_context(
