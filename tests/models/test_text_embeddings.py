@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,23 @@ from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
 from tests.models.tiny_clip import NAMES, tiny_clip
 
+TRUNK = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "none", "image_size": 160}
+
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text file of embeddings (64 numbers) of NAMES, and image towers with and without projection."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, its embeddings (64 numbers) of NAMES in a file, its image tower, and another with a head."""
     place = tmp_path_factory.mktemp("texts")
     (place / "names.txt").write_text("\n".join(NAMES))
-    name, _ = tiny_clip(place / "clip", embed_dim=64, init_logit_bias=-2.0)
+    name, own = tiny_clip(place / "clip", TRUNK, custom_text=True, embed_dim=64, init_logit_bias=-2.0)
+    save_file(own.visual.trunk.state_dict(), place / "pooled.safetensors")
+    save_file(timm.create_model("test_vit", num_classes=64).state_dict(), place / "projected.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
-    torch.manual_seed(1)
-    for kind, num_classes in (("projected", 64), ("pooled", 0)):
-        save_file(timm.create_model("test_vit", num_classes=num_classes).state_dict(), place / f"{kind}.safetensors")
-    return place
+        yield place
 
 
 def tower(place: Path, kind: str, **more: Any) -> Any:
@@ -58,6 +60,9 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
     images = random_images(4, size=160)
     expected = texts["logit_scale"] * F.normalize(plain(images), dim=-1) @ texts["embeddings"].T + texts["logit_bias"]
     torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-4)
+    if kind == "pooled":  # as the whole model does, with its text tower
+        whole = load_model(f"clip:{place / 'clip'}", labels=NAMES, prompts="openai7")
+        torch.testing.assert_close(whole(images), expected, rtol=0, atol=1e-4)
     assert texts["logit_bias"] == -2 and texts["embeddings"].shape == (5, 64) and labels_of(model) == NAMES
     for name in ("rem", "tda"):
         method = build_method(name, model)
