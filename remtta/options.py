@@ -124,6 +124,7 @@ class RunOptions:
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
+        share: Of many streams on one model: how far each one's adapted weights go to the mean of all, at each save.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -149,6 +150,7 @@ class RunOptions:
     smooth: Smooth = "off"
     estimate: float | None = None
     expire_below: float | None = None
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:
@@ -158,6 +160,7 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        check(0 <= self.share <= 1, "share", self.share, "from 0 to 1")
         check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
         if self.estimate is not None:
             check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
@@ -238,6 +241,7 @@ class EvalOptions:
         check(self.reset_every is None or self.reset_every >= 1, "reset every", self.reset_every, ">= 1")
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) < 2**63, "seed", self.seeds, "from 0 to 2^63 - 1")
+        check(self.jobs is None or self.jobs >= 1, "jobs", self.jobs, ">= 1")
         check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")
         check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
         check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")

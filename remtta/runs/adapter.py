@@ -72,6 +72,9 @@ class Adapter:
         """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""
         work()
 
+    def share(self) -> None:
+        """Take something over of what others on the same model learned: here there are none."""
+
     def predict(
         self, pixels: Tensor, fit: Tensor | None = None, labels: Tensor | None = None, *, later: bool = False
     ) -> Tensor:

@@ -27,7 +27,9 @@ DIED = (
 )
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 
-S, T, R = TypeVar("S"), TypeVar("T"), TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
 Work = Callable[[S, T, Callable[[], bool]], R]
 """What is done with what all tasks share, and one of them; it ends early once told, by the function, to stop."""
 

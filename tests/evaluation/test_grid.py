@@ -54,7 +54,8 @@ def test_workers_come_to_the_same_though_one_dies(
         killer.start()
     made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
     wanted = evaluate(tiny_vit(), tree, tmp_path / "serial", methods=methods, options=EvalOptions(batch_size=5))
-    assert killer.ident is None or not killer.join()
+    if engine == "processes":
+        killer.join()
     assert rows_of(tmp_path / "grid") == rows_of(tmp_path / "serial")
     assert list(made["methods"]) == list(wanted["methods"])
     assert without_timing(made) == without_timing(wanted)
