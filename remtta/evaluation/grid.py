@@ -74,13 +74,14 @@ class Grid:
             Stopped: If a signal came in; `resume` goes on with each.
         """
         with contextlib.closing(self._made(cells, interrupts)) as made:
-            for number, (position, _) in enumerate(made, 1):
-                _log.info("%s, seed %d: done, %d of %d runs", *cells[position], number, len(cells))
+            whole = (cells[position] for position, is_whole in made if is_whole)  # others follow a stop
+            for number, (name, seed) in enumerate(whole, 1):
+                _log.info("%s, seed %d: done, %d of %d runs", name, seed, number, len(cells))
         for cell in cells:
             self._take_over(cell, ledger)
         shutil.rmtree(self.folder / RUNS)
 
-    def _made(self, cells: Sequence[Cell], interrupts: Interrupts) -> Generator[tuple[int, None]]:
+    def _made(self, cells: Sequence[Cell], interrupts: Interrupts) -> Generator[tuple[int, bool]]:
         if self.options.engine == "ray":
             from remtta.runs.cluster import on_ray
 
@@ -102,8 +103,8 @@ class Grid:
         ledger.save_finished()
 
 
-def _run(grid: Grid, cell: Cell, stopped: Callable[[], bool]) -> None:
-    """Make a run, or go on with it, unless it is made already."""
+def _run(grid: Grid, cell: Cell, stopped: Callable[[], bool]) -> bool:
+    """Make a run, or go on with it, unless it is made already; False if it was stopped."""
     from remtta.evaluation.runner import evaluate
 
     name, seed = cell
@@ -120,3 +121,5 @@ def _run(grid: Grid, cell: Cell, stopped: Callable[[], bool]) -> None:
             source_data=grid.learned.get(name),
             interrupts=Told(stopped),
         )
+        return True
+    return False
