@@ -145,7 +145,6 @@ def adapted(method: GradientMethod) -> list[Tensor]:
         ("pseudo-label", {"threshold": 0.4}),
         ("eta", {"entropy_margin": 0.8, "max_cosine": 0.05}),
         ("sar", {"entropy_margin": 0.8}),
-        ("rem", {}),
         ("tent", {"steps": 2, "episodic": True}),
         ("rem", {"confident_below": 0.8, "micro_batch": 2}),
         ("rem-come", {"gap_weighting": True, "anchor": 0.1}),
