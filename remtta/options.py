@@ -124,6 +124,7 @@ class RunOptions:
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
+        preset: Name of the preset that the settings come from, for the records.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -149,6 +150,7 @@ class RunOptions:
     smooth: Smooth = "off"
     estimate: float | None = None
     expire_below: float | None = None
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:

@@ -311,4 +311,5 @@ def run_options(
         smooth=output.smooth,
         estimate=output.estimate,
         expire_below=output.expire_below,
+        preset=method.preset,
     )
