@@ -209,6 +209,9 @@ class EvalOptions:
         overwrite: Replace an earlier evaluation in the folder.
         resume: Go on with the one in the folder.
         protocol: Name of the protocol the settings come from, for the records.
+        engine: Where the runs of methods and seeds are made: "serial", one after the other, here; "processes" of this
+            machine, or "ray": the workers of a cluster.
+        jobs: Processes at a time; None for one per core.
     """
 
     scenario: str = "continual"
@@ -228,6 +231,8 @@ class EvalOptions:
     overwrite: bool = False
     resume: bool = False
     protocol: str | None = None
+    engine: Literal["serial", "processes", "ray"] = "serial"
+    jobs: int | None = None
 
     def __post_init__(self) -> None:
         check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")

@@ -25,6 +25,7 @@ from remtta.cli.models import models
 from remtta.cli.pick import pick
 from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.cli.text_embed import text_embed
 from remtta.cli.tune import tune
 from remtta.cli.usage import Application, Command, print_all_help
 
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune,
     "pick": pick,
     "report": report,
+    "text-embed": text_embed,
     "delta diff": delta.diff,
     "delta average": delta.average,
     "delta scale": delta.scale,

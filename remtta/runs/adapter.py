@@ -26,6 +26,8 @@ class Adapter:
         estimator: What tells how often they are right.
     """
 
+    num_processes = 1  # that take a share of each batch
+
     def __init__(
         self,
         method: Method,
