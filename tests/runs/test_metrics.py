@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -103,14 +103,14 @@ def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
     captures: Iterator[FakeCapture] = iter(())
     source = cast(LiveSource, None)
 
-    def connect() -> FakeCapture:
-        if source.state == "reconnecting":
-            away.append(scrape(url))
-        return next(captures)
-
     def run(first: int, interrupts: Interrupts, **more: Any) -> RunSummary:
-        nonlocal captures, source
-        captures = iter([FakeCapture([noise(first + n) for n in range(3)]) for first in (first, first + 3, first + 6)])
+        captures = iter([FakeCapture([noise(seed + n) for n in range(3)]) for seed in (first, first + 3, first + 6)])
+
+        def connect() -> FakeCapture:
+            if source.state == "reconnecting":
+                away.append(scrape(url))
+            return next(captures)
+
         source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: None)
         stream = Stream("0", "camera", islice(source.frames(), 9), live_source=source)
         return adapt_tiny(stream, tmp_path / "run", metrics=metrics, interrupts=interrupts, **more)
