@@ -17,6 +17,7 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
+from remtta.guard.memory import remembering
 from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
@@ -86,7 +87,8 @@ def plan_run(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    adapter = Adapter(built, guarded(built, options.guard, config), smoother, estimator)
+    memory = remembering(built, options.memory, config)
+    adapter = Adapter(built, guarded(built, options.guard, config), smoother, estimator, memory)
     return Plan(card, adapter, method, config, options, stream, delta, learned)
 
 

@@ -60,8 +60,8 @@ class Run:
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
         self.summary = RunSummary(folder, place)
-        eventful = live or plan.adapter.watched or plan.options.expire_below is not None
-        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
+        eventful = live or plan.adapter.watched or plan.adapter.memory or plan.options.expire_below is not None
+        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
         self._scribe = Scribe(
