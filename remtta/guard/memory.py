@@ -34,7 +34,7 @@ _STEADY = 1000  # frames that means go by
 _LEAST_SPREAD = 0.01  # variance of a statistic between the frames of one condition, be they ever so alike
 _DARK = 1e-3
 _PREFIX, _LEARNED = "memory.", "learned."
-_NUMBERS = ("frames", "blocks", "visits", "last", "in_delta", "since_reset")
+_NUMBERS = ("updates", "frames", "blocks", "visits", "last", "in_delta", "since_reset")
 
 
 def statistics(pixels: Tensor) -> Tensor:
@@ -61,7 +61,8 @@ class _Condition:
 
     Attributes:
         key: Mean statistics (D,) of its frames.
-        learned: The method's state when it was left; empty while it lasts.
+        learned: The delta when it was left; empty while it lasts.
+        updates: Those behind it.
         frames: How many it had.
         blocks: In how many stretches they were looked at.
         visits: How often it came.
@@ -72,6 +73,7 @@ class _Condition:
 
     key: Tensor
     learned: Mapping[str, Tensor] = field(default_factory=dict)
+    updates: int = 0
     frames: int = 0
     blocks: int = 0
     visits: int = 1
@@ -117,10 +119,11 @@ def remembering(method: Method, most: int, config: MethodConfig) -> Memory | Non
 class Memory:
     """Puts in place what a condition had taught the method, when that is there again.
 
-    A new condition goes on from the weights of the moment. A full memory forgets what was away for longest.
+    A new condition goes on from the weights of the moment, a known one from its own, with a fresh optimizer. A full
+    memory forgets what was away for longest.
 
     Args:
-        method: The method, whose state is small.
+        method: The method, whose delta is small.
         most: Conditions that it keeps, the present one included.
     """
 
@@ -172,11 +175,12 @@ class Memory:
         """Leave a condition for the nearest that is known, or for a new one."""
         known = min(self._away, key=lambda each: self._distance(each, block), default=None)
         if left.blocks > 1:  # else it was one on the way to another
-            left.learned, (left.in_delta, left.since_reset) = self._method.state(), behind
+            left.learned, left.updates = self._method.delta(), self._method.num_updates
+            left.in_delta, left.since_reset = behind
             self._away.append(left)
         if known is not None and self._near(known, block):
             self._away.remove(known)
-            self._method.load_state(known.learned)
+            self._method.load_delta(known.learned, known.updates)
             self._events.append({"event": "recalled", "visits": known.visits + 1, "away": self._seen - known.last})
             self._now = replace(known, learned={}, visits=known.visits + 1)
             behind = known.in_delta, known.since_reset

@@ -74,7 +74,7 @@ class Plan:
         if self.adapter.guard:
             room += self.adapter.guard.most_bytes(self.card.num_classes)
         if self.adapter.memory:
-            room += self.adapter.memory.most * (state + 2 * delta)
+            room += self.adapter.memory.most * delta
         return min(room, _MOST_BYTES)
 
 
