@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from remtta.errors import OutputError, StreamError, UsageError
+from remtta.guard.accuracy import WINDOW
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
@@ -112,6 +113,7 @@ class Run:
                     f"{stream.name}: none of {summary.num_frames} frame(s) could be read (see {PREDICTIONS})"
                 )
             summary.exit_reason = "completed"
+            _tell_unjudged(summary, self._plan.options)
         except (Stopped, ReaderGone, GuardStop) as end:
             summary.end(end)
             self._predict_waiting()
@@ -214,6 +216,14 @@ class Run:
             except OutputError as error:
                 self.summary.end(error)
                 raise
+
+
+def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
+    """Say where there were too few frames for `expire_below` to judge."""
+    if options.expire_below is not None and summary.num_predicted < WINDOW:
+        _log.warning(
+            "--expire-below judges %d frames, and there were %d: nothing is said", WINDOW, summary.num_predicted
+        )
 
 
 def _refuse_none(stream: Stream, options: RunOptions) -> None:
