@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.test_options_page import COMMANDS, COMMON, MAIN, OPTION, options_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = {"--build", "--no-healthcheck", "--read-only", "--tmpfs", "--nproc-per-node"}  # of podman and torchrun
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -59,25 +61,41 @@ def commands(text: str) -> Iterator[list[str]]:
     """Words of every command of remtta in the examples, from its name to the end of its part of a pipeline."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("    "):
-            words = list(shlex.shlex(line, posix=True, punctuation_chars="|&"))
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|&>")
+            lexer.whitespace_split = True
+            words = list(lexer)
             for start, word in enumerate(words[:-1]):
                 if word == "remtta" and words[start + 1] in MAIN.commands:
-                    ends = (position for position in range(start, len(words)) if set(words[position]) <= set("|&"))
+                    ends = (position for position in range(start, len(words)) if set(words[position]) <= set("|&>"))
                     shown = words[start + 1 : next(ends, None)]
                     grouped = [" ".join(shown[:2]), *shown[2:]]
                     yield grouped if grouped[0] in COMMANDS else shown
 
 
 @every_page
-def test_the_commands_it_shows_have_these_options(page: Path) -> None:
+def test_the_commands_it_shows_are_taken(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("lr: 5e-4\n")
     for command, *words in commands(page.read_text()):
-        used = {word for word in words if word.startswith("--")}
-        assert used <= options_of(command).keys(), command
+        assert is_taken(command, words), (command, words)
+
+
+def is_taken(command: str, words: list[str]) -> bool:
+    """Whether the command line has these options and arguments, with such values; nothing is run.
+
+    Raises:
+        Exception: Saying what it refuses.
+    """
+    try:
+        COMMANDS[command].make_context(command, list(words))
+    except typer.Exit as end:  # --print-config
+        return end.exit_code == 0
+    return True
 
 
 @every_page
 def test_every_option_it_names_is_one_of_a_command_or_of_an_example(page: Path) -> None:
-    known = COMMON.union(*(options_of(command) for command in COMMANDS))
+    known = COMMON.union(OTHERS, *(options_of(command) for command in COMMANDS))
     known.update(*(OPTION.findall(path.read_text()) for path in (ROOT / "examples").glob("*.py")))
     assert set(OPTION.findall(page.read_text())) - known == set()
 

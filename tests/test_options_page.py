@@ -25,7 +25,7 @@ COMMANDS: dict[str, Any] = {
         else {name: command}
     ).items()
 }
-NAME = r"(?:delta )?\w+"
+NAME = r"(?:delta )?[\w-]+"
 COMMON = {"--help"}.union(*(option.opts for option in MAIN.params))
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from timm.models.byobnet import ByobNet
@@ -71,6 +72,10 @@ class _Shape:
     most_values: int
 
 
+_SHAPES: WeakKeyDictionary[nn.Module, dict[tuple[int, int], _Shape]] = WeakKeyDictionary()
+"""What is known of each model, by height and width: it takes a forward pass to find out."""
+
+
 class ImageBackbone(Backbone):
     """A classifier by stages, whose views are images; masked ones have the mean colour where patches are left out.
 
@@ -102,7 +107,7 @@ class ImageBackbone(Backbone):
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
         self._layout = next(layout for kind, layout in LAYOUTS.items() if isinstance(module, kind))
-        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._shapes = _SHAPES.setdefault(module, {})
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

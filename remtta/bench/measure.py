@@ -30,6 +30,7 @@ from remtta.models.devices import select_device
 from remtta.models.loading import create, load_model
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
+from remtta.models.prompts import is_zero_shot
 from remtta.options import GuardOptions
 
 _log = logging.getLogger("remtta")
@@ -59,7 +60,7 @@ class BenchOptions:
 
     Attributes:
         model: timm name; the weights are random, since they matter for speed only by the share of images that
-            violate the order of entropies.
+            violate the order of entropies. Or a zero-shot model, whose weights are loaded and classes ImageNet's.
         model_kwargs: More arguments for the model.
         checkpoint: Weights file, in place of random weights.
         use_ema: Take the averaged weights of a timm training checkpoint.
@@ -225,24 +226,30 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 
 
 def _model(options: BenchOptions) -> Any:
+    kwargs = dict(options.model_kwargs)
+    if is_zero_shot(options.model):
+        return _loaded(options, kwargs)
     if options.model not in timm.list_models():
         raise UsageError(f'unknown model "{options.model}"; timm.list_models() names them all')
-    kwargs = dict(options.model_kwargs)
     if options.checkpoint is not None:
-        return load_model(
-            options.model,
-            checkpoint=options.checkpoint,
-            use_ema=options.use_ema,
-            num_classes=options.num_classes,
-            model_kwargs=kwargs,
-            input_size=options.input_size,
-        )
+        return _loaded(options, kwargs)
     if options.num_classes is not None:
         kwargs["num_classes"] = options.num_classes
     model: Any = create(options.model, pretrained=False, kwargs=kwargs, input_size=options.input_size)
     if options.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
     return model
+
+
+def _loaded(options: BenchOptions, kwargs: Mapping[str, Any]) -> Any:
+    return load_model(
+        options.model,
+        checkpoint=options.checkpoint,
+        use_ema=options.use_ema,
+        num_classes=options.num_classes,
+        model_kwargs=kwargs,
+        input_size=options.input_size,
+    )
 
 
 def _bare_products(model: nn.Module, options: BenchOptions, device: torch.device) -> dict[bool, BareProduct]:

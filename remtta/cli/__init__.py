@@ -25,8 +25,9 @@ from remtta.cli.models import models
 from remtta.cli.pick import pick
 from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.cli.text_embed import text_embed
 from remtta.cli.tune import tune
-from remtta.cli.usage import Application, Command
+from remtta.cli.usage import Application, Command, print_all_help
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "adapt": adapt,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune,
     "pick": pick,
     "report": report,
+    "text-embed": text_embed,
     "delta diff": delta.diff,
     "delta average": delta.average,
     "delta scale": delta.scale,
@@ -70,6 +72,10 @@ def common(
     version: Annotated[
         bool,
         typer.Option("--version", callback=print_version, is_eager=True, help="Show the versions and the device."),
+    ] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option("--help-all", callback=print_all_help, is_eager=True, help="Show the help of every command."),
     ] = False,
 ) -> None:
     """Adapt a deployed Vision Transformer online, without labels, while it predicts."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import typer
 
 from remtta.cli.loading import load_classifier, model_arguments
 from remtta.cli.options.method import MethodOptions
 from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.running import RunningOptions
+from remtta.cli.options.running import RunningOptions, under_torchrun
 from remtta.cli.options.stream import OutputOptions, ServiceOptions, Source, StreamOptions, run_options
+from remtta.cli.options.viewing import ViewOptions
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
 from remtta.errors import UsageError
@@ -20,8 +23,10 @@ from remtta.errors import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
+    from remtta.runs.ranks import Ranks
     from remtta.runs.site import SiteSummary
     from remtta.runs.summary import RunSummary
+    from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
@@ -36,6 +41,7 @@ def adapt(
     output: OutputOptions,
     stream: StreamOptions,
     service: ServiceOptions,
+    view: ViewOptions,
     running: RunningOptions,
 ) -> None:
     """Predict every frame of SOURCE, and adapt the model to it on the way.
@@ -51,42 +57,36 @@ def adapt(
 
       remtta adapt cams.txt --streams --output site1
 
+      torchrun --nproc-per-node 8 -m remtta adapt clip.mp4 --output run1
+
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
-    with running.command() as interrupts, service.watched() as metrics:
-        # What needs no torch comes first: a wrong path is told at once.
-        output.check_predictions()
-        method.check()
-        output.check_resume()
-        given, labels = model.given(), model.class_names()
-        config = method.config(running.precision)
-        options = run_options(method, output, stream, service, seed=running.seed)
-        echo = output.echo()
-        frames = _open(source, stream, output)
-        folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
-
-        source_data = method.source.checked([method.method], calibrates=output.estimate is not None)
-        running.set_threads()
-        start = model.start()
-        arguments = model_arguments(given, start)
-        classifier = load_classifier(arguments, labels, running.device, adapts=method.adapts, quiet=running.quiet)
-        _compile(classifier, running)
-        with progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json) as advance:
-            summary = _adapt(
-                classifier,
-                frames,
-                folder,
-                echo,
-                method=method.method,
-                config=config,
-                options=options,
-                delta=start,
-                source_data=source_data,
-                health=service.health,
-                metrics=metrics,
-                on_batch=advance,
-                interrupts=interrupts,
-            )
+    with running.command() as interrupts:
+        with contextlib.ExitStack() as during:
+            # What needs no torch comes first: a wrong path is told at once.
+            output.check_predictions()
+            method.check()
+            output.check_resume()
+            given, labels = model.given(), model.class_names()
+            how: dict[str, Any] = {
+                "method": method.method,
+                "config": method.config(running.precision),
+                "options": run_options(method, output, stream, service, seed=running.seed),
+            }
+            if not running.follows:
+                how["metrics"] = during.enter_context(service.watched())
+                echo, frames = output.echo(), _open(source, stream, output)
+                folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
+                view.check(folder, frames, output)
+            how["source_data"] = method.source.checked([method.method], calibrates=output.estimate is not None)
+            ranks = during.enter_context(running.ranks(interrupts))
+            start = model.start()
+            classifier = _load(model_arguments(given, start), labels, method, running)
+            if running.follows:
+                _follow(classifier, ranks, **how)
+            how |= during.enter_context(_shown(view, folder, frames, output, running))
+            how |= {"delta": start, "health": service.health, "interrupts": interrupts}
+            summary = _adapt(classifier, frames, folder, echo, ranks, **how)
         _report(summary, output, running)
     raise typer.Exit(_exit_code(summary))
 
@@ -97,6 +97,8 @@ def _open(source: str, stream: StreamOptions, output: OutputOptions) -> Stream |
         return stream.open(source, resume=output.resume)
     if output.predictions:
         raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
+    if under_torchrun():
+        raise UsageError("torchrun has its processes share the batches of one stream; run --streams without it")
     return stream.open_all(source, resume=output.resume)
 
 
@@ -106,8 +108,44 @@ def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
+def _load(
+    arguments: dict[str, Any], labels: list[str] | None, method: MethodOptions, running: RunningOptions
+) -> nn.Module:
+    """The model, ready for the run."""
+    running.set_threads()
+    classifier = load_classifier(arguments, labels, running.device, adapts=method.adapts, quiet=running.quiet)
+    if running.compile_model:
+        _log.info("compiling the model; the first batches take a minute or more")
+    running.compile(classifier)
+    return classifier
+
+
+@contextlib.contextmanager
+def _shown(
+    view: ViewOptions,
+    folder: Path,
+    frames: Stream | dict[str, Stream],
+    output: OutputOptions,
+    running: RunningOptions,
+) -> Iterator[dict[str, Any]]:
+    """Who is told of each batch meanwhile."""
+    hidden = running.quiet or view.on_screen(running)
+    with (
+        progress(_num_frames(frames), hidden=hidden, lines=running.as_json) as advance,
+        view.viewers(folder, frames, output, running) as viewers,
+    ):
+        yield {"on_batch": advance, "viewers": viewers}
+
+
 def _adapt(
-    classifier: nn.Module, frames: Stream | dict[str, Stream], folder: Path, echo: BinaryIO | None, **how: Any
+    classifier: nn.Module,
+    frames: Stream | dict[str, Stream],
+    folder: Path,
+    echo: BinaryIO | None,
+    ranks: Ranks | None,
+    *,
+    viewers: list[Viewer],
+    **how: Any,
 ) -> RunSummary | SiteSummary:
     if isinstance(frames, dict):
         from remtta.runs.site import adapt_streams
@@ -115,7 +153,15 @@ def _adapt(
         return adapt_streams(classifier, frames, folder, **how)
     from remtta.runs.adapt import adapt_stream
 
-    return adapt_stream(classifier, frames, folder, echo=echo, **how)
+    return adapt_stream(classifier, frames, folder, echo=echo, ranks=ranks, viewers=viewers, **how)
+
+
+def _follow(classifier: nn.Module, ranks: Ranks | None, **how: Any) -> NoReturn:
+    from remtta.runs.adapt import follow_stream
+
+    assert ranks is not None
+    follow_stream(classifier, ranks, **how)
+    raise typer.Exit
 
 
 def _exit_code(summary: RunSummary | SiteSummary) -> int:
@@ -123,12 +169,6 @@ def _exit_code(summary: RunSummary | SiteSummary) -> int:
     if summary.exit_reason == "guard":
         return _STOPPED_BY_GUARD
     return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
-
-
-def _compile(classifier: nn.Module, running: RunningOptions) -> None:
-    if running.compile_model:
-        _log.info("compiling the model; the first batches take a minute or more")
-    running.compile(classifier)
 
 
 def _report(summary: RunSummary | SiteSummary, output: OutputOptions, running: RunningOptions) -> None:

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 def apply(
     delta: Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")],
     target: TargetOptions,
-    model: Annotated[ModelOptions, Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")],
+    model: Annotated[
+        ModelOptions,
+        Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+    ],
     running: Annotated[RunningOptions, Only("config", "print_config", "quiet", "debug", device="cpu")],
 ) -> None:
     """Write the adapted checkpoint: the base weights with DELTA added.
 
     Its predictions equal the adapted model's bit for bit. The model, its
-    arguments and its checkpoint default to the ones the delta was made on.
+    arguments and its checkpoint default to the ones the delta was made on. A
+    zero-shot model is written whole, in float32, for open_clip and --checkpoint.
 
     Example:
 
@@ -46,11 +50,6 @@ def apply(
         target.check()
         change = load_delta(delta)
         arguments = model_arguments(given, change)
-        if is_zero_shot(arguments["name"]):
-            raise UsageError(
-                "remtta apply writes classifiers, and a zero-shot model's head is made of texts; "
-                f"run it as --model {arguments['name']} --delta {delta}"
-            )
         base = load_model(**arguments, device=running.device)
         apply_delta(base, change)
         source = weights_file(arguments["name"], arguments.get("checkpoint"))
@@ -59,7 +58,9 @@ def apply(
                 raise UsageError(
                     f"--output {target.output} would replace {needed}, which it is made from; choose another"
                 )
-        dtypes = checkpoint_dtypes(base, source, use_ema=bool(arguments.get("use_ema"))) if source else None
+        by_texts = is_zero_shot(arguments["name"]) or arguments.get("text_embeddings")  # whose weights are renamed
+        plain = None if by_texts else source
+        dtypes = checkpoint_dtypes(base, plain, use_ema=bool(arguments.get("use_ema"))) if plain else None
         widened = save_weights(target.output, base, dtypes)
         if not running.quiet:
             typer.echo(f"{target.output}: {_report(change, widened)}", err=True)

@@ -24,7 +24,9 @@ _MIB = 2**20
 class SubjectOptions:
     """The model to measure, whose weights may be random."""
 
-    model: Annotated[str, typer.Option("--model", "-m", help="timm model name.")] = "vit_small_patch16_224"
+    model: Annotated[str, typer.Option("--model", "-m", help="timm model name, or clip:NAME/WEIGHTS.")] = (
+        "vit_small_patch16_224"
+    )
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights: .safetensors, .pth/.pt/.tar, .npz. Default: random ones.")
     ] = None

@@ -12,6 +12,7 @@ import typer
 from remtta.cli.options.running import PrintOptions
 from remtta.cli.reporting import command
 from remtta.errors import UsageError
+from remtta.methods.settings import ZERO_SHOT
 
 if TYPE_CHECKING:
     from remtta.methods.support import Support
@@ -72,7 +73,10 @@ def methods_text(support: Support) -> str:
     if not support.refused:
         return "all methods"
     fewer = len(support.refused) < len(support.methods)
-    return f"all methods but {', '.join(support.refused)}" if fewer else f"only {', '.join(support.methods)}"
+    refused = [method for method in support.refused if method not in ZERO_SHOT]
+    return (
+        f"all methods but {', '.join([*refused, 'zero-shot ones'])}" if fewer else f"only {', '.join(support.methods)}"
+    )
 
 
 def whole_text(support: Support) -> str:

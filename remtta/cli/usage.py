@@ -71,6 +71,19 @@ class Command(TyperCommand):
         return rest
 
 
+def print_all_help(ctx: typer.Context, wanted: bool) -> None:
+    """`--help-all`: the help of every command, one below the other."""
+    if wanted:
+        _print_help(ctx)
+        raise typer.Exit
+
+
+def _print_help(ctx: typer.Context) -> None:
+    typer.echo(ctx.get_help())
+    for name, command in getattr(ctx.command, "commands", {}).items():
+        _print_help(type(ctx)(command, parent=ctx, info_name=name))
+
+
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:
     """The same command, of which no argument and option has to be given."""
     lenient = copy.copy(command)

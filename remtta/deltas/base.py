@@ -21,7 +21,16 @@ from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.prompts import TEMPLATES
 
-_OPTIONS = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "prompts")
+_OPTIONS = (
+    "checkpoint",
+    "use_ema",
+    "num_classes",
+    "model_kwargs",
+    "input_size",
+    "labels",
+    "prompts",
+    "text_embeddings",
+)
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
 _MOST = {
@@ -134,7 +143,9 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
         )
     if ":" in delta.model and not chosen.get("name"):
         raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be opened")
-    return {**options, "checkpoint": checkpoint, "use_ema": options.get("use_ema") is True}
+    if options.get("text_embeddings") and not chosen.get("text_embeddings"):
+        raise UsageError("the delta was made with text embeddings from a file; name it with --text-embeddings")
+    return {**options, "checkpoint": checkpoint, "text_embeddings": None, "use_ema": options.get("use_ema") is True}
 
 
 def _is_text(value: Any) -> bool:

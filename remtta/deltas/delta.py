@@ -21,6 +21,7 @@ from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import DeltaError
 from remtta.models.hashing import state_sha256
 from remtta.models.weights import check_delta
+from remtta.models.writing import checkpoint_state
 
 ABSURD = 100.0
 """Size of a change over that of the weights, from which on no adaptation can have meant it."""
@@ -169,7 +170,7 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
 
     Args:
         path: Where to.
-        model: The model.
+        model: The model; a zero-shot one is written as open_clip has it.
         base: Dtypes of the base checkpoint, by name; each tensor that its
             base dtype can hold without rounding is written in it.
 
@@ -180,7 +181,7 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
         OutputError: If the disk refuses.
     """
     state, widened = {}, []
-    for name, tensor in model.state_dict().items():
+    for name, tensor in checkpoint_state(model).items():
         narrow = tensor.to((base or {}).get(name, tensor.dtype))
         exact = torch.equal(narrow.to(tensor.dtype), tensor)
         state[name] = (narrow if exact else tensor).detach().cpu().contiguous().clone()

@@ -204,7 +204,9 @@ class Guard:
 
     def _see(self, images: Tensor) -> Tensor:
         self.num_looked += len(images)
-        size = self.method.part_size(len(images)) if isinstance(self.method, GradientMethod) else len(images)
+        size = len(images)
+        if isinstance(self.method, GradientMethod):
+            size = self.method.part_size(size) * self.method.shares.num_ranks
         return torch.cat([self.method.predict_source(part) for part in images.split(size)])
 
     @property

@@ -32,9 +32,7 @@ def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) 
 
     Source: AugMix, arXiv:1912.02781; the operations and their ranges are its appendix's.
     """
-    crop = _random_crop(pixels, generator)
-    if integer(generator, 0, 1):
-        crop = T.horizontal_flip(crop)
+    crop = random_view(pixels, generator)
     weights = -torch.rand(3, dtype=torch.float64, generator=generator).log()
     mixed = torch.zeros_like(crop)
     for weight in (weights / weights.sum()).tolist():
@@ -43,6 +41,12 @@ def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) 
             chain = _OPERATIONS[integer(generator, 0, len(_OPERATIONS) - 1)](chain, generator, border)
         mixed += weight * chain
     return torch.lerp(crop, mixed, uniform(generator, 0, 1))
+
+
+def random_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """A random crop of an image (3, H, W), back at its size, and every second time flipped."""
+    crop = _random_crop(pixels, generator)
+    return T.horizontal_flip(crop) if integer(generator, 0, 1) else crop
 
 
 def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:

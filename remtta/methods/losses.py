@@ -178,3 +178,20 @@ def total_variation(logits: Tensor) -> Tensor:
 def _check_views(logits: Tensor) -> None:
     if logits.ndim != 3 or len(logits) < 2:
         raise ValueError(f"logits must have shape (L, B, C) with at least 2 views, got {tuple(logits.shape)}")
+
+
+def transductive_loss(rows: Tensor, columns: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:
+    """Cross-entropy of how each row is like the columns against how a batch's images and texts are like one another.
+
+    Args:
+        rows: Embeddings (B, E) of the images, or of the text that goes with each, at length one.
+        columns: Those of the other kind.
+        scale: Of the logits between the two.
+        temperature: Of the targets, which carry a gradient, as in the official codes of CLIPArTT and WATT.
+
+    Returns:
+        Scalar, in nats.
+    """
+    targets = ((columns @ columns.T + rows @ rows.T) / 2 / temperature).softmax(-1)
+    by_row = (scale * rows @ columns.T).log_softmax(-1)
+    return -(targets.T * by_row).sum(-1).mean()

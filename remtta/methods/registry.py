@@ -13,7 +13,9 @@ from typing import Any
 from torch import nn
 
 from remtta.errors import UsageError
+from remtta.methods.batclip import BATCLIP
 from remtta.methods.becotta import BECoTTA
+from remtta.methods.clipartt import CLIPArTT
 from remtta.methods.cmf import CMF
 from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
 from remtta.methods.continual_mae import ContinualMAE
@@ -36,7 +38,9 @@ from remtta.methods.sar import SAR
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, check_method
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
+from remtta.methods.tda import TDA
 from remtta.methods.tent import Tent
+from remtta.methods.tpt import TPT
 from remtta.methods.vdp import VDP
 from remtta.methods.vida import ViDA
 from remtta.methods.watt import REMWATT, WATT
@@ -72,6 +76,10 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "becotta": BECoTTA,
     "watt": WATT,
     "rem-watt": REMWATT,
+    "clipartt": CLIPArTT,
+    "tpt": TPT,
+    "tda": TDA,
+    "batclip": BATCLIP,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remtta.errors import ModelError
 from remtta.methods.gradient import GradientMethod
-from remtta.methods.losses import rem_loss
+from remtta.methods.losses import rem_loss, transductive_loss
 from remtta.methods.settings import REMWATTConfig, WATTConfig
 from remtta.methods.views import MaskedViews
 from remtta.models.zero_shot import zero_shot_head
@@ -43,7 +44,7 @@ class TemplateAverage(GradientMethod):
     def __init__(self, model: nn.Module, config: WATTConfig | REMWATTConfig) -> None:
         self.config = config
         super().__init__(model, config)
-        self._head = zero_shot_head(model, "WATT")
+        self._head = zero_shot_head(model)
         if len(self._head.texts.templates) < 2:
             raise ModelError("WATT averages over templates, and the model has one; add --prompts watt")
         self._texts = self._head.texts.of_each_template()
@@ -113,10 +114,10 @@ class WATT(TemplateAverage):
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         with self._head.embedding():
-            image = self._logits(images)
+            image = F.normalize(self._logits(images), dim=-1)
         logits = self._head.logits(image)
         text = self._head.embeddings[logits.detach().argmax(-1)]
-        return logits.unsqueeze(0), transductive_loss(image, text, self._head.scale), len(images)
+        return logits.unsqueeze(0), transductive_loss(text, image, self._head.scale), len(images)
 
 
 class REMWATT(TemplateAverage):
@@ -139,20 +140,3 @@ class REMWATT(TemplateAverage):
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         views = self._views.all(images)[0]
         return views, rem_loss(views, self._rem.ranking_weight), len(images)
-
-
-def transductive_loss(image: Tensor, text: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:
-    """Cross-entropy of how each text is like the batch's images against how these are like one another.
-
-    Args:
-        image: Embeddings (B, E) of the images, at length one.
-        text: Embeddings (B, E) of the text that was predicted for each.
-        scale: Of the logits between the two.
-        temperature: Of the targets.
-
-    Returns:
-        Scalar, in nats.
-    """
-    targets = ((image @ image.T + text @ text.T) / 2 / temperature).softmax(-1)
-    by_text = (scale * text @ image.T).log_softmax(-1)
-    return -(targets.T * by_text).sum(-1).mean()

@@ -79,23 +79,24 @@ def load_zero_shot(
         _log.info("%s: no class names were given, so the classes are ImageNet's 1,000", name)
     names = tuple(labels or open_clip.IMAGENET_CLASSNAMES)
     visual: Any = model.visual
-    tower, projection, place = timm_tower(visual, name)
+    image = timm_tower(visual, name)
     del model.visual
     scale, bias = model.logit_scale.exp(), getattr(model, "logit_bias", None)
     text = TextTower(model.float().to(device), tokenizer, on_texts)
-    texts = ClassTexts(names, templates, text, text.texts_sha256(names, templates))
+    texts = ClassTexts(names, templates, text, text.texts_sha256(names, templates), image.names)
     head = ZeroShotHead(
-        projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
+        image.projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
     )
-    tower.set_submodule(place, head)
-    loaded: Any = tower.float().eval().to(device)
+    image.model.set_submodule(image.place, head)
+    loaded: Any = image.model.float().eval().to(device)
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
     origin = built_from(name, checkpoint, use_ema, None, None, input_size)
     config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
-    return tower
+    found: nn.Module = loaded
+    return found
 
 
 def _open_clip() -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from timm.layers import get_act_layer
+from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, checkpoint_filter_fn
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -27,28 +30,44 @@ _NAMES = (
 )
 
 
-def timm_tower(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
+@dataclass(frozen=True)
+class ImageTower:
+    """An image tower of open_clip as timm's.
+
+    Attributes:
+        model: The timm model.
+        projection: What projects its pooled features to embeddings.
+        place: Name of the module that a head goes in place of.
+        names: What the timm model's weights are called in open_clip's tower.
+    """
+
+    model: nn.Module
+    projection: nn.Module
+    place: str
+    names: Mapping[str, str]
+
+
+def timm_tower(visual: Any, name: str) -> ImageTower:
     """An image tower as a timm model.
 
     Args:
         visual: open_clip's tower.
         name: What the model is called, for errors.
 
-    Returns:
-        The timm model; what projects its pooled features to embeddings; and
-        the name of the module that a head goes in place of.
-
     Raises:
         ModelError: If timm has nothing like it.
     """
+    kind = type(visual).__name__
     if hasattr(visual, "trunk"):
         return _own_trunk(visual, name)
-    if type(visual).__name__ != "VisionTransformer":
-        raise ModelError(f"{name} has an image tower of a kind that remtta does not read: {type(visual).__name__}")
+    if kind == "ModifiedResNet":
+        return _modified_resnet(visual, name)
+    if kind != "VisionTransformer":
+        raise ModelError(f"{name} has an image tower of a kind that remtta does not read: {kind}")
     return _vision_transformer(visual, name)
 
 
-def _own_trunk(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
+def _own_trunk(visual: Any, name: str) -> ImageTower:
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
         raise ModelError(f"{name} pools its features outside of timm's model, which remtta does not read")
@@ -56,10 +75,42 @@ def _own_trunk(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
     place = next((each for each, module in trunk.named_modules() if module is classifier), "")
     if not place:
         raise ModelError(f"{name} has a head that remtta cannot find in {type(trunk).__name__}")
-    return trunk, nn.Sequential(classifier, *visual.head.children()), place
+    layers = {"": classifier, **dict(visual.head.named_children())}
+    names = {each: f"trunk.{each}" for each in trunk.state_dict() if not each.startswith(f"{place}.")}
+    for number, (layer, module) in enumerate(layers.items()):
+        theirs = f"head.{layer}" if layer else f"trunk.{place}"
+        names |= {f"{place}.projection.{number}.{each}": f"{theirs}.{each}" for each in module.state_dict()}
+    return ImageTower(trunk, nn.Sequential(*layers.values()), place, names)
 
 
-def _vision_transformer(visual: Any, name: str) -> tuple[nn.Module, nn.Module, str]:
+def _modified_resnet(visual: Any, name: str) -> ImageTower:
+    """OpenAI's ResNets, with three convolutions in the stem, average pools for strides, and an attention pool."""
+    width, stages = visual.conv3.out_channels, (visual.layer1, visual.layer2, visual.layer3, visual.layer4)
+    blocks = [
+        ByoBlockCfg(type="bottle", d=len(stage), c=4 * width * 2**number, s=2 if number else 1, br=0.25)
+        for number, stage in enumerate(stages)
+    ]
+    config = ByoModelCfg(
+        blocks=tuple(blocks),
+        stem_chs=(width // 2, width // 2, width),
+        stem_type="",
+        stem_pool="avg2",
+        downsample="avg",
+        aa_layer="avg",
+        head_type="attn_abs",
+    )
+    resnet: Any = ByobNet(config, num_classes=visual.output_dim, img_size=visual.image_size)
+    if resnet.head.num_heads != visual.attnpool.num_heads:
+        raise ModelError(f"{name} has {visual.attnpool.num_heads} heads in its pool, and timm {resnet.head.num_heads}")
+    state = checkpoint_filter_fn({f"visual.{each}": tensor for each, tensor in visual.state_dict().items()}, resnet)
+    resnet.load_state_dict(state)
+    names = checkpoint_filter_fn({f"visual.{each}": each for each in visual.state_dict()}, resnet)
+    place = "head.proj"
+    ours = {each.replace(f"{place}.", f"{place}.projection."): theirs for each, theirs in names.items()}
+    return ImageTower(resnet, resnet.head.proj, place, ours)
+
+
+def _vision_transformer(visual: Any, name: str) -> ImageTower:
     blocks = visual.transformer.resblocks
     first = blocks[0]
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
@@ -84,7 +135,9 @@ def _vision_transformer(visual: Any, name: str) -> tuple[nn.Module, nn.Module, s
         num_classes=0,
     )
     final = "fc_norm." if visual.final_ln_after_pool else "norm."
-    state = renamed(visual.state_dict(), (*_NAMES, (r"^ln_post\.", final)))
+    rules = (*_NAMES, (r"^ln_post\.", final))
+    state = renamed(visual.state_dict(), rules)
+    names = {each: theirs for each, theirs in zip(state, visual.state_dict(), strict=True) if each != "proj"}
     projection = state.pop("proj")
     state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"].unsqueeze(0)
     if vit.patch_embed.proj.bias is not None:
@@ -92,4 +145,4 @@ def _vision_transformer(visual: Any, name: str) -> tuple[nn.Module, nn.Module, s
     vit.load_state_dict(state)
     linear = nn.Linear(projection.shape[0], projection.shape[1], bias=False)
     linear.load_state_dict({"weight": projection.T})
-    return vit, linear, "head"
+    return ImageTower(vit, linear, "head", {**names, "head.projection.weight": "proj"})

@@ -24,6 +24,7 @@ from remtta.models.huggingface import Folder, build_folder, transformers_folder,
 from remtta.models.labels import checked_labels, known_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
+from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
 
 _log = logging.getLogger("remtta")
@@ -43,6 +44,7 @@ def load_model(
     crop_pct: float | None = None,
     labels: Sequence[str] | None = None,
     prompts: str | Sequence[str] | None = None,
+    text_embeddings: str | Path | None = None,
     on_texts: OnTexts | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
@@ -68,6 +70,8 @@ def load_model(
         crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
         labels: One name per class; what the classes of a zero-shot model are.
         prompts: Templates of a zero-shot model, by name or as they are.
+        text_embeddings: File of `remtta text-embed`, which makes a zero-shot
+            model of timm's image tower.
         on_texts: Told of the progress of a zero-shot model's class embeddings.
         device: Where the model goes.
 
@@ -102,9 +106,10 @@ def load_model(
     }
     given = {key: value for key, value in given.items() if value is not None}
     if is_zero_shot(name):
-        if num_classes or model_kwargs:
+        if num_classes or model_kwargs or text_embeddings:
             raise UsageError(
-                f"{name} has the classes that --labels names, and takes no --num-classes or --model-kwargs"
+                f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
+                "--text-embeddings"
             )
         zero_shot: Any = load_zero_shot(
             name,
@@ -125,13 +130,20 @@ def load_model(
     if num_classes is not None:
         kwargs["num_classes"] = num_classes
     model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
-    _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    if text_embeddings is None:
+        _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    elif labels is not None:
+        raise UsageError("--text-embeddings have class names of their own; leave --labels out")
     weights = weights_file(name, checkpoint)
     known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
+    if text_embeddings is not None:
+        labels = classify_by_texts(model, name, text_embeddings)
     config = {**model.pretrained_cfg, **known, **given}
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
     config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
+    if text_embeddings is not None:
+        config["built_from"]["text_embeddings"] = str(Path(text_embeddings).resolve())
     model.pretrained_cfg = model.default_cfg = config
     loaded: nn.Module = model.float().eval().to(place)
     return loaded

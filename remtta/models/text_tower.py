@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from remtta.errors import OutputError
 from remtta.files import write_atomically
@@ -57,11 +59,47 @@ class TextTower:
     def encode(self, sentences: Sequence[str]) -> Tensor:
         """Embeddings (N, E) at length one."""
         parts = [sentences[start : start + _BATCH] for start in range(0, len(sentences), _BATCH)]
-        return torch.cat([self.model.encode_text(self._tokens(part), normalize=True).float() for part in parts])
+        return torch.cat([self._embed(self.tokens(part)) for part in parts])
 
-    def _tokens(self, sentences: Sequence[str]) -> Tensor:
+    def tokens(self, sentences: Sequence[str]) -> Tensor:
+        """Token numbers (N, context)."""
         tokens: Tensor = self.tokenizer(list(sentences))
         return tokens.to(self.device)
+
+    def of_tokens(self, tokens: Tensor, at_once: int = _BATCH) -> Tensor:
+        """Embeddings (N, E) of token numbers (N, context), with gradient.
+
+        Of more sentences than `at_once`, each part is computed again on the
+        way back, so that no more than one part's graph is held.
+        """
+        if len(tokens) <= at_once:
+            return self._embed(tokens)
+        parts = tokens.split(at_once)
+        return torch.cat([checkpoint(self._embed, part, use_reentrant=False) for part in parts])
+
+    @property
+    def words(self) -> nn.Embedding:
+        """What makes vectors of token numbers: of its embeddings, the one with the most rows."""
+        embeddings = (module for module in self.model.modules() if isinstance(module, nn.Embedding))
+        return max(embeddings, key=lambda module: module.num_embeddings)
+
+    @contextlib.contextmanager
+    def with_words(self, vectors: Tensor, start: int) -> Iterator[None]:
+        """Have vectors (N, D) in place of every sentence's words from position `start` on."""
+        end = start + len(vectors)
+
+        def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return torch.cat([output[:, :start], vectors.expand(len(output), -1, -1), output[:, end:]], dim=1)
+
+        handle = self.words.register_forward_hook(replaced)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        embeddings: Tensor = self.model.encode_text(tokens, normalize=True)
+        return embeddings.float()
 
     def texts_sha256(self, names: Sequence[str], templates: Sequence[str]) -> bytes:
         """Hash of what embeddings are made from: weights, tokenizer, names, templates."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,14 +22,30 @@ class ClassTexts:
     Attributes:
         names: A name per class.
         templates: Sentences with a place for it.
-        tower: The text tower.
+        source: The text tower, if it is there.
         sha256: Hash of the tower's weights, names and templates, 32 bytes.
+        image_names: What the image tower's weights are called in open_clip's, by their names in timm's.
     """
 
     names: tuple[str, ...]
     templates: tuple[str, ...]
-    tower: TextTower
+    source: TextTower | None
     sha256: bytes
+    image_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tower(self) -> TextTower:
+        """The text tower, for methods that need it.
+
+        Raises:
+            ModelError: If there is none.
+        """
+        if self.source is None:
+            raise ModelError(
+                "the method needs a text tower, and --text-embeddings come without; take the whole model, such as "
+                "clip:ViT-B-16/openai"
+            )
+        return self.source
 
     def of_each_template(self) -> Tensor:
         """Embeddings (T, C, E) at length one, of every template by itself."""
@@ -72,8 +88,8 @@ class ZeroShotHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B, C) of pooled features (B, D); within `embedding`, the images' embeddings (B, E)."""
-        image = F.normalize(self.projection(features).float(), dim=-1)
-        return image if self._embeds else self.logits(image)
+        image = self.projection(features).float()
+        return image if self._embeds else self.logits(F.normalize(image, dim=-1))
 
     def logits(self, image: Tensor) -> Tensor:
         """Logits (B, C) of images' embeddings (B, E) at length one."""
@@ -82,7 +98,7 @@ class ZeroShotHead(nn.Module):
 
     @contextlib.contextmanager
     def embedding(self) -> Iterator[None]:
-        """Have the model return embeddings (B, E) of images in place of logits."""
+        """Have the model return embeddings (B, E) of images in place of logits, of any length."""
         self._embeds = True
         try:
             yield
@@ -109,14 +125,17 @@ class ZeroShotHead(nn.Module):
         return head.to(self.scale.device)
 
 
-def zero_shot_head(model: nn.Module, method: str) -> ZeroShotHead:
-    """A zero-shot model's head, for a method that needs its texts.
+def zero_shot_head(model: nn.Module) -> ZeroShotHead:
+    """A zero-shot model's head, for a method that needs it.
 
     Raises:
         ModelError: If it is none.
     """
     head: Any = next((module for module in model.modules() if isinstance(module, ZeroShotHead)), None)
     if head is None:
-        raise ModelError(f"{method} needs a text tower, and this model has none; name one such as clip:ViT-B-16/openai")
+        raise ModelError(
+            "the method is for zero-shot models, and this model has a head of its own; name one such as "
+            "clip:ViT-B-16/openai"
+        )
     found: ZeroShotHead = head
     return found

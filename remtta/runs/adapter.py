@@ -28,6 +28,8 @@ class Adapter:
         memory: What brings back what a condition had taught.
     """
 
+    num_processes = 1  # that take a share of each batch
+
     def __init__(
         self,
         method: Method,

@@ -17,6 +17,7 @@ RECORD = "run.json"
 RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
+MQTT = "mqtt.json"  # how much of the predictions a broker has
 RESERVE = ".reserve"
 SITE = "site.json"  # of many streams on one model, whose folders are beside it
 
@@ -103,7 +104,7 @@ def claim_folder(folder: Path, *, overwrite: bool) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PREDICTIONS).touch()
-        for name in (DELTA, STATE, EVENTS):
+        for name in (DELTA, STATE, EVENTS, MQTT):
             (folder / name).unlink(missing_ok=True)
 
 

@@ -98,8 +98,8 @@ class Journal:
                 self._events.unsaved_rows()
         return passed
 
-    def write(self, result: BatchResult) -> None:
-        """Write a batch's predictions.
+    def write(self, result: BatchResult) -> list[Row]:
+        """Write a batch's predictions, and return the rows.
 
         Raises:
             OutputError: If the disk refuses; none of them is written then.
@@ -130,6 +130,7 @@ class Journal:
                 "another machine, device or number of threads?",
                 next(row["index"] for row in rows if "index" in row),
             )
+        return rows
 
     def echo(self, interrupts: Interrupts) -> None:
         """Pass on what was written last.

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,12 +75,8 @@ def plan_run(
         ModelError: If the method cannot adapt the model.
         DeltaError: If the delta does not fit the model.
     """
-    torch.manual_seed(options.seed)
-    built = build_method(method, model, config)
-    _check_method(built, method, source_data, options)
-    learned = None
-    if source_data is not None and built.needs_source:
-        learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
+    adapter, learned = adapter_on(model, method, config, options, source_data, wait)
+    built = adapter.method
     estimator = _estimator(built, card, source_data, options, folder, wait)
     if options.max_memory is not None and config.micro_batch is None:
         config = _within_memory(built, card, config, folder, options)
@@ -87,9 +84,27 @@ def plan_run(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    memory = remembering(built, options.memory, config)
-    adapter = Adapter(built, guarded(built, options.guard, config), smoother, estimator, memory)
+    adapter = Adapter(built, adapter.guard, smoother, estimator, adapter.memory)
     return Plan(card, adapter, method, config, options, stream, delta, learned)
+
+
+def adapter_on(
+    model: nn.Module,
+    method: str,
+    config: MethodConfig,
+    options: RunOptions,
+    source_data: str | Path | None,
+    wait: Callable[[], None] = lambda: None,
+) -> tuple[Adapter, dict[str, Any] | None]:
+    """A method on a model at its source weights, under its guard, with a memory; and what it learned from source images."""
+    torch.manual_seed(options.seed)
+    built = build_method(method, model, config)
+    _check_method(built, method, source_data, options)
+    learned = None
+    if source_data is not None and built.needs_source:
+        learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
+    memory = remembering(built, options.memory, config)
+    return Adapter(built, guarded(built, options.guard, config), memory=memory), learned
 
 
 def tell_plan(plan: Plan) -> None:

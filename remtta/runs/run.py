@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,7 @@ from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
 from remtta.runs.session import Moment, Session
 from remtta.runs.summary import GuardStop, RunSummary
+from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batches, Early
 from remtta.streams.prefetch import DecodedFrame
@@ -43,6 +44,7 @@ class Run:
         folder: Where the results go.
         pipe: A binary stream that gets the prediction lines as well.
         on_batch: Called after every batch with what the run has come to.
+        viewers: Who looks on.
         interrupts: Turns signals into a clean stop.
     """
 
@@ -53,6 +55,7 @@ class Run:
         *,
         pipe: BinaryIO | None = None,
         on_batch: Callable[[RunSummary], None] | None = None,
+        viewers: Sequence[Viewer] = (),
         interrupts: Interrupts,
     ) -> None:
         options, live = plan.options, plan.stream.live
@@ -66,7 +69,7 @@ class Run:
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
         self._scribe = Scribe(
-            plan, self.summary, self._journal, self.record, self._policy, self._save_after, interrupts
+            plan, self.summary, self._journal, self.record, self._policy, self._save_after, interrupts, viewers
         )
         self._session = Session(
             plan.adapter,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.journal import Journal
 from remtta.runs.policy import FitFrames
+from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
 from remtta.runs.summary import RunSummary
+from remtta.runs.viewing import View, Viewer
 
 _log = logging.getLogger("remtta")
 
@@ -28,6 +30,7 @@ class Scribe:
         policy: Knows the last frame.
         save: Saves what is due after a batch.
         interrupts: Ends the wait for a reader that takes nothing.
+        viewers: Who looks on.
 
     Attributes:
         started: When the run began, less the time of its earlier parts; in seconds of the monotonic clock.
@@ -42,16 +45,18 @@ class Scribe:
         policy: FitFrames,
         save: Callable[[BatchResult], None],
         interrupts: Interrupts,
+        viewers: Sequence[Viewer] = (),
     ) -> None:
         self._plan, self._summary, self._journal, self._record = plan, summary, journal, record
         self._policy, self._save, self._interrupts = policy, save, interrupts
+        self._viewers, self._rows = viewers, list[Row]()
         self.started = time.monotonic()
 
     def answered(self, result: BatchResult) -> None:
         """Write a batch's predictions."""
         batch, place = result.batch, self._summary.place
         self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_told_readable)
-        self._journal.write(result)
+        self._rows = self._journal.write(result)
         last = batch.frames[-1]
         place.last = last.source, last.number
         nats = None if result.logits is None else float(entropy(result.logits).mean())
@@ -78,9 +83,13 @@ class Scribe:
         self._save(result)
 
     def pass_on(self, result: BatchResult) -> None:
-        """Send a batch's predictions down the pipe, if there is one."""
+        """Send a batch's predictions down the pipe, if there is one, and show them to who looks on."""
         self._journal.echo(self._interrupts)
         self._summary.place.passed_bytes = self._summary.place.num_bytes
+        guard = self._plan.adapter.guard
+        rows = [row for row in self._rows if "gap" not in row]
+        for show in self._viewers:
+            show(View(result.batch.untold, rows, self._summary, guard.judge.standing if guard else None))
 
     def note_place(self) -> None:
         """Note how much is on the disk, and how long it took."""

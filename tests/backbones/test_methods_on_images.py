@@ -18,13 +18,13 @@ from remtta.guard.guard import Guard
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import MethodConfig, REMConfig, method_config
+from remtta.methods.settings import ZERO_SHOT, MethodConfig, REMConfig, method_config
 from remtta.options import EvalOptions, GuardOptions
 from remtta.runs.interrupts import Interrupts
 from tests.backbones.families import pictures, tiny
 from tests.conftest import draw_folder
 from tests.evaluation.trees import open_tree, write_tree
-from tests.methods.test_registry import PASSABLE, QUICK, ZERO_SHOT
+from tests.methods.test_registry import PASSABLE, QUICK
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 

@@ -28,10 +28,10 @@ from remtta.guard.guard import Guard
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import method_config
+from remtta.methods.settings import ZERO_SHOT, method_config
 from remtta.options import GuardOptions
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.test_registry import PASSABLE, QUICK, ZERO_SHOT
+from tests.methods.test_registry import PASSABLE, QUICK
 
 WIDTH, PATCH, GRID, DEPTH = 24, 4, 8, 4
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")  # reach in between a transformer's blocks

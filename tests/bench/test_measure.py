@@ -24,6 +24,7 @@ from remtta.bench.products import count_flop
 from remtta.errors import ModelError, UsageError
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
+from tests.models.tiny_clip import tiny_clip
 
 KWARGS = tuple(TINY.items())
 
@@ -147,3 +148,13 @@ def test_of_a_convolutional_model_all_but_the_plain_rem_is_measured() -> None:
     assert all(each.gflop > 0 for each in measured)
     with pytest.raises(ModelError, match="rem-plain reaches in between"):
         run_bench(replace(options, subjects=("rem-plain",)))
+
+
+def test_zero_shot_models_are_measured_with_imagenets_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name, _ = tiny_clip(tmp_path / "model")
+    options = BenchOptions(model=name, batch_size=2, repeats=1, memory=False, subjects=("source", "rem"))
+    assert [each.subject for each in run_bench(options)] == [FORWARD, "source", "rem"]
+    assert prepare(FORWARD, options).model.num_classes == 1000
+    with pytest.raises(UsageError, match="takes no --num-classes"):
+        prepare(FORWARD, replace(options, num_classes=3))

@@ -15,6 +15,7 @@ import pytest
 from remtta.backbones.registry import FAMILIES
 from remtta.cli.models import methods_text
 from remtta.methods.registry import METHODS
+from remtta.methods.settings import ZERO_SHOT
 from remtta.methods.support import Support, kinds, modules_without_family, support_of
 from tests.command import refusal_of, remtta_here
 
@@ -62,7 +63,7 @@ def test_a_part_of_a_name_chooses_kinds(capfd: pytest.CaptureFixture[str]) -> No
         lines[1]
         .strip()
         .startswith(
-            "masks by attention or features; blocks 0-8 of 12; all methods but norm, foa, watt, rem-watt; timm has"
+            "masks by attention or features; blocks 0-8 of 12; all methods but norm, foa, zero-shot ones; timm has"
         )
     )
 
@@ -73,13 +74,13 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert "REM masks by: attention (default), features, random" in told
     assert "REM adapts the norms of: blocks 0-8 of 12, " in told
     assert "not foa: FOA changes which tokens there are" in told
-    assert "not watt, rem-watt: WATT needs a text tower, and this model has none" in told
+    assert "not watt, rem-watt, clipartt, tpt, tda, batclip: the method is for zero-shot models" in told
     assert remtta_here("models", "mixer_s32_224") == 0
     told = " ".join(capfd.readouterr().out.split())
     assert "methods: source not any other: MlpMixer is in no family" in told
     assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
     (found,) = json.loads(capfd.readouterr().out)
-    assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", "watt", "rem-watt"]
+    assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", *ZERO_SHOT]
     assert found["methods"] == [name for name in METHODS if name not in found["refused"]]
     assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
 

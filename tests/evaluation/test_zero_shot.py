@@ -4,16 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from remtta import apply_delta, load_delta, load_model
 from remtta.errors import UsageError
 from remtta.evaluation.classes import spoken_names
-from tests.command import refusal_of, remtta_here
+from tests.command import remtta_here
 from tests.conftest import draw_folder
 from tests.models.tiny_clip import tiny_clip
 
 
 def test_an_evaluation_takes_class_names_from_folders_and_its_delta_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     name, _ = tiny_clip(tmp_path / "model")
@@ -35,9 +37,15 @@ def test_an_evaluation_takes_class_names_from_folders_and_its_delta_goes_on(
     assert remtta_here("adapt", frames, "--model", name, "--delta", str(delta), "--output", str(tmp_path / "run")) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     assert {row["label"] for row in rows} <= {"green frog", "ship"} and len(rows) == 4
-    capfd.readouterr()
-    code, line = refusal_of(capfd, "apply", str(delta), "--model", name, "--output", str(tmp_path / "a.safetensors"))
-    assert code == 2 and "a zero-shot model's head is made of texts" in line
+    whole = tmp_path / "adapted.safetensors"
+    assert remtta_here("apply", str(delta), "--model", name, "--output", str(whole)) == 0
+    start = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
+    given = {"labels": start["labels"], "prompts": "watt"}
+    first, second = load_model(name, **given), load_model(name, checkpoint=whole, **given)
+    apply_delta(first, load_delta(delta))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
 def test_watt_is_evaluated_and_starts_each_batch_at_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

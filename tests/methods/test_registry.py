@@ -14,11 +14,10 @@ from remtta.errors import UsageError
 from remtta.methods.hog import hog_size
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import METHOD_CONFIGS, REMConfig, TentConfig, method_config
+from remtta.methods.settings import METHOD_CONFIGS, ZERO_SHOT, REMConfig, TentConfig, method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 WHOLE_BATCH = ("roid", "cmf", "ecotta")  # refuse micro-batches
-ZERO_SHOT = ("watt", "rem-watt")  # need the texts of a zero-shot model
 ON_VITS = [name for name in METHODS if name not in ("norm", *ZERO_SHOT)]  # norm needs batch norms
 GRADIENT_METHODS = [name for name in ON_VITS if name not in ("source", "lame")]
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught

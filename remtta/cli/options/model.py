@@ -45,6 +45,10 @@ class ModelOptions:
         str | None,
         _option(help="Templates of a zero-shot model: single, openai7, openai80, watt, or a file. Default: single."),
     ] = None
+    text_embeddings: Annotated[
+        Path | None,
+        _option(metavar="FILE", help="Classes of an image tower without a text tower, by remtta text-embed."),
+    ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
         _option(metavar="R G B", help="Pixel mean in [0, 1]. Default: the checkpoint's."),
@@ -74,6 +78,7 @@ class ModelOptions:
             "model_kwargs": parse_pairs(self.model_kwargs),
             "input_size": self.input_size,
             "prompts": self.prompts,
+            "text_embeddings": self.text_embeddings,
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,

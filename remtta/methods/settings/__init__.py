@@ -33,12 +33,22 @@ from remtta.methods.settings.whole_model import (
     ViDAConfig,
     WholeModelConfig,
 )
-from remtta.methods.settings.zero_shot import REMWATTConfig, WATTConfig
+from remtta.methods.settings.zero_shot import (
+    BATCLIPConfig,
+    CLIPArTTConfig,
+    REMWATTConfig,
+    TDAConfig,
+    TPTConfig,
+    WATTConfig,
+)
 
 __all__ = [
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
+    "ZERO_SHOT",
+    "BATCLIPConfig",
     "BECoTTAConfig",
+    "CLIPArTTConfig",
     "CMFConfig",
     "CoTTAConfig",
     "ContinualMAEConfig",
@@ -61,6 +71,8 @@ __all__ = [
     "SARConfig",
     "SourceConfig",
     "SupervisedConfig",
+    "TDAConfig",
+    "TPTConfig",
     "TentConfig",
     "VDPConfig",
     "ViDAConfig",
@@ -106,10 +118,20 @@ _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
     "becotta": (BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
     "watt": (WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
     "rem-watt": (REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
+    "clipartt": (
+        CLIPArTTConfig,
+        "zero-shot: sentences of each image's likeliest classes (Vargas Hakim et al., WACV 2025)",
+    ),
+    "tpt": (TPTConfig, "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
+    "tda": (TDAConfig, "zero-shot: caches of images seen before, no training (Karmanov et al., CVPR 2024)"),
+    "batclip": (BATCLIPConfig, "zero-shot: norms of both towers, classes apart (Maharana et al., ICCV 2025)"),
 }
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}
 """The settings of every method, by its name on the command line."""
+
+ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt", "tda", "batclip")
+"""Methods that only zero-shot models take."""
 
 METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _METHODS.items()}
 """A line about every method, by its name on the command line."""

@@ -1,0 +1,131 @@
+"""TPT: test-time prompt tuning (Shu et al., NeurIPS 2022, arXiv:2209.07511)."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.errors import ModelError
+from remtta.methods.adapting import AdaptingMethod
+from remtta.methods.augmentations import PixelSpace
+from remtta.methods.augmix import augmix, random_view
+from remtta.methods.losses import entropy
+from remtta.methods.memo import marginal_entropy
+from remtta.methods.optimizer import NamedOptimizer
+from remtta.methods.settings import TPTConfig
+from remtta.models.prompts import PLACE, filled
+from remtta.models.text_tower import TextTower
+from remtta.models.zero_shot import zero_shot_head
+
+_log = logging.getLogger("remtta")
+
+
+class TPT(AdaptingMethod):
+    """Tune the words before the class's name for each image alone, predict it with them, and forget them.
+
+    The loss is the entropy of the mean prediction over the most certain of an
+    image's augmented views. The words are vectors that start as those of the
+    first template; all classes share them. No weight changes, and images do
+    not see one another, so the batch size changes nothing.
+
+    Args:
+        model: A zero-shot classifier, put in eval mode and frozen.
+        config: Settings; by default the official code's.
+
+    Raises:
+        ModelError: If it has no text tower, or its first template begins with the class's name.
+    """
+
+    accumulates = False
+    num_backwards = 0.0  # of the image tower
+    delta_refusal = "TPT tunes words for every image, which are no weights of the model"
+
+    def __init__(self, model: nn.Module, config: TPTConfig | None = None) -> None:
+        self.config = config or TPTConfig()
+        super().__init__(model, self.config)
+        self._head = zero_shot_head(model)
+        texts = self._head.texts
+        self._tower, template = texts.tower, texts.templates[0]
+        self._tower.model.requires_grad_(False)
+        self._tokens = self._tower.tokens([filled(template, name) for name in texts.names])
+        self._start, end = _words_before(self._tower, template, self._tokens)
+        self._first = self._tower.words.weight[self._tokens[0, self._start : end]].detach().clone()
+        self._words = self._first.clone()
+        self._optimizer = NamedOptimizer({"words": self._words}, self.config, [{"params": [self._words]}])
+        self._pixels = PixelSpace(self._backbone.module)
+        self.num_trained = self._words.numel()
+        self.num_forwards = float(self.config.num_views)
+
+    def _chosen(self) -> dict[str, nn.Parameter]:
+        return {}
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the config's learning rate, from now on."""
+        self._optimizer.scale_lr(factor)
+
+    def answer(self, images: Tensor) -> Tensor:
+        """The same as a call: the prediction comes from after the update."""
+        return self(images)
+
+    @torch.inference_mode(False)  # the caller may be inside one
+    def _adapt(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        return torch.stack([self._predict_tuned(self._views(image)) for image in images]).unsqueeze(0)
+
+    @torch.no_grad()
+    def _views(self, image: Tensor) -> Tensor:
+        """Embeddings (V, E) at length one of an image (3, H, W) and its augmented views."""
+        view = augmix if self.config.augmix else random_view
+        others = (self._pixels.augment(image, view, self._generator) for _ in range(self.config.num_views - 1))
+        views = torch.stack([image, *others])
+        with self._head.embedding():
+            parts = [self._logits(part) for part in views.split(self.config.micro_batch or len(views))]
+        return F.normalize(torch.cat(parts), dim=-1)
+
+    @torch.enable_grad()
+    def _predict_tuned(self, views: Tensor) -> Tensor:
+        """Logits (C,) of the first of an image's views (V, E), with words tuned to all."""
+        self._words.data.copy_(self._first)
+        self._optimizer.restart()
+        num_certain = max(1, int(self.config.certain_share * len(views)))
+        certain: Tensor | None = None
+        tuned = False
+        with self._tower.with_words(self._words, self._start):
+            for _ in range(self.config.steps):
+                logits = self._classified(views)
+                if certain is None:
+                    certain = entropy(logits.detach()).argsort(stable=True)[:num_certain]
+                self._optimizer.zero_grad()
+                marginal_entropy(logits[certain]).backward()
+                if not self._optimizer.finite():
+                    _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
+                    break
+                self._optimizer.step()
+                tuned = True
+            with torch.no_grad():
+                prediction = self._classified(views[:1]).squeeze(0)
+        if tuned:
+            self._weights.commit()  # counts the update
+        return prediction
+
+    def _classified(self, views: Tensor) -> Tensor:
+        with self._head.using(self._tower.of_tokens(self._tokens)):
+            return self._head.logits(views)
+
+
+def _words_before(tower: TextTower, template: str, tokens: Tensor) -> tuple[int, int]:
+    """Where in the sentences (C, context) the words before the class's name begin, and where they end."""
+    empty, before = tower.tokens(["", template.partition(PLACE)[0].rstrip()])
+    start, end = (_shared(first, before[None]) for first in (empty, before))
+    end = _shared(before, tokens)
+    if end <= start:
+        raise ModelError(f'TPT tunes the words before the class\'s name, and "{template}" has none; choose --prompts')
+    return start, end
+
+
+def _shared(first: Tensor, others: Tensor) -> int:
+    """How many leading tokens of one sentence (context) all others (N, context) begin with."""
+    same = (others == first).all(0)
+    return int(same.long().cumprod(0).sum())

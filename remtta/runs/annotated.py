@@ -1,0 +1,133 @@
+"""A video of what the model saw and said, which can be played up to the last frame or two however the run ends."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remtta.errors import UsageError
+from remtta.files import writing
+from remtta.runs.viewing import View, answer_of, answered_by
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from remtta.runs.reading import Row
+    from remtta.streams.prefetch import DecodedFrame
+
+LEAST_WIDTH = 320
+_BAND, _TEXT = 64, 16  # pixels
+_FRAME_S = 0.1  # of what has no time of its own
+_MS = Fraction(1, 1000)
+# Each frame is a part of the file by itself, so that none but the last is lost with the process.
+_MP4 = {"movflags": "frag_every_frame+empty_moov+default_base_moof", "flush_packets": "1"}
+
+
+def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> Path:
+    """The file for a run's video: the one that was asked for or, where a run goes on, one beside the earlier parts.
+
+    Raises:
+        UsageError: If it cannot be made.
+    """
+    try:
+        import av  # noqa: F401
+    except ImportError as error:
+        raise UsageError('an annotated video needs PyAV; pip install "remtta[video]"') from error
+    if path.suffix != ".mp4" or path.is_dir():
+        raise UsageError(f"--annotate {path} must be a file that ends in .mp4")
+    if path.parent != folder and not path.parent.is_dir():
+        raise UsageError(f"--annotate: {path.parent}: no such folder; make it first")
+    if not path.exists() or overwrite:
+        return path
+    if not resume:
+        raise UsageError(f"{path} exists; choose another --annotate or add --overwrite")
+    number = 2
+    while (part := path.with_stem(f"{path.stem}-{number}")).exists():
+        number += 1
+    return part
+
+
+class AnnotatedVideo:
+    """Writes each readable frame, as the model saw it, with label, probability, who answered and the guard's standing.
+
+    H.264 in a fragmented MP4. Frames have the times of the video that they are from; others take a tenth of a second.
+
+    Args:
+        path: The file, which is made with the first frame.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._container: Any = None
+        self._stream: Any = None
+        self._last_s = -_FRAME_S
+
+    def __call__(self, view: View) -> None:
+        """Add frames.
+
+        Raises:
+            OutputError: If the disk refuses.
+        """
+        with writing(self._path):
+            for frame, row in zip(view.frames, view.rows, strict=True):
+                if frame.image is not None:
+                    self._add(self._picture(frame, row, view.guard), frame.time_s)
+
+    def close(self) -> None:
+        """Write what the encoder holds, and the end.
+
+        Raises:
+            OutputError: If the disk refuses.
+        """
+        if self._container:
+            with writing(self._path):
+                self._container.mux(self._stream.encode(None))
+                self._container.close()
+
+    def _add(self, picture: Image.Image, time_s: float | None) -> None:
+        import av
+        import numpy as np
+
+        if self._container is None:
+            self._open(*picture.size)
+        # A camera's times begin anew with each connection.
+        self._last_s = time_s if time_s is not None and time_s > self._last_s else self._last_s + _FRAME_S
+        frame = av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
+        frame.pts, frame.time_base = round(self._last_s / _MS), _MS
+        self._container.mux(self._stream.encode(frame))
+
+    def _open(self, width: int, height: int) -> None:
+        import av
+
+        self._container = av.open(str(self._path), "w", options=_MP4)
+        options = {"preset": "veryfast", "tune": "zerolatency"}  # which hands out each frame as it comes
+        self._stream = self._container.add_stream("libx264", rate=round(1 / _FRAME_S), options=options)
+        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
+        self._stream.codec_context.time_base = _MS
+
+    @cached_property
+    def _font(self) -> Any:
+        from PIL import ImageFont
+
+        return ImageFont.load_default(_TEXT)
+
+    def _picture(self, frame: DecodedFrame, row: Row, guard: str | None) -> Image.Image:
+        """The frame, enlarged to a width that can be read, above a band of two lines; both sides are even."""
+        from PIL import Image, ImageDraw
+
+        assert frame.image is not None
+        seen = Image.fromarray(frame.image.permute(1, 2, 0).numpy())
+        scale = 2 * math.ceil(LEAST_WIDTH / seen.width / 2) if seen.width < LEAST_WIDTH else 1
+        width, height = (side * scale + side * scale % 2 for side in seen.size)
+        picture = Image.new("RGB", (width, height + _BAND))
+        picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
+        draw = ImageDraw.Draw(picture)
+        standing = f"guard: {guard}" if guard else "no guard"
+        lines = (answer_of(row), f"{answered_by(row)}; {standing}")
+        for number, line in enumerate(lines):
+            printable = "".join(c if c.isprintable() else "?" for c in line)
+            draw.text((8, height + 8 + number * _BAND // 2.3), printable, font=self._font, fill="white")
+        return picture

@@ -1,0 +1,193 @@
+"""Predictions to an MQTT broker, each at least once, from the file that has them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from remtta.errors import OutputError, UsageError
+from remtta.files import write_json
+from remtta.runs.folder import MQTT, PREDICTIONS
+
+if TYPE_CHECKING:
+    from remtta.runs.viewing import View
+
+PATIENCE_S = 5.0  # in which the broker is to take the rest at the end
+_POLL_S, _SAVE_EVERY_S = 0.05, 1.0
+_MOST_UNDERWAY = 200  # lines that the broker has not confirmed yet
+_RETRY_S = (1, 30)
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Where predictions go.
+
+    Attributes:
+        host: The broker's.
+        port: The broker's.
+        name: The topic.
+        secure: Whether by TLS.
+        user: Who says so, if the broker wants to know.
+        password: The user's.
+    """
+
+    host: str
+    port: int
+    name: str
+    secure: bool = False
+    user: str | None = None
+    password: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The address without a password."""
+        return f"mqtt{'s' * self.secure}://{self.host}:{self.port}/{self.name}"
+
+
+def parse_topic(text: str) -> Topic:
+    """The topic that `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC` names, or `mqtts://` for TLS.
+
+    Raises:
+        UsageError: If it names none, or paho-mqtt is missing.
+    """
+    try:
+        import paho.mqtt.client  # noqa: F401
+    except ImportError as error:
+        raise UsageError('--mqtt needs paho-mqtt; pip install "remtta[mqtt]"') from error
+    try:
+        url = urlsplit(text)
+        host, port, name = url.hostname, url.port, unquote(url.path.removeprefix("/"))
+    except ValueError:
+        url, host, port, name = urlsplit(""), None, None, ""
+    if not host or url.scheme not in _PORTS or not name or set(name) & set("#+\0") or url.query or "#" in text:
+        raise UsageError("--mqtt takes mqtt://HOST:PORT/TOPIC, or mqtts://, with a topic without # and +")
+    user, password = (None if part is None else unquote(part) for part in (url.username, url.password))
+    return Topic(host, port or _PORTS[url.scheme], name, url.scheme == "mqtts", user, password)
+
+
+class Publisher:
+    """Sends the lines of a run's predictions from a thread of its own, so that no broker delays a prediction.
+
+    What the broker has confirmed is noted in the run's folder; from there a run that goes on sends again.
+
+    Args:
+        topic: Where to.
+        folder: The run's folder.
+        resume: Whether the predictions that are there already are this run's.
+    """
+
+    def __init__(self, topic: Topic, folder: Path, *, resume: bool) -> None:
+        from paho.mqtt.client import Client
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        self._topic, self._folder, self._resume = topic, folder, resume
+        self._begun, self._done = threading.Event(), threading.Event()
+        self._underway: deque[tuple[int, int]] = deque()  # messages, and where their lines end
+        self._confirmed: set[int] = set()
+        self._read = self._sent = self._noted = 0
+        self._client = Client(CallbackAPIVersion.VERSION2)
+        if topic.user is not None:
+            self._client.username_pw_set(topic.user, topic.password)
+        if topic.secure:
+            self._client.tls_set()
+        self._client.reconnect_delay_set(*_RETRY_S)
+        self._client.on_connect = self._tell_connection
+        self._client.on_disconnect = self._tell_loss
+        self._client.on_publish = lambda client, data, message, *more: self._confirmed.add(message)
+        self._client.connect_async(topic.host, topic.port)
+        self._client.loop_start()
+        self._thread = threading.Thread(target=self._work, name="remtta-mqtt", daemon=True)
+        self._thread.start()
+
+    def __call__(self, view: View) -> None:
+        """Take note that the file is this run's."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._begun.is_set():
+            self._read = self._sent = self._noted = self._earlier() if self._resume else 0
+            self._begun.set()
+
+    def close(self) -> None:
+        """Send the rest, as far as the broker takes it in a few seconds."""
+        if self._resume:  # the rest of an earlier part, where there was no frame more
+            self._begin()
+        self._done.set()
+        self._thread.join()
+        self._client.on_disconnect = None
+        self._client.disconnect()
+        self._client.loop_stop()
+        if self._begun.is_set() and self._left:
+            _log.warning("%s has not confirmed all predictions; --resume sends the rest", self._topic.shown)
+
+    @property
+    def _left(self) -> int:
+        """Bytes of the file that are not confirmed."""
+        path = self._folder / PREDICTIONS
+        return (path.stat().st_size if path.exists() else 0) - self._sent
+
+    def _earlier(self) -> int:
+        """How much of the file an earlier part of the run has sent to this topic."""
+        try:
+            noted = json.loads((self._folder / MQTT).read_bytes())
+            with open(self._folder / PREDICTIONS, "rb") as file:
+                file.seek(noted["sent_bytes"] - 1)
+                return int(noted["sent_bytes"]) if noted["to"] == self._topic.shown and file.read(1) == b"\n" else 0
+        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: all of it again
+            return 0
+
+    def _work(self) -> None:
+        noted_at, deadline = time.monotonic(), None
+        while True:
+            if self._begun.is_set():
+                self._send_new()
+                self._note_confirmed()
+            ends = self._done.is_set()
+            deadline = deadline or (time.monotonic() + PATIENCE_S if ends else None)
+            if ends and (not self._begun.is_set() or not self._left or time.monotonic() > (deadline or 0)):
+                break
+            if time.monotonic() - noted_at > _SAVE_EVERY_S:
+                self._save()
+                noted_at = time.monotonic()
+            time.sleep(_POLL_S)
+        self._save()
+
+    def _send_new(self) -> None:
+        """Send whole lines, as long as not too many are underway."""
+        path = self._folder / PREDICTIONS
+        if not (self._client.is_connected() and path.exists()):
+            return
+        with open(path, "rb") as file:
+            file.seek(self._read)
+            while len(self._underway) < _MOST_UNDERWAY and (line := file.readline()).endswith(b"\n"):
+                self._read += len(line)
+                self._underway.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
+
+    def _note_confirmed(self) -> None:
+        while self._underway and self._underway[0][0] in self._confirmed:
+            message, self._sent = self._underway.popleft()
+            self._confirmed.discard(message)
+
+    def _save(self) -> None:
+        if self._sent != self._noted:
+            with contextlib.suppress(OutputError):  # a full disk may have room again; else more is sent again
+                write_json(self._folder / MQTT, {"to": self._topic.shown, "sent_bytes": self._sent})
+                self._noted = self._sent
+
+    def _tell_connection(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
+        if reason.is_failure:
+            _log.warning("%s refuses: %s; predictions wait in the file", self._topic.shown, reason)
+
+    def _tell_loss(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
+        _log.warning("%s is lost (%s); predictions wait in the file until it is back", self._topic.shown, reason)

@@ -1,0 +1,260 @@
+"""CLIPArTT, TPT, TDA and BATCLIP, against plain second writings of their rules."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.errors import ModelError, UsageError
+from remtta.methods.augmix import random_view
+from remtta.methods.registry import build_method
+from remtta.methods.settings import method_config
+from remtta.methods.tpt import TPT
+from remtta.models.loading import load_model
+from remtta.runs.interrupts import Interrupts
+from tests.conftest import draw_folder, random_images, tiny_vit
+from tests.models.tiny_clip import NAMES, tiny_clip
+from tests.runs.test_resume import assert_same_results
+from tests.runs.tiny import StopAfter, adapt_tiny
+
+TEMPLATES = ("a photo of a {}", "art of the {}.")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clipartt": {"lr": 0.01, "steps": 2, "episodic": False},
+    "tpt": {"num_views": 6, "certain_share": 0.5},
+    "tda": {"negative_below": 1.0},
+    "batclip": {"lr": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("clip")
+
+
+@pytest.fixture(scope="module")
+def loaded(place: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        yield load_model(tiny_clip(place / "model")[0], labels=NAMES, prompts=TEMPLATES)
+
+
+@pytest.fixture
+def model(loaded: Any) -> Any:
+    """A copy of the model; its text tower is a copy too."""
+    own = copy.deepcopy(loaded).requires_grad_(False)
+    with torch.no_grad():  # a head of its own scale, so that predictions are of any certainty
+        own.head.scale.fill_(8.0)
+    return own
+
+
+def embedded(model: Any, images: Tensor) -> Tensor:
+    features = model.forward_head(model.forward_features(images), pre_logits=True)
+    result: Tensor = features @ model.head.projection.weight.T
+    return result
+
+
+def sentences(model: Any, template: str) -> Tensor:
+    tower = model.head.texts.tower
+    tokens: Tensor = tower.tokenizer([template.replace("{}", name) for name in NAMES])
+    return tokens
+
+
+def norms(*roots: nn.Module) -> list[nn.Parameter]:
+    found = [p for root in roots for m in root.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
+    for parameter in found:
+        parameter.requires_grad_(True)
+    return found
+
+
+def build(name: str, model: Any, **more: Any) -> Any:
+    return build_method(name, model, method_config(name, {**SETTINGS[name], **more}, batch_size=4))
+
+
+def test_clipartt_equals_a_plain_loop(model: Any) -> None:
+    other, images = copy.deepcopy(model), random_images(4)
+    method = build("clipartt", model, episodic=True)
+    optimizer = torch.optim.Adam(norms(other), lr=0.01)
+    for _ in range(2):
+        image = F.normalize(embedded(other, images), dim=-1)
+        top = (image @ other.head.embeddings.T).topk(3, dim=-1).indices.tolist()
+        said = [f"a photo of a {NAMES[a]} or {NAMES[b]} or {NAMES[c]}" for a, b, c in top]
+        text = other.head.texts.tower.encode(said)
+        targets = ((image @ image.T + text @ text.T) / 2 / 0.01).softmax(-1)
+        logits = 8.0 * image @ text.T
+        optimizer.zero_grad()
+        (-targets.T * logits.log_softmax(-1)).sum(1).mean().backward()
+        optimizer.step()
+    expected = other(images).detach()
+    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
+    assert method.num_updates == 2
+
+
+def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
+    torch.manual_seed(5)
+    method = build("tpt", model)
+    assert isinstance(method, TPT) and method.num_trained == 4 * 16
+    generator = torch.Generator().manual_seed(5)
+    tower, images = model.head.texts.tower.model, random_images(2)
+    tokens = sentences(model, TEMPLATES[0])
+    mean, std = torch.tensor([0.5] * 3).view(3, 1, 1), torch.tensor([0.25] * 3).view(3, 1, 1)
+    expected = []
+    for image in images:
+        pixels = (image * std + mean).clamp(0, 1)
+        views = torch.stack([image, *((random_view(pixels, generator) - mean) / std for _ in range(5))])
+        view = F.normalize(embedded(model, views), dim=-1).detach()
+        words = tower.token_embedding(tokens)[:1, 1:5].detach().clone().requires_grad_(True)
+
+        def logits(view: Tensor, words: Tensor) -> Tensor:
+            table = tower.token_embedding(tokens)
+            x = torch.cat([table[:, :1], words.expand(len(tokens), -1, -1), table[:, 5:]], 1)
+            x = tower.transformer(x + tower.positional_embedding, attn_mask=tower.attn_mask)
+            x = tower.ln_final(x)[torch.arange(len(tokens)), tokens.argmax(-1)] @ tower.text_projection
+            return 8.0 * view @ F.normalize(x, dim=-1).T
+
+        first = logits(view, words)
+        entropies = -(first.softmax(-1) * first.log_softmax(-1)).sum(-1)
+        mean_probs = first[entropies.argsort()[:3]].softmax(-1).mean(0)
+        loss = -(mean_probs * mean_probs.log()).sum()
+        (gradient,) = torch.autograd.grad(loss, words)
+        words = words - 5e-3 * gradient / (gradient.abs() + 1e-8)  # Adam's first step
+        expected.append(logits(view[:1], words).detach().squeeze(0))
+    torch.testing.assert_close(method(images), torch.stack(expected), rtol=1e-3, atol=1e-4)
+    assert method.num_updates == 2 and not method.delta()
+
+
+def test_tda_equals_the_official_bookkeeping(model: Any) -> None:
+    method = build("tda", model, negative_above=0.3, shots=2, possible_above=0.15)
+    images = random_images(12)
+    images[6:] = images[:6] + 0.3 * random_images(6, 1)  # near ones, so that classes fill up
+    certain: dict[int, list[Any]] = {}
+    doubtful: dict[int, list[Any]] = {}
+    expected = []
+    for image in F.normalize(embedded(model, images), dim=-1).detach():
+        logits = 8.0 * image @ model.head.embeddings.T
+        probs = logits.softmax(-1)
+        loss = float(-(probs * probs.log()).sum())
+        for cache, shots in ((certain, 2), (doubtful, 2)):
+            if cache is doubtful and not 0.3 < loss / math.log2(5) < 1.0:
+                continue
+            found = cache.setdefault(int(logits.argmax()), [])
+            if len(found) < shots:
+                found.append((loss, image, probs))
+            elif loss < found[-1][0]:
+                found[-1] = (loss, image, probs)
+            found.sort(key=lambda item: item[0])
+        final = logits.clone()
+        for number, found in certain.items():
+            for _, key, _ in found:
+                final[number] += 2.0 * math.exp(-5.0 * (1 - float(image @ key)))
+        for found in doubtful.values():
+            for _, key, said in found:
+                final -= 0.117 * math.exp(-(1 - float(image @ key))) * ((said > 0.15) & (said < 1)).float()
+        expected.append(final)
+    assert doubtful and any(len(found) == 2 for found in certain.values())
+    together = torch.cat([method(images[:5]), method(images[5:])])
+    torch.testing.assert_close(together, torch.stack(expected), rtol=1e-4, atol=1e-4)
+    before = copy.deepcopy(method.state())
+    last = method.predict(images[-1:])  # says what the last one was told, and keeps nothing
+    torch.testing.assert_close(last[0], expected[-1], rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in method.state().items())
+
+
+def test_batclip_equals_a_plain_loop_on_both_towers(model: Any) -> None:
+    other, images = copy.deepcopy(model), random_images(6) + torch.linspace(-4, 4, 6)[:, None, None, None]
+    method = build("batclip", model)
+    text_tower = other.head.texts.tower.model
+    optimizer = torch.optim.Adam(norms(other, text_tower), lr=0.01)
+
+    def classes() -> Tensor:
+        each = torch.stack(
+            [text_tower.encode_text(sentences(other, template), normalize=True) for template in TEMPLATES]
+        )
+        return F.normalize(each.mean(0), dim=-1)
+
+    expected = []
+    for _ in range(2):
+        text, image = classes(), embedded(other, images)
+        logits = 8.0 * F.normalize(image, dim=-1) @ text.T
+        expected.append(logits.detach())
+        predicted = logits.argmax(-1)
+        found = predicted.unique().tolist()
+        assert len(found) > 1
+        means = [image[predicted == number].mean(0) for number in found]
+        near = torch.stack([mean @ text[number] for mean, number in zip(means, found, strict=True)]).mean()
+        apart = torch.stack([1 - F.cosine_similarity(a, b, dim=0) for a in means for b in means if a is not b]).sum()
+        optimizer.zero_grad()
+        (-(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean() - near - apart).backward()
+        optimizer.step()
+    for each in expected:
+        torch.testing.assert_close(method(images), each, rtol=1e-3, atol=2e-3)
+    torch.testing.assert_close(
+        method.predict(images), 8.0 * F.normalize(embedded(other, images), dim=-1) @ classes().T, rtol=1e-3, atol=5e-3
+    )
+    assert method.num_trained == sum(p.numel() for p in norms(other, text_tower))
+    source = method.predict_source(images)
+    method.reset()
+    assert torch.equal(method.predict(images), source)
+    torch.testing.assert_close(source, expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
+    through, resumed = build(name, copy.deepcopy(model)), build(name, copy.deepcopy(model))
+    start = through.predict(random_images(4, 9))
+    through(random_images(4))
+    resumed.load_state(copy.deepcopy(through.state()))
+    with torch.inference_mode():
+        assert torch.equal(resumed.answer(random_images(3, 1)), through(random_images(3, 1)))
+    resumed.learn()  # where an answer has learned nothing yet
+    assert through.num_updates == resumed.num_updates > 0
+    assert all(torch.equal(tensor, resumed.state()[key]) for key, tensor in through.state().items())
+    assert torch.equal(resumed.predict(random_images(4, 9)), through.predict(random_images(4, 9)))
+    resumed.reset()
+    assert torch.equal(resumed.predict(random_images(4, 9)), start)
+
+
+@pytest.mark.parametrize("name", ["tda", "batclip"])
+def test_a_stopped_run_goes_on_bit_for_bit_and_writes_no_delta(model: Any, name: str, tmp_path: Path) -> None:
+    frames = draw_folder(tmp_path / "frames", range(7))
+    config = method_config(name, SETTINGS[name], batch_size=3)
+    more: dict[str, Any] = {"method": name, "config": config, "options": {"save_every": 1}}
+    adapt_tiny(frames, tmp_path / "through", model=copy.deepcopy(model), **more)
+    with Interrupts() as interrupts:
+        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
+        adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), **more, **stop)
+    adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), resume=True, **more)
+    assert_same_results(tmp_path / "run", tmp_path / "through")
+    assert not (tmp_path / "run" / "delta.safetensors").exists()
+
+
+def test_many_sentences_have_the_gradients_of_few(model: Any) -> None:
+    tower = model.head.texts.tower
+    tokens = sentences(model, TEMPLATES[0])
+    found = []
+    for at_once in (2, 5):
+        words = tower.words.weight[tokens[0, 1:5]].detach().clone().requires_grad_(True)
+        with tower.with_words(words, 1):
+            tower.of_tokens(tokens, at_once).square().cumsum(0).sum().backward()
+        found.append(words.grad)
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    for name in SETTINGS:
+        with pytest.raises(ModelError, match="is for zero-shot models"):
+            build_method(name, tiny_vit())
+    with pytest.raises(ModelError, match="has none; choose --prompts"):
+        build_method("tpt", load_model(f"clip:{place / 'model'}", labels=NAMES, prompts=["{} here"]))
+    with pytest.raises(UsageError, match="micro-batch must be left out with BATCLIP"):
+        method_config("batclip", {"micro_batch": 2}, batch_size=4)
+    with pytest.raises(UsageError, match="adapt-layers"):
+        method_config("tpt", {"adapt_layers": "all"}, batch_size=4)

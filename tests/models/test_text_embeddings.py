@@ -1,0 +1,109 @@
+"""Class embeddings in a file, for image towers of timm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from remtta.deltas.base import base_arguments
+from remtta.deltas.delta import Delta
+from remtta.errors import CheckpointError, ModelError, UsageError
+from remtta.methods.registry import build_method
+from remtta.models.hashing import state_sha256
+from remtta.models.labels import labels_of
+from remtta.models.loading import load_model
+from tests.command import refusal_of, remtta_here
+from tests.conftest import draw_folder, random_images
+from tests.models.tiny_clip import NAMES, tiny_clip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text file of embeddings (64 numbers) of NAMES, and image towers with and without projection."""
+    place = tmp_path_factory.mktemp("texts")
+    (place / "names.txt").write_text("\n".join(NAMES))
+    name, _ = tiny_clip(place / "clip", embed_dim=64, init_logit_bias=-2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
+        assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
+        assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
+    torch.manual_seed(1)
+    for kind, num_classes in (("projected", 64), ("pooled", 0)):
+        save_file(timm.create_model("test_vit", num_classes=num_classes).state_dict(), place / f"{kind}.safetensors")
+    return place
+
+
+def tower(place: Path, kind: str, **more: Any) -> Any:
+    given: dict[str, Any] = {"checkpoint": place / f"{kind}.safetensors", **more}
+    given.setdefault("model_kwargs", {"num_classes": 64 if kind == "projected" else 0})
+    return load_model("test_vit", text_embeddings=place / "texts.safetensors", **given)
+
+
+@pytest.mark.parametrize("kind", ["projected", "pooled"])
+@torch.no_grad()
+def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str) -> None:
+    model, texts = tower(place, kind), load_file(place / "texts.safetensors")
+    plain: Any = timm.create_model("test_vit", num_classes=64 if kind == "projected" else 0).eval()
+    plain.load_state_dict(load_file(place / f"{kind}.safetensors"))
+    images = random_images(4, size=160)
+    expected = texts["logit_scale"] * F.normalize(plain(images), dim=-1) @ texts["embeddings"].T + texts["logit_bias"]
+    torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-4)
+    assert texts["logit_bias"] == -2 and texts["embeddings"].shape == (5, 64) and labels_of(model) == NAMES
+    for name in ("rem", "tda"):
+        method = build_method(name, model)
+        method(images)
+        assert not torch.equal(method.predict(images), expected) and method.num_updates == 1
+        method.reset()
+    for name in ("watt", "clipartt", "tpt", "batclip"):
+        with pytest.raises(ModelError, match="the method needs a text tower, and --text-embeddings come without"):
+            build_method(name, model)
+
+
+def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(place: Path, tmp_path: Path) -> None:
+    model = tower(place, "pooled")
+    origin = dict(model.pretrained_cfg["built_from"])
+    name, checkpoint = origin.pop("name"), origin["checkpoint"]
+    assert origin["text_embeddings"] == str(place / "texts.safetensors")
+    delta = Delta({}, name, state_sha256(model), "rem", model_options=origin, path="d")
+    given = {"name": name, "checkpoint": checkpoint, "model_kwargs": {"num_classes": 0}}
+    with pytest.raises(UsageError, match="name it with --text-embeddings"):
+        base_arguments(delta, given)
+    arguments = base_arguments(delta, {**given, "text_embeddings": place / "texts.safetensors"})
+    assert state_sha256(load_model(**arguments)) == delta.base_sha256
+    frames, run = draw_folder(tmp_path / "frames", range(4)), tmp_path / "run"
+    options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=0", "--device", "cpu"]
+    options += ["--text-embeddings", str(place / "texts.safetensors"), "--batch-size", "2", "--quiet"]
+    assert remtta_here("adapt", str(frames), *options, "--output", str(run)) == 0
+    assert remtta_here("adapt", str(frames), *options, "--delta", str(run), "--output", str(tmp_path / "on")) == 0
+
+
+def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    texts = place / "texts.safetensors"
+    content = load_file(texts)
+    save_file(content, tmp_path / "plain.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"text_embeddings": tmp_path / "plain.safetensors"}, CheckpointError, "was not written by remtta text-embed"),
+        ({"text_embeddings": tmp_path / "bad.safetensors"}, CheckpointError, "cannot be read"),
+        ({"text_embeddings": texts, "labels": NAMES}, UsageError, "class names of their own"),
+        ({"text_embeddings": texts, "prompts": "single"}, UsageError, "--prompts are for zero-shot models"),
+        ({"text_embeddings": texts, "num_classes": 7}, CheckpointError, "does not fit"),
+    ]
+    for given, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            load_model("test_vit", **{"checkpoint": place / "projected.safetensors", "num_classes": 64, **given})
+    seven = tmp_path / "seven.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=7).state_dict(), seven)
+    with pytest.raises(ModelError, match="gives 7 numbers per image and"):
+        load_model("test_vit", checkpoint=seven, num_classes=7, text_embeddings=texts)
+    with pytest.raises(UsageError, match="--text-embeddings"):
+        load_model(f"clip:{place / 'clip'}", text_embeddings=texts)
+    code, line = refusal_of(capfd, "text-embed", "--model", "test_vit", "--output", str(tmp_path / "o.safetensors"))
+    assert code == 2 and "test_vit has no text tower" in line

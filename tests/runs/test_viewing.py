@@ -1,0 +1,140 @@
+"""Videos of what a run said, and the screen of how it is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from rich.console import Console
+
+from remtta.cli.live import LiveView, sparkline
+from remtta.runs.annotated import AnnotatedVideo, check_video
+from remtta.runs.summary import RunSummary
+from remtta.runs.viewing import View
+from tests.command import refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS
+from tests.records import rows_of
+from tests.runs.tiny import adapt_tiny
+
+
+def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
+    """The frames of a video, as OpenCV reads them."""
+    video, frames = cv2.VideoCapture(str(path)), []
+    while (read := video.read())[0]:
+        frames.append(np.asarray(read[1]))
+    return frames
+
+
+def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    (frames / "broken.png").write_bytes(b"no picture")
+    path = tmp_path / "run" / "out.mp4"
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", str(path.parent)]
+    assert remtta_here("adapt", frames, *options, "--annotate", path, "--batch-size", "5") == 0
+    pictures = pictures_of(path)
+    assert len(pictures) == 12 == len([row for row in rows_of(path.parent) if "class" in row])
+    seen, band = pictures[0][:320], pictures[0][320:]
+    assert seen.shape == (320, 320, 3) and seen.std() > 10
+    assert band.shape[0] == 64 and band.max() > 200 and np.median(band) < 30  # white letters on black
+    assert abs(seen.astype(int) - pictures[1][:320]).mean() > 5
+
+
+def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(frames: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads
+        child = os.fork()
+    if child == 0:
+
+        def kill(summary: RunSummary) -> None:
+            if summary.num_frames == 9:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            adapt_tiny(frames, tmp_path / "run", viewers=[AnnotatedVideo(path)], on_batch=kill)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(pictures_of(path)) in (8, 9)
+
+
+def test_a_run_that_goes_on_adds_a_video_beside_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    assert check_video(path, tmp_path / "run", overwrite=False, resume=True) == path
+    path.touch()
+    assert check_video(path, tmp_path / "run", overwrite=True, resume=False) == path
+    assert check_video(path, tmp_path / "run", overwrite=False, resume=True).name == "out-2.mp4"
+
+
+def test_a_video_that_cannot_be_made_is_told_in_a_line(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there.mp4").touch()
+    (tmp_path / "cams.txt").write_text(f"a={frames}\n")
+    for source, name, told in (
+        (frames, "x.avi", "must be a file that ends in .mp4"),
+        (frames, "none/x.mp4", "no such folder"),
+        (frames, "there.mp4", "choose another --annotate or add --overwrite"),
+        (tmp_path / "cams.txt", "x.mp4", "leave them out with --streams"),
+    ):
+        many = ["--streams"] if source != frames else []
+        code, line = refusal_of(capfd, "adapt", source, *many, "-o", tmp_path / "run", "--annotate", tmp_path / name)
+        assert code == 2 and told in line
+    monkeypatch.setitem(sys.modules, "av", None)
+    code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / "x.mp4")
+    assert code == 2 and 'pip install "remtta[video]"' in line
+
+
+def test_the_screen_shows_rate_lag_entropy_guard_and_the_last_labels(tmp_path: Path) -> None:
+    now, view = [0.0], LiveView(lambda: "reconnecting", lambda: now[0])
+    assert view.screen() == "reconnecting: no frame yet"
+    row = {"index": 4, "class": 1, "label": "no\x1b[2Jentry", "prob": 0.8, "answered_by": "both", "weight": 0.25}
+    for entropy in (0.5, 1.0):
+        now[0] += 2.0
+        frames: Any = [object()] * 6
+        view(View(frames, [row], RunSummary(tmp_path, lag_s=3.0, entropy=entropy, num_alarms=2), "doubt"))
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(view.screen())
+    text = console.export_text()
+    for part in ("3.0/s, 3.0 s behind; reconnecting", "▅█ 1.00 nats", "doubt, 2 alarms", "adapted 25 %, source 75 %"):
+        assert part in text
+    assert r"no\x1b[2Jentry 80 %" in text
+    assert sparkline([0.0, 0.0]) == "▁▁"
+
+
+def test_the_screen_is_drawn_on_a_terminal_and_elsewhere_a_line_says_why_not(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--live", "--batch-size", "5", "-o"]
+    assert remtta_here("adapt", frames, *options, tmp_path / "logged") == 0
+    assert capfd.readouterr().err.count("--live needs a terminal") == 1
+    master, slave = pty.openpty()
+    drawn: list[bytes] = []
+    reader = threading.Thread(target=lambda: drawn.extend(all_of(master)))
+    reader.start()
+    with contextlib.closing(os.fdopen(slave, "w")) as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        assert remtta_here("adapt", frames, *options, tmp_path / "shown") == 0
+    reader.join()
+    text = b"".join(drawn).decode()
+    assert "/s; running" in text and "12 frames, 12 predicted" in text
+
+
+def all_of(master: int) -> Iterator[bytes]:
+    """What a terminal shows until nobody writes to it."""
+    with contextlib.suppress(OSError):  # which is its end
+        while piece := os.read(master, 4096):
+            yield piece
+    os.close(master)
