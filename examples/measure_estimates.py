@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from remtta import load_model
@@ -65,7 +65,7 @@ def accuracy(said: Said) -> float:
 def look_at(backbone: Backbone, images: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (B, C); agreement (B,) of passes with dropout before the head; and their mean probabilities (B, C)."""
     logits, features = backbone.classify_with_features(images)
-    head = backbone.module.get_classifier()
+    head: nn.Module = backbone.module.get_classifier()  # type: ignore[operator]  # timm's models are not typed
     probs = torch.stack([head(functional.dropout(features, dropout)).softmax(-1) for _ in range(DROPOUTS)])
     return logits, (probs.argmax(-1) == logits.argmax(1)).double().mean(0), probs.mean(0)
 
@@ -77,7 +77,7 @@ def aetta(said: Said) -> float:
     """
     mean, classes = said.dropped.double().mean(0), said.logits.shape[1]
     evenness = -float((mean * mean.clamp(min=1e-12).log()).sum()) / np.log(classes)
-    return 1 - min(1 - 1 / classes, (1 - float(said.agreement.mean())) / evenness**3)
+    return 1 - min(1 - 1 / classes, (1 - float(said.agreement.mean())) / float(evenness) ** 3)
 
 
 def confidence(logits: Tensor) -> Tensor:
@@ -113,11 +113,14 @@ def estimators(clean: Said) -> dict[str, Callable[[Tensor], float]]:
     }
 
 
+def by_logits(way: Callable[[Tensor], float]) -> Callable[[Said], float]:
+    """An estimate that needs nothing else."""
+    return lambda said: way(said.logits)
+
+
 def estimate_table(clean: Said, told: dict[str, list[Said]], *, with_aetta: bool) -> None:
     """Print how far each way is off, by who predicts: mean, in brackets the mean with its sign."""
-    ways: dict[str, Callable[[Said], float]] = {
-        name: lambda said, way=way: way(said.logits) for name, way in estimators(clean).items()
-    }
+    ways: dict[str, Callable[[Said], float]] = {name: by_logits(way) for name, way in estimators(clean).items()}
     print(f"| estimate | {' | '.join(told)} |\n|---|{'---|' * len(told)}")
     for name, estimate in (ways | ({"AETTA": aetta} if with_aetta else {})).items():
         cells = []

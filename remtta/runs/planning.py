@@ -96,7 +96,7 @@ def adapter_on(
     source_data: str | Path | None,
     wait: Callable[[], None] = lambda: None,
 ) -> tuple[Adapter, dict[str, Any] | None]:
-    """A method on a model at its source weights, under its guard, with a memory; and what it learned from source images."""
+    """A method on a model at its source weights, with guard and memory; and what it learned from source images."""
     torch.manual_seed(options.seed)
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)

@@ -99,7 +99,7 @@ class Run:
                 self._go_on()
             self._stop_if_ended()
             batches = self._stream_batches
-            unseen = unseen_frames(stream, summary.place)
+            unseen = unseen_frames(stream, summary.place, self._plan.card.preprocessing.transform())
             decoded = batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)

@@ -271,9 +271,8 @@ class Session(Generic[C]):
         self.counts.smoothed += sum(result.smoothed[result.batch.num_told_readable :])
 
     def _finish(self, result: BatchResult) -> None:
-        counts, undone = self.counts, result.updates_after < result.update
-        behind = [result.num_learned + (0 if undone else before) for before in result.behind]
-        counts.frames_in_delta, counts.frames_since_reset = behind
+        counts, kept = self.counts, result.updates_after >= result.update
+        counts.frames_in_delta, counts.frames_since_reset = (result.num_learned + kept * each for each in result.behind)
         counts.updates += result.new_updates
         counts.not_adapted += len(result.unfit)
         self._policy.finished(result)
