@@ -125,6 +125,7 @@ class RunOptions:
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
+        share: Of many streams on one model: how far each one's adapted weights go to the mean of all, at each save.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -151,6 +152,7 @@ class RunOptions:
     memory: int = 0
     estimate: float | None = None
     expire_below: float | None = None
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:
@@ -160,6 +162,7 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        check(0 <= self.share <= 1, "share", self.share, "from 0 to 1")
         check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
         check(self.memory == 0 or self.memory > 1, "memory", self.memory, "of 2 conditions or more, or 0 for none")
         if self.estimate is not None:
@@ -210,6 +213,9 @@ class EvalOptions:
         overwrite: Replace an earlier evaluation in the folder.
         resume: Go on with the one in the folder.
         protocol: Name of the protocol the settings come from, for the records.
+        engine: Where the runs of methods and seeds are made: "serial", one after the other, here; "processes" of this
+            machine, or "ray": the workers of a cluster.
+        jobs: Processes at a time; None for one per core.
     """
 
     scenario: str = "continual"
@@ -229,6 +235,8 @@ class EvalOptions:
     overwrite: bool = False
     resume: bool = False
     protocol: str | None = None
+    engine: Literal["serial", "processes", "ray"] = "serial"
+    jobs: int | None = None
 
     def __post_init__(self) -> None:
         check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
@@ -236,6 +244,7 @@ class EvalOptions:
         check(self.reset_every is None or self.reset_every >= 1, "reset every", self.reset_every, ">= 1")
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) < 2**63, "seed", self.seeds, "from 0 to 2^63 - 1")
+        check(self.jobs is None or self.jobs >= 1, "jobs", self.jobs, ">= 1")
         check(self.order in ("shuffled", "stored"), "order", self.order, "shuffled or stored")
         check(self.imbalance >= 1, "imbalance ratio", self.imbalance, ">= 1")
         check(self.dirichlet is None or self.dirichlet > 0, "Dirichlet concentration", self.dirichlet, "> 0")

@@ -215,6 +215,26 @@ def test_a_convolutional_cifar10_model_is_trained_and_loads(
     assert remtta.REM(model).kept_patches(module.preprocess(images, size))[0].shape == (3, 14)  # of 4 x 4
 
 
+def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    module = script("train_cifar10_clip")
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=6, num_classes=0)
+    clip: Any = module.open_clip.CLIP(**module.MODEL)
+    module.start_from(vit.state_dict(), clip.visual)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(clip.visual(images), vit(images) @ clip.visual.proj, rtol=1e-4, atol=1e-4)
+    data, output = tmp_path / "data", tmp_path / "model"
+    draw_classes(data / "train", 4)
+    draw_classes(data / "test", 1)
+    module.main([str(data), str(output), "--minutes", "0.01", "--batch-size", "6"])
+    assert "test error " in capsys.readouterr().out
+    model: Any = remtta.load_model(f"clip:{output}", labels=["a", "b"], prompts="watt")
+    assert model(images).shape == (2, 2)
+
+
 def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
     module = script("train_cifar10_conv")
     torch.manual_seed(0)

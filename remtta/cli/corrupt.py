@@ -12,7 +12,7 @@ from remtta.cli.groups import Only
 from remtta.cli.options.running import RunningOptions
 from remtta.cli.progress import tree_progress
 from remtta.cli.reporting import refused_values, signal_exit_code
-from remtta.corruptions.options import CorruptOptions, Format, Parameters, parse_corruptions, parse_severities
+from remtta.corruptions.options import CorruptOptions, Engine, Format, Parameters, parse_corruptions, parse_severities
 from remtta.corruptions.parameters import CIFAR_UP_TO
 
 
@@ -44,6 +44,9 @@ class TreeOptions:
         bool, typer.Option("--overwrite", help="Remove an earlier tree in DST, instead of adding what it lacks.")
     ] = CorruptOptions.overwrite
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None
+    engine: Annotated[Engine, typer.Option(help="Processes of this machine, or the workers of Ray.")] = (
+        CorruptOptions.engine
+    )
 
     @refused_values()
     def options(self, *, seed: int) -> CorruptOptions:
@@ -61,6 +64,7 @@ class TreeOptions:
             format=self.format,
             limit=self.limit,
             jobs=self.jobs,
+            engine=self.engine,
             overwrite=self.overwrite,
         )
 

@@ -80,7 +80,7 @@ def evaluate(
         batch_size = methods.batch_size(fixed)
         configs = methods.configs(shared, batch_size=batch_size)
         source_data = methods.source.checked(map(method_of, configs))
-        running.set_threads()
+        running.set_threads(None if results.engine == "serial" else 1)
         start = model.start()
         arguments = model_arguments(given | _fixed_inputs(given, fixed), start)
         options = eval_options(scenario, batch_size, protocol, methods, results)

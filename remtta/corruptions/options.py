@@ -10,6 +10,7 @@ from remtta.corruptions.parameters import CORRUPTIONS, HOLD_OUTS, SEVERITIES, ST
 
 Parameters = Literal["auto", "imagenet", "cifar"]
 Format = Literal["auto", "jpeg", "png"]
+Engine = Literal["processes", "ray"]
 
 JPEG_QUALITY = 85
 """Of the files, as in ImageNet-C."""
@@ -32,6 +33,7 @@ class CorruptOptions:
             parameters.
         limit: Take the first so many images of every class, in natural order; None for all.
         jobs: Processes; None for one per core.
+        engine: "processes" of this machine, or "ray": those of a cluster.
         overwrite: Remove a tree made earlier in the same place.
 
     Raises:
@@ -46,6 +48,7 @@ class CorruptOptions:
     format: Format = "auto"
     limit: int | None = None
     jobs: int | None = None
+    engine: Engine = "processes"
     overwrite: bool = False
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +60,7 @@ def array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | Non
     count = min(rows, limit or rows)
     own = labels[:count] if len(labels) == rows else labels[start : start + count]
     sources = [f"{path}[{start + row}]" for row in range(count)]
-    return Domain(path.stem, severity, sources, own, partial(_image, pixels, start))
+    return Domain(path.stem, severity, sources, own, _Images(path, pixels, start))
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -69,8 +69,21 @@ def image_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def _image(pixels: np.ndarray, start: int, position: int) -> Image.Image:
-    return Image.fromarray(np.ascontiguousarray(pixels[start + position]))
+class _Images:
+    """Images of an array from some position on; a worker that gets them opens the file by itself."""
+
+    def __init__(self, path: Path, pixels: np.ndarray, start: int) -> None:
+        self._path, self._pixels, self._start = path, pixels, start
+
+    def __call__(self, position: int) -> Image.Image:
+        return Image.fromarray(np.ascontiguousarray(self._pixels[self._start + position]))
+
+    def __reduce__(self) -> tuple[Callable[[Path, int], _Images], tuple[Path, int]]:
+        return _images_of, (self._path, self._start)
+
+
+def _images_of(path: Path, start: int) -> _Images:
+    return _Images(path, _load_array(path), start)
 
 
 def _load_array(path: Path) -> np.ndarray:

@@ -7,9 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from remtta.errors import UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
@@ -195,7 +197,7 @@ def _tree_domain(
         raise UsageError(f"{title} is empty: no images below {next(iter(folders.values())).parent}")
     sources = [path for _, path in files]
     labels = np.array([mapping.numbers[folder] for folder, _ in files], dtype=np.int64)
-    return Domain(name, severity, sources, labels, lambda position: load_image(Path(sources[position])))
+    return Domain(name, severity, sources, labels, partial(_image, sources))
 
 
 def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:
@@ -260,3 +262,7 @@ def _numbered(
         shuffled=False,
         sizes=sizes,
     )
+
+
+def _image(sources: Sequence[str], position: int) -> Image.Image:
+    return load_image(Path(sources[position]))

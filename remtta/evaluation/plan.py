@@ -21,7 +21,7 @@ from remtta.methods.settings.presets import named_config
 from remtta.models.card import ModelCard
 from remtta.options import EvalOptions
 
-_NOT_TOLD = ("overwrite", "resume", "save_every_s", "on_error")  # what --resume may change
+_NOT_TOLD = ("overwrite", "resume", "save_every_s", "on_error", "engine", "jobs")  # what --resume may change
 
 
 @dataclass(frozen=True)

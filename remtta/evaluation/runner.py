@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import pickle
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import progress_of_completed, read_earlier, run_order
+from remtta.evaluation.grid import RUNS, Grid
 from remtta.evaluation.ledger import PROGRESS, Ledger
 from remtta.evaluation.outputs import CONFUSION, TABLES, write_results
 from remtta.evaluation.plan import EvalPlan, checked_methods
@@ -102,19 +105,21 @@ def evaluate(
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
     numbers = dataset.class_numbers if dataset.restricted_to else None
+    packed = None if options.engine == "serial" else pickle.dumps(model)
     with restricted_classes(model, numbers):
         card = card_of(model, preprocessing, base_sha256)
         outputs = range(card.num_classes) if numbers is None else numbers
         visits = {seed: plan_visits(dataset, options, seed) for seed in options.seeds}
         plan = EvalPlan(model, card, dataset, chosen, options, visits, outputs, delta)
-        return _Evaluation(plan, Path(output), interrupts or Interrupts()).execute(source_data)
+        return _Evaluation(plan, Path(output), interrupts or Interrupts(), packed).execute(source_data)
 
 
 class _Evaluation:
     """All runs of one evaluation, in one folder."""
 
-    def __init__(self, plan: EvalPlan, folder: Path, interrupts: Interrupts) -> None:
+    def __init__(self, plan: EvalPlan, folder: Path, interrupts: Interrupts, packed: bytes | None) -> None:
         self._plan, self._folder, self._interrupts = plan, folder, interrupts
+        self._packed = packed  # the model for workers, if there are to be any
 
     def execute(self, source_data: str | Path | None) -> dict[str, Any]:
         folder = self._folder
@@ -146,14 +151,33 @@ class _Evaluation:
         eventful, every_s = any(is_guarded(name) or has_memory(name) for name in methods), plan.options.save_every_s
         with Ledger(self._folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             runs = list(itertools.product(methods, plan.options.seeds))
-            for name, seed in runs[len(progress.finished) :]:
+            runs = runs[len(progress.finished) :]
+            here = runs if self._packed is None else runs[: bool(state)]  # one that was begun here ends here
+            for name, seed in here:
                 progress.finished.append(self._one(name, seed, ledger, state))
                 progress.position, state = Position(), {}
                 ledger.save_finished()
+            if self._packed is not None and (elsewhere := runs[len(here) :]):
+                self._grid(self._packed).run(elsewhere, ledger, self._interrupts)
         results = self._results(progress.finished)
         with writing(self._folder / PROGRESS):
             (self._folder / PROGRESS).unlink(missing_ok=True)
         return results
+
+    def _grid(self, packed: bytes) -> Grid:
+        plan = self._plan
+        return Grid(
+            model=packed,
+            dataset=plan.dataset,
+            folder=self._folder,
+            methods=plan.methods,
+            options=plan.options,
+            preprocessing=plan.card.preprocessing,
+            delta=plan.start,
+            learned={name: learned["path"] for name, learned in plan.learned.items()},
+            threads=torch.get_num_threads(),
+            gpus=int(plan.card.device.type == "cuda"),
+        )
 
     def _one(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
         """A method's run with a seed, from where it stopped with this state."""
@@ -229,6 +253,7 @@ class _Evaluation:
         self._refuse_earlier()
         with writing(self._folder):
             (self._folder / PROGRESS).unlink(missing_ok=True)
+            shutil.rmtree(self._folder / RUNS, ignore_errors=True)
             self._remove_earlier()
         write_json(self._folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
         return Progress()

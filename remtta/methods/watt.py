@@ -45,9 +45,9 @@ class TemplateAverage(GradientMethod):
         self.config = config
         super().__init__(model, config)
         self._head = zero_shot_head(model)
-        if len(self._head.texts.templates) < 2:
-            raise ModelError("WATT averages over templates, and the model has one; add --prompts watt")
         self._texts = self._head.texts.of_each_template()
+        if len(self._texts) < 2:
+            raise ModelError("WATT averages over templates, and the model has one; add --prompts watt")
 
     @property
     def num_forwards(self) -> float:

@@ -29,12 +29,12 @@ def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
     """
     rows = torch.tensor(list(numbers))
     labels = labels_of(model)
-    for name in ("head", "head_dist"):
+    zero_shot = _zero_shot_heads(model)
+    for name, each in zero_shot.items():
+        model.set_submodule(name, each.restricted(numbers))
+    for name in () if zero_shot else ("head", "head_dist"):
         head = getattr(model, name, None)
         if head is None:
-            continue
-        if isinstance(head, ZeroShotHead):
-            setattr(model, name, head.restricted(numbers))
             continue
         if not isinstance(head, nn.Linear):
             raise ModelError(f"the model's {name} is no linear layer, so its classes cannot be restricted")
@@ -57,7 +57,7 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
         ModelError: If a head is not a linear layer.
     """
     names = ("head", "head_dist", "num_classes", "pretrained_cfg")
-    whole = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    whole, zero_shot = {name: getattr(model, name) for name in names if hasattr(model, name)}, _zero_shot_heads(model)
     try:
         if numbers is not None:
             restrict_classes(model, numbers)
@@ -65,3 +65,10 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
     finally:
         for name, value in whole.items():
             setattr(model, name, value)
+        for name, head in zero_shot.items():
+            model.set_submodule(name, head)
+
+
+def _zero_shot_heads(model: nn.Module) -> dict[str, ZeroShotHead]:
+    """Heads made of texts, by their places in the model."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, ZeroShotHead)}

@@ -95,8 +95,7 @@ def load_zero_shot(
     origin = built_from(name, checkpoint, use_ema, None, None, input_size)
     config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
-    found: nn.Module = loaded
-    return found
+    return image.model
 
 
 def _open_clip() -> Any:

@@ -132,17 +132,15 @@ class TextTower:
             _log.debug("text embeddings are not kept: %s", error)
         return found
 
-    def _by_class(self, names: Sequence[str], templates: Sequence[str]) -> list[Tensor]:
+    def _by_class(self, names: Sequence[str], templates: Sequence[str]) -> Iterator[Tensor]:
         """Embeddings (C', T, E) of a few classes at a time."""
         at_once = max(1, _BATCH // len(templates))
-        parts = []
         for start in range(0, len(names), at_once):
             some = names[start : start + at_once]
             sentences = [filled(template, name) for name in some for template in templates]
-            parts.append(self.encode(sentences).unflatten(0, (len(some), len(templates))))
+            yield self.encode(sentences).unflatten(0, (len(some), len(templates)))
             if self._on_texts is not None:
                 self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))
-        return parts
 
 
 def cache_folder() -> Path:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -99,3 +99,15 @@ class Interrupts:
             os.kill(os.getpid(), signum)
         self._received.append(signum)
         self.check()
+
+
+class Told(Interrupts):
+    """Stops as by SIGTERM once a function says so: in a worker, which another process tells to."""
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        super().__init__()
+        self._stopped = stopped
+
+    @property
+    def _signum(self) -> int | None:
+        return signal.SIGTERM if self._stopped() else None

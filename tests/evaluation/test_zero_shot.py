@@ -9,6 +9,7 @@ import torch
 from remtta import apply_delta, load_delta, load_model
 from remtta.errors import UsageError
 from remtta.evaluation.classes import spoken_names
+from remtta.methods.settings import ZERO_SHOT
 from tests.command import remtta_here
 from tests.conftest import draw_folder
 from tests.models.tiny_clip import tiny_clip
@@ -48,24 +49,34 @@ def test_an_evaluation_takes_class_names_from_folders_and_its_delta_goes_on(
     )
 
 
-def test_watt_is_evaluated_and_starts_each_batch_at_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_for_zero_shot_models_are_evaluated_and_watt_starts_each_batch_at_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     name, _ = tiny_clip(tmp_path / "model")
     for place, folder in enumerate(("green_frog", "ship")):
         draw_folder(tmp_path / "data" / "fog" / folder, range(2 * place, 2 * place + 2))
     options = ["--model", name, "--prompts", "watt", "--batch-size", "2", "--quiet", "--device", "cpu", "--lr", "0.01"]
     few = [f"--set={method}.{key}=1" for method in ("watt", "rem-watt") for key in ("rounds", "steps")]
-    methods = ["--methods", "source,watt,rem-watt", "--output", str(tmp_path / "out")]
+    few += ["--set=clipartt.steps=1", "--set=tpt.num_views=3"]
+    names = ["source", *ZERO_SHOT]
+    methods = ["--methods", ",".join(names), "--output", str(tmp_path / "out")]
     assert remtta_here("eval", str(tmp_path / "data"), *options, *few, *methods) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert list(results["settings"]["methods"]) == ["source", "watt", "rem-watt"]
+    assert list(results["settings"]["methods"]) == names
+    assert not any((tmp_path / "out" / "deltas").glob("[tb]*"))  # of tpt, tda and batclip
     frames, run = str(tmp_path / "data" / "fog" / "ship"), tmp_path / "run"
     labels = tmp_path / "names.txt"
     labels.write_text("green frog\nship\n")
     more = ["--labels", str(labels), "--method", "watt", "--set", "rounds=1", "--set", "steps=1", "--batch-size", "1"]
     assert remtta_here("adapt", frames, *options, *more, "--output", str(run)) == 0
     record = json.loads((run / "run.json").read_text())
-    assert record["method"]["episodic"] is True and record["counts"]["updates"] == 2 and record["guard"] is None
+    assert (
+        (tmp_path / "run" / "delta.safetensors").exists()
+        and record["method"]["episodic"] is True
+        and record["counts"]["updates"] == 2
+        and record["guard"] is None
+    )
 
 
 def test_folders_without_names_ask_for_labels() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,34 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from remtta.deltas.base import base_arguments
-from remtta.deltas.delta import Delta
+from remtta.deltas.delta import Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, ModelError, UsageError
 from remtta.methods.registry import build_method
 from remtta.models.hashing import state_sha256
 from remtta.models.labels import labels_of
 from remtta.models.loading import load_model
+from remtta.models.writing import checkpoint_state
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
 from tests.models.tiny_clip import NAMES, tiny_clip
 
+TRUNK = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "none", "image_size": 160}
+
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text file of embeddings (64 numbers) of NAMES, and image towers with and without projection."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, its embeddings (64 numbers) of NAMES in a file, its image tower and another."""
     place = tmp_path_factory.mktemp("texts")
     (place / "names.txt").write_text("\n".join(NAMES))
-    name, _ = tiny_clip(place / "clip", embed_dim=64, init_logit_bias=-2.0)
+    name, own = tiny_clip(place / "clip", TRUNK, custom_text=True, embed_dim=64, init_logit_bias=-2.0)
+    save_file(own.visual.trunk.state_dict(), place / "pooled.safetensors")
+    save_file(timm.create_model("test_vit", num_classes=64).state_dict(), place / "projected.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
-    torch.manual_seed(1)
-    for kind, num_classes in (("projected", 64), ("pooled", 0)):
-        save_file(timm.create_model("test_vit", num_classes=num_classes).state_dict(), place / f"{kind}.safetensors")
-    return place
+        yield place
 
 
 def tower(place: Path, kind: str, **more: Any) -> Any:
@@ -52,9 +55,14 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
     model, texts = tower(place, kind), load_file(place / "texts.safetensors")
     plain: Any = timm.create_model("test_vit", num_classes=64 if kind == "projected" else 0).eval()
     plain.load_state_dict(load_file(place / f"{kind}.safetensors"))
+    written, kept = checkpoint_state(model), plain.state_dict()
+    assert written.keys() == kept.keys() and all(torch.equal(written[each], kept[each]) for each in kept)
     images = random_images(4, size=160)
     expected = texts["logit_scale"] * F.normalize(plain(images), dim=-1) @ texts["embeddings"].T + texts["logit_bias"]
     torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-4)
+    if kind == "pooled":  # as the whole model does, with its text tower
+        whole = load_model(f"clip:{place / 'clip'}", labels=NAMES, prompts="openai7")
+        torch.testing.assert_close(whole(images), expected, rtol=0, atol=1e-4)
     assert texts["logit_bias"] == -2 and texts["embeddings"].shape == (5, 64) and labels_of(model) == NAMES
     for name in ("rem", "tda"):
         method = build_method(name, model)
@@ -79,9 +87,13 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(plac
     assert state_sha256(load_model(**arguments)) == delta.base_sha256
     frames, run = draw_folder(tmp_path / "frames", range(4)), tmp_path / "run"
     options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=0", "--device", "cpu"]
-    options += ["--text-embeddings", str(place / "texts.safetensors"), "--batch-size", "2", "--quiet"]
-    assert remtta_here("adapt", str(frames), *options, "--output", str(run)) == 0
-    assert remtta_here("adapt", str(frames), *options, "--delta", str(run), "--output", str(tmp_path / "on")) == 0
+    options += ["--text-embeddings", str(place / "texts.safetensors"), "--quiet"]
+    assert remtta_here("adapt", str(frames), *options, "--batch-size", "2", "--output", str(run)) == 0
+    whole = tmp_path / "adapted.safetensors"
+    assert remtta_here("apply", str(run), *options, "--output", str(whole)) == 0
+    adapted = load_model(**{**arguments, "checkpoint": whole})
+    apply_delta(model, load_delta(run))
+    assert state_sha256(adapted) == state_sha256(model)
 
 
 def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -228,6 +228,11 @@ class ResultOptions:
     resume: Annotated[
         bool, _output("--resume", help="Go on with the evaluation in --output, if there is one; methods may be added.")
     ] = False
+    engine: Annotated[
+        Literal["serial", "processes", "ray"],
+        _output(help="Runs of methods and seeds one after the other, by processes here, or by the workers of Ray."),
+    ] = EvalOptions.engine
+    jobs: Annotated[int | None, _output("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None
     plots: Annotated[bool, _output("--plots/--no-plots", help="Draw pictures, with matplotlib.")] = True
     on_error: Annotated[Literal["skip", "stop"], _output(help="At an image that cannot be read.")] = (
         EvalOptions.on_error
@@ -267,5 +272,7 @@ def eval_options(
         on_error=results.on_error,
         overwrite=results.overwrite,
         resume=results.resume,
+        engine=results.engine,
+        jobs=results.jobs,
         protocol=protocol.protocol,
     )

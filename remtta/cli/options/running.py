@@ -88,12 +88,12 @@ class RunningOptions:
         """`reporting.command` with these messages."""
         return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
 
-    def set_threads(self) -> None:
+    def set_threads(self, default: int | None = None) -> None:
         """Have torch use so many threads."""
-        if self.threads:
+        if threads := self.threads or default:
             import torch
 
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(threads)
 
     def compile(self, model: nn.Module) -> None:
         """Compile the model's blocks, if they are to be."""

@@ -1,0 +1,72 @@
+"""An evaluation whose runs are made by workers comes to what it would come to by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from remtta.evaluation import evaluate
+from remtta.evaluation.arrays import array_domain
+from remtta.evaluation.datasets import Dataset
+from remtta.methods.settings import REMConfig
+from remtta.options import EvalOptions
+from tests.conftest import happens, tiny_vit
+from tests.evaluation.test_resume import without_timing
+from tests.records import rows_of
+
+
+def kill_a_worker(evaluation: Path) -> None:
+    assert happens(lambda: any(evaluation.glob(".runs/*/predictions.jsonl")), within_s=120)
+    pid = multiprocessing.active_children()[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "processes",
+        pytest.param(
+            "ray",
+            marks=[
+                pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: remtta[cluster]"),
+                pytest.mark.filterwarnings("ignore"),  # Ray's own
+            ],
+        ),
+    ],
+)
+def test_workers_come_to_the_same_though_one_dies(
+    engine: Literal["processes", "ray"], tree: Dataset, tmp_path: Path
+) -> None:
+    methods = {"source": None, "rem+guard": REMConfig(lr=0.02)}
+    options = EvalOptions(batch_size=5, engine=engine, jobs=1, save_every_s=0.0)
+    killer = threading.Thread(target=kill_a_worker, args=(tmp_path / "grid",))
+    if engine == "processes":
+        killer.start()
+    made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
+    wanted = evaluate(tiny_vit(), tree, tmp_path / "serial", methods=methods, options=EvalOptions(batch_size=5))
+    if engine == "processes":
+        killer.join()
+    assert rows_of(tmp_path / "grid") == rows_of(tmp_path / "serial")
+    assert list(made["methods"]) == list(wanted["methods"])
+    assert without_timing(made) == without_timing(wanted)
+    assert sorted(os.listdir(tmp_path / "grid")) == sorted(os.listdir(tmp_path / "serial"))
+    assert os.listdir(tmp_path / "grid" / "deltas") == os.listdir(tmp_path / "serial" / "deltas")
+
+
+def test_images_of_arrays_reach_a_worker_as_the_name_of_their_file(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
+    np.save(tmp_path / "fog.npy", pixels)
+    domain = array_domain(tmp_path / "fog.npy", np.zeros(10, np.int64), 3, None)
+    packed = pickle.dumps(domain.load)
+    assert len(packed) < 500
+    assert np.array_equal(np.asarray(pickle.loads(packed)(4)), pixels[24])
