@@ -44,7 +44,9 @@ _RUN_MAY_HAVE: Shape = {
     "method.ranking_weight": float,
     "method.anchor": float,
     "guard": dict,
+    "memory": list,
 }
+_CONDITION: Shape = {"frames": int, "visits": int, "away": int}
 _GUARD: Shape = {"alarms": int, "answered_by_source": int}
 _EVALUATION: Shape = {
     "status": str,
@@ -114,6 +116,9 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
         if run.get("guard") is not None:
             check_entries(run["guard"], _GUARD)
+        for condition in run.get("memory") or ():
+            check_entries({"condition": condition}, {"condition": dict})
+            check_entries(condition, _CONDITION)
         for ratio in run["method"].get("mask_ratios") or ():
             check_entries({"mask ratio": ratio}, {"mask ratio": float})
     except ValueError as error:

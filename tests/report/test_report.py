@@ -37,6 +37,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         adapt_tiny(place / "frames", place / name, "tent", options={"each": True})
     path = place / "first" / "predictions.jsonl"
     path.write_text(path.read_text().replace('"label": null', f'"label": {json.dumps(HOSTILE)}'))
+    path = place / "second" / "predictions.jsonl"
+    path.write_text(path.read_text().replace('"update"', '"estimate": {"answers": 0.71, "source": 0.64}, "update"'))
     event = {"time": "2026-01-01T00:00:00+00:00", "frame": 3, "event": "rollback", "reason": "drift", "lead": -0.4}
     (place / "second" / "events.jsonl").write_text(json.dumps(event) + "\n")
     dataset = open_dataset(write_tree(place / "tree"), num_classes=7, labels=None, severities=[5])
@@ -76,7 +78,9 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
         for name in ("src", "href", "xlink:href"):
             assert re.match(r"data:image/jpeg;base64,|#", attributes.get(name) or "#"), attributes
     charts = [attributes for tag, attributes in reader.tags if attributes.get("role") == "img"]
-    assert len(charts) == 2 * 3 + 2  # over time, classes and layers of each run; domains and time of the evaluation
+    # over time, classes and layers of each run; estimates of one; domains and time of the evaluation
+    assert len(charts) == 2 * 3 + 1 + 2
+    assert any("answers 71 % at first, 71 % at last; source 64 %" in (each["aria-label"] or "") for each in charts)
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in charts)
     ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
