@@ -100,8 +100,6 @@ def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
 ) -> None:
     metrics, url = served
     away: list[dict[str, Metric]] = []
-    captures: Iterator[FakeCapture] = iter(())
-    source = cast(LiveSource, None)
 
     def run(first: int, interrupts: Interrupts, **more: Any) -> RunSummary:
         captures = iter([FakeCapture([noise(seed + n) for n in range(3)]) for seed in (first, first + 3, first + 6)])
