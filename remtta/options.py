@@ -126,6 +126,7 @@ class RunOptions:
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
         share: Of many streams on one model: how far each one's adapted weights go to the mean of all, at each save.
+        preset: Name of the preset that the settings come from, for the records.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -153,6 +154,7 @@ class RunOptions:
     estimate: float | None = None
     expire_below: float | None = None
     share: float = 0.0
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:

@@ -85,7 +85,8 @@ class Grid:
             from remtta.runs.cluster import on_ray
 
             return on_ray(_run, self, cells, interrupts=interrupts, gpus=self.gpus)
-        return in_processes(_run, self, cells, jobs=num_jobs(self.options.jobs), interrupts=interrupts)
+        jobs = num_jobs(self.options.jobs or self.gpus or None)  # of one GPU, one at a time unless more are asked for
+        return in_processes(_run, self, cells, jobs=jobs, interrupts=interrupts)
 
     def _take_over(self, cell: Cell, ledger: Ledger) -> None:
         """Have a run's rows, decisions, delta and record as if it had been made here."""

@@ -132,6 +132,8 @@ class Record:
         started: When the run began: UTC, ISO 8601.
         latencies: How long predictions took.
         steps: How long batches took, their updates included.
+        reads: How long the source took to give a frame.
+        decodes: How long decoding and preprocessing one took.
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
@@ -140,6 +142,7 @@ class Record:
         self.run = uuid.uuid4().hex
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.latencies, self.steps = Latencies(), Latencies()
+        self.reads, self.decodes = Latencies(), Latencies()
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 

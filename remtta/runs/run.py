@@ -63,7 +63,7 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        self.summary = RunSummary(folder, place)
+        self.summary = RunSummary(folder, place, smooths=plan.adapter.smoother is not None)
         eventful = live or plan.adapter.watched or plan.adapter.memory or plan.options.expire_below is not None
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
         self.record = Record(plan, folder)

@@ -142,6 +142,8 @@ def test_what_cannot_be_reported_is_told(
     assert "exists; choose another" in refusal_of(capfd, "report", folders[0], "-o", page)[1]
     assert "must end in .html" in refusal_of(capfd, "report", folders[0], "-o", tmp_path / "x.pdf")[1]
     assert "no such folder" in refusal_of(capfd, "report", tmp_path / "nowhere", "-o", target)[1]
+    code, told = refusal_of(capfd, "report", folders[0], "-o", tmp_path / "nowhere" / "x.html")
+    assert code == 2 and "nowhere: no such folder; make it first" in told
     assert "holds no run" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
     damaged = shutil.copytree(folders[0], tmp_path / "damaged")
     rows = (damaged / "predictions.jsonl").read_text()

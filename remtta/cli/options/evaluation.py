@@ -232,7 +232,9 @@ class ResultOptions:
         Literal["serial", "processes", "ray"],
         _output(help="Runs of methods and seeds one after the other, by processes here, or by the workers of Ray."),
     ] = EvalOptions.engine
-    jobs: Annotated[int | None, _output("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None
+    jobs: Annotated[
+        int | None, _output("--jobs", "-j", min=1, help="Processes. Default: one per core, or per GPU.")
+    ] = None
     plots: Annotated[bool, _output("--plots/--no-plots", help="Draw pictures, with matplotlib.")] = True
     on_error: Annotated[Literal["skip", "stop"], _output(help="At an image that cannot be read.")] = (
         EvalOptions.on_error

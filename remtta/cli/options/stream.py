@@ -346,4 +346,5 @@ def run_options(
         estimate=output.estimate,
         expire_below=output.expire_below,
         share=stream.checked_share(),
+        preset=method.preset,
     )
