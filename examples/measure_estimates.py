@@ -5,21 +5,25 @@
 
 ROOT is a tree of corrupted images that remtta eval takes, CLEAN another, of clean ones; its first half calibrates.
 Without --adapt only the source model is measured; with it also REM as remtta adapt runs it, over one domain after the
-other, and the mean of both. Prints two Markdown tables: errors of the estimates in points, over windows of 500 images
-at most of one domain; errors of the answers in %, by orders of the images of each domain.
+other, and the mean of both. --dropout 0.2 adds AETTA, with dropout before the head alone. Prints two
+Markdown tables: errors of the estimates in points, over windows of 500 images at most of one domain; errors of the
+answers in %, by orders of the images of each domain.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from remtta import load_model
+from remtta.backbones.base import Backbone
+from remtta.backbones.registry import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator
 from remtta.guard.guard import ALONE
@@ -30,14 +34,50 @@ from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 
 BATCH = 50
+DROPOUTS = 10  # passes with dropout, in AETTA
+MOST_FOLLOWED = 100  # classes of which it is learned which follows which
 
-Said = tuple[Tensor, Tensor]
-"""Logits (N, C), and the true classes (N,)."""
+
+class Said(NamedTuple):
+    """What a model says of N images.
+
+    Attributes:
+        logits: Shape (N, C).
+        labels: The true classes, shape (N,).
+        agreement: Shares of the passes with dropout that have the same class, shape (N,); of none, without any.
+        dropped: Mean probabilities of these passes, shape (N, C); likewise.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    agreement: Tensor
+    dropped: Tensor
+
+    def windows(self) -> list[Said]:
+        """The same in windows of the size that remtta estimates by."""
+        return [Said(*parts) for parts in zip(*(each.split(WINDOW) for each in self), strict=True)]
 
 
 def accuracy(said: Said) -> float:
-    logits, labels = said
-    return float((logits.argmax(1) == labels).double().mean())
+    return float((said.logits.argmax(1) == said.labels).double().mean())
+
+
+def look_at(backbone: Backbone, images: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (B, C); agreement (B,) of passes with dropout before the head; and their mean probabilities (B, C)."""
+    logits, features = backbone.classify_with_features(images)
+    head: nn.Module = backbone.module.get_classifier()  # type: ignore[operator]  # timm's models are not typed
+    probs = torch.stack([head(functional.dropout(features, dropout)).softmax(-1) for _ in range(DROPOUTS)])
+    return logits, (probs.argmax(-1) == logits.argmax(1)).double().mean(0), probs.mean(0)
+
+
+def aetta(said: Said) -> float:
+    """AETTA: disagreement with dropout, which counts for more where its predictions are of few classes.
+
+    Source: Lee et al., CVPR 2024, arXiv:2404.01351, with their exponent of 3; over a window, not smoothed over batches.
+    """
+    mean, classes = said.dropped.double().mean(0), said.logits.shape[1]
+    evenness = -float((mean * mean.clamp(min=1e-12).log()).sum()) / np.log(classes)
+    return 1 - min(1 - 1 / classes, (1 - float(said.agreement.mean())) / float(evenness) ** 3)
 
 
 def confidence(logits: Tensor) -> Tensor:
@@ -46,8 +86,8 @@ def confidence(logits: Tensor) -> Tensor:
 
 def ours(clean: Said, *, calibrated: bool = True) -> Callable[[Tensor], float]:
     """What remtta adapt estimates, with clean images or with the accuracy on them alone."""
-    known, classes = accuracy(clean), clean[0].shape[1]
-    calibration = Calibration.seen(known, clean[0]) if calibrated else Calibration.unseen(known, classes)
+    known, classes = accuracy(clean), clean.logits.shape[1]
+    calibration = Calibration.seen(known, clean.logits) if calibrated else Calibration.unseen(known, classes)
 
     def estimate(logits: Tensor) -> float:
         estimator = Estimator(calibration, classes)
@@ -58,8 +98,8 @@ def ours(clean: Said, *, calibrated: bool = True) -> Callable[[Tensor], float]:
 
 
 def estimators(clean: Said) -> dict[str, Callable[[Tensor], float]]:
-    """Ways to estimate an accuracy, by what they are called."""
-    known, logits = accuracy(clean), clean[0]
+    """Ways to estimate an accuracy by logits, by what they are called."""
+    known, logits = accuracy(clean), clean.logits
     scale = Calibration.seen(known, logits).scale
     own = float(confidence(logits).mean())
     threshold = float(confidence(logits).quantile(1 - known))
@@ -73,18 +113,20 @@ def estimators(clean: Said) -> dict[str, Callable[[Tensor], float]]:
     }
 
 
-def estimate_table(clean: Said, told: dict[str, list[Said]]) -> None:
+def by_logits(way: Callable[[Tensor], float]) -> Callable[[Said], float]:
+    """An estimate that needs nothing else."""
+    return lambda said: way(said.logits)
+
+
+def estimate_table(clean: Said, told: dict[str, list[Said]], *, with_aetta: bool) -> None:
     """Print how far each way is off, by who predicts: mean, in brackets the mean with its sign."""
+    ways: dict[str, Callable[[Said], float]] = {name: by_logits(way) for name, way in estimators(clean).items()}
     print(f"| estimate | {' | '.join(told)} |\n|---|{'---|' * len(told)}")
-    for name, estimate in estimators(clean).items():
+    for name, estimate in (ways | ({"AETTA": aetta} if with_aetta else {})).items():
         cells = []
         for domains in told.values():
-            windows = [
-                window
-                for logits, labels in domains
-                for window in zip(logits.split(WINDOW), labels.split(WINDOW), strict=True)
-            ]
-            off = np.array([100 * (estimate(part[0]) - accuracy(part)) for part in windows if len(part[0]) >= LEAST])
+            windows = [window for said in domains for window in said.windows() if len(window.labels) >= LEAST]
+            off = np.array([100 * (estimate(window) - accuracy(window)) for window in windows])
             cells.append(f"{np.abs(off).mean():.1f} ({off.mean():+.1f})")
         print(f"| {name} | {' | '.join(cells)} |")
 
@@ -146,28 +188,27 @@ def order_table(domains: list[Said], seeds: int = 3) -> None:
         "raw": lambda logits: logits,
         "exponential, 0.5": lambda logits: smoothed(logits.softmax(-1), 0.5),
         "exponential, 0.8": lambda logits: smoothed(logits.softmax(-1), 0.8),
-        "a learned matrix": lambda logits: transitions(logits.softmax(-1)),
         "`--smooth auto`": lambda logits: Smoother(logits.shape[1])(logits),
     }
+    if domains[0].logits.shape[1] <= MOST_FOLLOWED:
+        ways["a learned matrix"] = lambda logits: transitions(logits.softmax(-1))
     print(f"| order | {' | '.join(ways)} |\n|---|{'---|' * len(ways)}")
     for order in (shuffled, in_classes, in_runs):
         errors: dict[str, list[float]] = {name: [] for name in ways}
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
-            parts = []
-            for logits, labels in domains:
-                places = torch.from_numpy(order(labels.numpy(), rng))
-                parts.append((logits[places], labels[places]))
-            stream = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+            orders = [torch.from_numpy(order(said.labels.numpy(), rng)) for said in domains]
+            logits = torch.cat([said.logits[places] for said, places in zip(domains, orders, strict=True)])
+            labels = torch.cat([said.labels[places] for said, places in zip(domains, orders, strict=True)])
             for name, way in ways.items():
-                errors[name].append(100 - 100 * accuracy((way(stream[0]), stream[1])))
+                errors[name].append(100 * float((way(logits).argmax(1) != labels).double().mean()))
         print(f"| {order.__name__.replace('_', ' ')} | {' | '.join(f'{np.mean(e):.1f}' for e in errors.values())} |")
 
 
 def mean_of(adapted: list[Said], source: list[Said]) -> list[Said]:
     """What both models say together, by halves."""
-    halves = [(a[0].softmax(-1) + s[0].softmax(-1)) / 2 for a, s in zip(adapted, source, strict=True)]
-    return [(half.log(), said[1]) for half, said in zip(halves, source, strict=True)]
+    halves = [(a.logits.softmax(-1) + s.logits.softmax(-1)) / 2 for a, s in zip(adapted, source, strict=True)]
+    return [said._replace(logits=half.log()) for half, said in zip(halves, source, strict=True)]
 
 
 def main() -> None:
@@ -178,37 +219,45 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--mean", type=float)
     parser.add_argument("--std", type=float)
+    parser.add_argument("--severity", type=int, help="default: 5, or the only one there is")
     parser.add_argument("--limit", type=int, default=500, help="images of each domain")
+    parser.add_argument("--dropout", type=float, default=0.0, help="share to drop for AETTA, which is left out at 0")
     parser.add_argument("--adapt", action="store_true")
     args = parser.parse_args()
     pixels: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
-    model = load_model(args.model, checkpoint=args.checkpoint, **pixels)
+    source_model, model = (load_model(args.model, checkpoint=args.checkpoint, **pixels) for _ in range(2))
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()
+    frozen, adapting = backbone_of(source_model), backbone_of(model)
     method = build_method("rem", model, preset_of("remtta").config("rem", {}, batch_size=BATCH))
 
-    def look(root: str, *, adapt: bool) -> list[tuple[Said, Said]]:
+    @torch.no_grad()
+    def look(root: str, severity: int | None, *, adapt: bool) -> list[tuple[Said, Said]]:
         """What the source and the adapted model say of every domain."""
-        dataset, told = open_dataset(root, num_classes=card_of(model).num_classes), []
+        severities = None if severity is None else [severity]
+        dataset, told = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities), []
         for domain in dataset.domains:
             places = np.random.default_rng(0).permutation(len(domain.labels))[: args.limit]
             parts = []
             for some in np.array_split(places, max(1, len(places) // BATCH)):
                 images = torch.stack([transform(domain.load(int(place))) for place in some])
-                batch = preprocessing.normalise(images)
-                source = method.predict_source(batch).float()
-                parts.append((source, method(batch).float() if adapt else source))
-            labels = torch.from_numpy(domain.labels[places]).long()
-            source, adapted = (torch.cat(logits) for logits in zip(*parts, strict=True))
-            told.append(((source, labels), (adapted, labels)))
+                batch, labels = preprocessing.normalise(images), torch.from_numpy(domain.labels[some]).long()
+                looks = [look_at(each, batch, args.dropout) for each in ([frozen, adapting] if adapt else [frozen])]
+                both = [(logits, labels, *rest) for logits, *rest in looks]
+                parts.append((both[0], both[-1]))
+                if adapt:
+                    method(batch)
+            source, adapted = (Said(*map(torch.cat, zip(*each, strict=True))) for each in zip(*parts, strict=True))
+            told.append((source, adapted))
         return told
 
-    ((logits, labels), _), *_ = look(args.clean, adapt=False)
-    half = len(logits) // 2
-    told = look(args.root, adapt=args.adapt)
+    (seen, _), *_ = look(args.clean, None, adapt=False)
+    clean = Said(*(each[: len(seen.labels) // 2] for each in seen))
+    told = look(args.root, args.severity, adapt=args.adapt)
     source, adapted = [said[0] for said in told], [said[1] for said in told]
     both = mean_of(adapted, source)
-    estimate_table((logits[:half], labels[:half]), {"source": source, **({"adapted": adapted} if args.adapt else {})})
+    models = {"source": source, **({"adapted": adapted} if args.adapt else {})}
+    estimate_table(clean, models, with_aetta=args.dropout > 0)
     print()
     order_table(both)
 

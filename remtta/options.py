@@ -121,10 +121,12 @@ class RunOptions:
         guard: Who answers, and when harm is undone, by methods that train
             weights and in no episodic run; None for the adapted model, and never.
         smooth: "auto" has answers go by the frames before, too, where frames come in order; "off" never.
+        memory: Conditions of which it is kept what they taught, for when they come back; 0 for none.
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
         share: Of many streams on one model: how far each one's adapted weights go to the mean of all, at each save.
+        preset: Name of the preset that the settings come from, for the records.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -148,9 +150,11 @@ class RunOptions:
     max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions(answer="auto")
     smooth: Smooth = "off"
+    memory: int = 0
     estimate: float | None = None
     expire_below: float | None = None
     share: float = 0.0
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         if self.flush_after is not None:
@@ -162,6 +166,7 @@ class RunOptions:
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         check(0 <= self.share <= 1, "share", self.share, "from 0 to 1")
         check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
+        check(self.memory == 0 or self.memory > 1, "memory", self.memory, "of 2 conditions or more, or 0 for none")
         if self.estimate is not None:
             check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
         if self.expire_below is not None:

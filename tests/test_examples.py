@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ from safetensors.torch import load_file
 
 import remtta
 from remtta.errors import UsageError
+from remtta.evaluation import open_dataset
 from remtta.options import GuardOptions
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
@@ -64,6 +67,29 @@ def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
     ):
         with pytest.raises(UsageError, match=told):
             guard_options(text)
+
+
+def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = example("make_walk", monkeypatch, checkpoint)
+    table = 1 - np.add.outer(np.arange(6), np.arange(6)) / 10
+    steps = walk.way(table, 0.5)
+    assert steps[0] == (5, 0) and steps[-1] == (0, 5)
+    assert all(table[step] in (0.4, 0.5, 0.6) for step in steps)
+    assert all((one[0] - two[0], two[1] - one[1]) in ((1, 0), (0, 1)) for one, two in pairwise(steps))
+
+    for number in range(NUM_CLASSES):
+        folder = tmp_path / "photographs" / f"class_{number}"
+        folder.mkdir(parents=True)
+        draw_image(number, 32, 32).save(folder / "0.png")
+    args = ["make_walk", str(tmp_path / "photographs"), str(tmp_path / "walk"), "--corruptions", "contrast,brightness"]
+    monkeypatch.setattr("sys.argv", [*args, "--calibration", "2", "--speed", "3", "--images", "40"])
+    walk.main()
+    (domain,) = open_dataset(tmp_path / "walk", num_classes=NUM_CLASSES).domains
+    assert len(domain.labels) == 40 and domain.load(39).size == (32, 32)
+    ways = json.loads((tmp_path / "walk/walk.json").read_text())["ways"]
+    assert set(ways) <= {"contrast+brightness", "brightness+contrast"}
 
 
 def test_own_loop(
@@ -221,6 +247,20 @@ def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
     assert len({tuple(row) for row in rows}) > 9 and (crops[:, :, :1] == crops).all()
     assert (module.learning_rate(0.0, 1.0) < 0.2, module.learning_rate(0.05, 1.0)) == (True, 1.0)
     assert module.learning_rate(1.0, 1.0) == pytest.approx(0.0)
+
+
+def test_deltas_of_one_condition_are_compared_with_their_average(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = example("merge_deltas", monkeypatch, checkpoint)
+    root = write_tree(tmp_path / "tree", domains=["fog"])
+    monkeypatch.setattr(sys, "argv", ["", str(root), "--checkpoint", str(checkpoint)])
+    module.main()
+    head, _, row, mean = capsys.readouterr().out.splitlines()
+    assert head.count("|") == row.count("|") == 6 and row.startswith("| fog | ")
+    assert row.removeprefix("| fog") == mean.removeprefix("| mean")
+    *seen, unseen = module.parts(root / "fog", np.random.default_rng(0))
+    assert len(seen) == 3 and not {path for part in seen for path in part} & set(unseen)
 
 
 def test_examples_use_only_public_names() -> None:

@@ -179,7 +179,7 @@ def _line(version: dict[str, Any]) -> str:
     made = [lineage.get("made_by", ""), lineage.get("source", "")]
     parents = " ".join(parent["file_sha256"][:12] for parent in lineage.get("parents", []))
     return printable(
-        f"@{version['version']}  {version['file_sha256'][:12]}  {version['created']}  {version['method']}, "
-        f"{version['updates']} updates on {version['frames']} frames"
+        f"@{version['version']}  {version['file_sha256'][:12]}  pushed {version['pushed']}  {version['method']}, "
+        f"{version['updates']} updates on {version['frames']} frames, made {version['created']}"
         f"{'; ' + ' '.join(filter(None, made)) if any(made) else ''}{'; from ' + parents if parents else ''}"
     )

@@ -108,7 +108,21 @@ def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
         f"method       {method['name']}, batch {method['batch_size']}{_settings(method)}",
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
         *_guard_lines(run.get("guard"), run.get("options")),
+        *_memory_lines(run.get("memory")),
     ]
+
+
+def _memory_lines(conditions: list[dict[str, int]] | None) -> list[str]:
+    if conditions is None:
+        return []
+    returns = sum(condition["visits"] - 1 for condition in conditions)
+    lines = [
+        f"memory       {len(conditions)} conditions, of which some came back {returns} times; the present one first:"
+    ]
+    for each in conditions:
+        gone = f", gone for {each['away']}" if each["away"] else ""
+        lines.append(f"             {each['frames']} frames in {each['visits']} visits{gone}")
+    return lines
 
 
 def _guard_lines(guard: dict[str, Any] | None, options: Any) -> list[str]:

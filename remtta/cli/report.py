@@ -25,6 +25,8 @@ class PageOptions:
         """Refuse a file of another kind, and one that is there."""
         if self.output.suffix not in (".html", ".htm"):
             raise UsageError(f"--output {self.output} must end in .html")
+        if not self.output.parent.is_dir():
+            raise UsageError(f"--output: {self.output.parent}: no such folder; make it first")
         if self.output.exists() and not self.overwrite:
             raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")
 

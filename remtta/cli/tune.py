@@ -20,6 +20,7 @@ from remtta.cli.parsing import parse_pairs
 from remtta.cli.progress import tune_progress
 from remtta.cli.reporting import refused_values
 from remtta.errors import UsageError
+from remtta.options import DEFAULT_BATCH_SIZE
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class GridOptions:
             "settings, and rates from 0.003 to 0.1.",
         ),
     ] = None
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "-b", min=1, help="Frames per update, of all that is tried.")
+    ] = DEFAULT_BATCH_SIZE
     true_labels: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="CSV of source and label_true, as remtta pick writes, of some frames."),
@@ -56,15 +60,16 @@ class GridOptions:
         """
         from remtta.runs.tuning import RATES, grid_of
 
+        own = {} if self.batch_size == DEFAULT_BATCH_SIZE else {"batch_size": self.batch_size}
         if not self.grid:
-            return RATES
+            return [own | dict(values) for values in RATES]
         values: dict[str, list[Any]] = {}
         for text in self.grid:
             name, equals, told = text.partition("=")
             if not equals or not told:
                 raise UsageError(f"--grid takes KEY=A,B,..., got {text!r}")
             values[name] = [parse_pairs([f"{name}={each}"], "--grid")[name] for each in told.split(",")]
-        return grid_of(values)
+        return [own | dict(each) for each in grid_of(values)]
 
 
 def tune(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def pull(address: Path, target: Path) -> int:
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """Every version in a folder, the newest first: its number, hash and what its header says, or what is wrong with it.
+    """Every version in a folder, the newest first: its number, hash and what its header says, or what is wrong.
+
+    "pushed" is when its file was written, which a copy of the folder may have lost.
 
     Raises:
         UsageError: If it holds none.
@@ -75,14 +78,21 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [_entry(folder, number) for number in versions]
 
 
+def has_versions(folder: Path) -> bool:
+    """Whether a folder holds versions of a delta."""
+    return bool(_versions(folder))
+
+
 def _entry(folder: Path, number: int) -> dict[str, Any]:
     try:
         content, fields = _checked(_path(folder, number))
     except DeltaError as error:
         return {"version": number, "error": str(error)}
     names = ("base_sha256", "method", "updates", "frames", "created", "lineage")
+    pushed = datetime.fromtimestamp(_path(folder, number).stat().st_mtime, UTC)
     return {
         "version": number,
+        "pushed": pushed.isoformat(timespec="seconds"),
         "file_sha256": hashlib.sha256(content).hexdigest(),
         **{name: fields[name] for name in names},
     }

@@ -17,6 +17,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
 from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set, spoken_names
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of, wanted_domains
+from remtta.evaluation.shards import find_shards, shard_domain
 from remtta.evaluation.trees import choose_folders, choose_severities, image_sizes, list_images, scan_tree
 from remtta.streams.images import load_image
 
@@ -81,7 +82,7 @@ def open_dataset(
 
     Args:
         root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R,
-            -V2, -Sketch), or a folder of CIFAR-C arrays.
+            -V2, -Sketch), a folder of CIFAR-C arrays, or one of CCC's tar files.
         num_classes: Classes of the model.
         labels: The model's class names.
         domains: Which ones, in which order; by default the standard order.
@@ -99,6 +100,12 @@ def open_dataset(
     place = Path(root)
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
+    if shards := find_shards(place):
+        if any(each is not None for each in (domains, severities, image_list, class_map)):
+            raise UsageError(
+                f"{place} is one stored stream; leave --domains, --severity, --image-list, --class-map out"
+            )
+        return _open_shards(place, shards, num_classes, limit)
     if not (place / LABELS).is_file():
         return _open_tree(place, num_classes, labels, domains, severities, image_list, class_map, limit, complete)
     if image_list is not None or class_map is not None:
@@ -110,9 +117,9 @@ def class_names(root: Path) -> list[str] | None:
     """What a data set's folders call its classes, for a zero-shot model; None where they are ImageNet's wnids.
 
     Raises:
-        UsageError: If they have no names, as in arrays.
+        UsageError: If they have no names, as in arrays and tar files.
     """
-    tree = {} if (root / LABELS).is_file() else scan_tree(root)[1]
+    tree = {} if (root / LABELS).is_file() or find_shards(root) else scan_tree(root)[1]
     return spoken_names([folder for levels in tree.values() for folders in levels.values() for folder in folders], root)
 
 
@@ -214,6 +221,11 @@ def _warn_of_unequal(domains: Sequence[Domain]) -> None:
         _log.warning("the domains differ in their number of images: %s", counts)
 
 
+def _open_shards(root: Path, shards: list[Path], num_classes: int, limit: int | None) -> Dataset:
+    domain, sizes = shard_domain(root, shards, num_classes, limit)
+    return _numbered(root, "CCC shards", [domain], domain.labels, sizes)
+
+
 def _open_arrays(
     root: Path,
     num_classes: int,
@@ -230,11 +242,18 @@ def _open_arrays(
     sizes: Counter[tuple[int, int]] = Counter()
     for domain in found:
         sizes[image_size(arrays[domain.name])] += len(domain.sources)
+    return _numbered(root, "CIFAR-C arrays", found, labels, sizes)
+
+
+def _numbered(
+    root: Path, layout: str, domains: Sequence[Domain], labels: np.ndarray, sizes: Mapping[tuple[int, int], int]
+) -> Dataset:
+    """A data set whose classes have numbers, and whose order is its own."""
     numbers = np.unique(labels).tolist()
     return Dataset(
         root=root,
-        layout="CIFAR-C arrays",
-        domains=found,
+        layout=layout,
+        domains=domains,
         classes="number",
         class_numbers=numbers,
         num_folders=len(numbers),

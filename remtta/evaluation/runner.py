@@ -29,11 +29,12 @@ from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.guard.guard import guarded
+from remtta.guard.memory import REMEMBERED, remembering
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
+from remtta.methods.settings.names import action_of, answer_of, has_memory, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.models.card import card_of
 from remtta.models.classes import restricted_classes
@@ -147,7 +148,7 @@ class _Evaluation:
             progress, state = self._go_on(earlier, methods)
         else:
             progress, state = self._begin(), {}
-        eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
+        eventful, every_s = any(is_guarded(name) or has_memory(name) for name in methods), plan.options.save_every_s
         with Ledger(self._folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             runs = list(itertools.product(methods, plan.options.seeds))
             runs = runs[len(progress.finished) :]
@@ -197,7 +198,9 @@ class _Evaluation:
         guard = guarded(method, options, self._plan.methods[name])
         if is_guarded(name) and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
-        return Adapter(method, guard, Smoother(len(self._plan.numbers)) if is_smoothed(name) else None)
+        smoother = Smoother(len(self._plan.numbers)) if is_smoothed(name) else None
+        memory = remembering(method, REMEMBERED if has_memory(name) else 0, self._plan.methods[name])
+        return Adapter(method, guard, smoother, memory=memory)
 
     def _learn_from_source(self, source_data: str | Path) -> None:
         """Have the statistics of every method that needs some on the disk, before anything is recorded."""

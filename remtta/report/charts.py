@@ -141,6 +141,26 @@ def over_time(series: Series) -> tuple[Figure, str]:
     )
 
 
+@_drawn
+def accuracy(series: Series) -> tuple[Figure, str]:
+    """Estimated accuracy of the last frames, of the answers and of each model."""
+    figure, axes = _axes(2.4)
+    for name, colour in (("source", _GREY), ("adapted", _ORANGE), ("answers", _BLUE)):
+        if points := series.estimates.get(name):
+            frames, values = zip(*points, strict=True)
+            axes.step(frames, [100 * value for value in values], where="post", color=colour, lw=1.4, label=name)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("frame")
+    axes.set_ylabel("estimate in %")
+    _mark_events(axes, [event for event in series.events if event["event"] == "expired"])
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
+    told = [
+        f"{name} {100 * points[0][1]:.0f} % at first, {100 * points[-1][1]:.0f} % at last"
+        for name, points in sorted(series.estimates.items())
+    ]
+    return figure, f"Estimated accuracy of the last frames: {'; '.join(told)}."
+
+
 def _kinds(series: Series) -> list[str]:
     return list(dict.fromkeys(event["event"] for event in series.events))
 

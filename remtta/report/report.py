@@ -106,6 +106,8 @@ def _facts(run: _Run) -> dict[str, object]:
 def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     seen = [run for run in runs if len(run.series.index)]
     yield page.section("Over time", [page.chart(run.name, charts.over_time(run.series)) for run in seen])
+    estimated = [run for run in seen if run.series.estimates]
+    yield page.section("Estimated accuracy", [page.chart(run.name, charts.accuracy(run.series)) for run in estimated])
     live = [run for run in seen if has_rate(run.series)]
     yield page.section("Rate", [page.chart(run.name, charts.rate(run.series)) for run in live])
     yield page.section("Classes before and after", [page.chart(run.name, charts.classes(run.series)) for run in seen])

@@ -21,7 +21,16 @@ from remtta.runs.reading import Row, check_entries, read_rows
 MOST_FRAMES = 8  # shown of each kind
 
 _NEEDED = {"index": int, "source": str, "class": int, "prob": float, "entropy": float}
-_OPTIONAL = {"label": str, "answered_by": str, "weight": float, "time": str, "each": dict, "frame": int}
+_OPTIONAL = {
+    "label": str,
+    "answered_by": str,
+    "weight": float,
+    "time": str,
+    "each": dict,
+    "frame": int,
+    "estimate": dict,
+}
+_ESTIMATED = {"answers": float, "adapted": float, "source": float}
 
 
 @dataclass
@@ -33,6 +42,7 @@ class Series:
         entropy: Of its prediction, in nats.
         share: The adapted model's share in it.
         seconds: When it was read, of live sources, since the first one was.
+        estimates: Frame and estimated accuracy wherever it changed, of the answers and of each model.
         halves: Predicted classes in the first and in the second half of the run; with `--each`, those of the source
             and of the adapted model.
         each: Whether `halves` are those of the two models.
@@ -46,6 +56,7 @@ class Series:
     entropy: array[float] = field(default_factory=lambda: array("d"))
     share: array[float] = field(default_factory=lambda: array("d"))
     seconds: list[tuple[int, float]] = field(default_factory=list)
+    estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     each: bool = False
     differing: list[Row] = field(default_factory=list)
@@ -101,6 +112,7 @@ def _predicted(path: Path) -> Iterator[Row]:
             continue
         try:
             check_entries(row, _NEEDED, _OPTIONAL)
+            check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
             for said in (row.get("each") or {}).values():
                 check_entries({"said": said}, {"said": dict})
                 check_entries(said, {"class": int, "prob": float}, {"label": str})
@@ -129,6 +141,10 @@ def _add(series: Series, row: Row, *, late: bool) -> None:
     series.index.append(row["index"])
     series.entropy.append(row["entropy"])
     series.share.append(0.0 if source else row.get("weight") or 1.0)
+    for name in _ESTIMATED.keys() & (row.get("estimate") or {}).keys():
+        points = series.estimates.setdefault(name, [])
+        if not points or points[-1][1] != row["estimate"][name]:
+            points.append((row["index"], row["estimate"][name]))
     if row.get("time") is not None:
         series.seconds.append((row["index"], _seconds(row["time"])))
     differ = _differ(row)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from remtta.guard.accuracy import Estimator
 from remtta.guard.guard import ALONE, Guard, Said
+from remtta.guard.memory import Memory
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
 from remtta.runs.states import Stateful, take_back
@@ -24,6 +25,7 @@ class Adapter:
         guard: What watches it.
         smoother: What has answers go by the frames before, too.
         estimator: What tells how often they are right.
+        memory: What brings back what a condition had taught.
     """
 
     num_processes = 1  # that take a share of each batch
@@ -34,8 +36,10 @@ class Adapter:
         guard: Guard | None = None,
         smoother: Smoother | None = None,
         estimator: Estimator | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.method, self.guard, self.smoother, self.estimator = method, guard, smoother, estimator
+        self.memory = memory
         self._said = ALONE
 
     @property
@@ -71,6 +75,21 @@ class Adapter:
     def in_turn(self, work: Callable[[], None]) -> None:
         """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""
         work()
+
+    def recall(self, pixels: Tensor, fit: Tensor, behind: tuple[int, int]) -> tuple[int, int]:
+        """Have the weights of their condition in place for frames of which the fit ones are learned from next.
+
+        Args:
+            pixels: Shape (B, 3, H, W), preprocessed.
+            fit: Shape (B,), on the CPU.
+            behind: Frames behind the weights, and of these, since the last reset.
+
+        Returns:
+            The same of the weights that are now in place.
+        """
+        if self.memory is None or self.retired or not fit.any():
+            return behind
+        return self.memory.look(pixels[fit.to(pixels.device)], behind)
 
     def share(self) -> None:
         """Take something over of what others on the same model learned: here there are none."""
@@ -144,7 +163,7 @@ class Adapter:
     @property
     def _beside(self) -> list[Stateful]:
         """Whatever has a state beside the method."""
-        return [each for each in (self.guard, self.smoother, self.estimator) if each]
+        return [each for each in (self.guard, self.smoother, self.estimator, self.memory) if each]
 
     def learn(self) -> None:
         """Adapt to the images of the last `predict` with `later`."""
@@ -157,9 +176,9 @@ class Adapter:
             self.guard.reset()
 
     def events(self) -> list[dict[str, Any]]:
-        """What the guard decided, and the estimator told, since the last call."""
-        decided = self.guard.judge.events() if self.guard else []
-        return decided + (self.estimator.events() if self.estimator else [])
+        """What the memory brought back, the guard decided, and the estimator told, since the last call."""
+        tellers = (self.memory, self.guard.judge if self.guard else None, self.estimator)
+        return [event for teller in tellers if teller for event in teller.events()]
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next update and the next decision depend on."""

@@ -84,7 +84,7 @@ class BatchResult:
         adapted: Whether the fit ones of its frames entered an update.
         unfit: Why which of its readable frames did not, by frame index.
         said: Who made the predictions.
-        was_reset: Whether the weights went back to the source before it.
+        behind: Frames that the weights before it were adapted on, and those since the last reset.
         called: Whether the method saw its fit frames, which has left their views in `last_views`.
         answer_seconds: What the prediction took.
         seconds: What the batch took, the update included.
@@ -99,7 +99,7 @@ class BatchResult:
     adapted: bool
     unfit: Mapping[int, str]
     said: Said
-    was_reset: bool
+    behind: tuple[int, int]
     called: bool
     answer_seconds: float
     seconds: float

@@ -9,6 +9,7 @@ from typing import Any
 from remtta.deltas import DELTA
 from remtta.deltas.layers import layers_moved
 from remtta.deltas.reading import read_arrays
+from remtta.deltas.registry import has_versions
 from remtta.errors import RemttaError, UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
@@ -43,7 +44,9 @@ _RUN_MAY_HAVE: Shape = {
     "method.ranking_weight": float,
     "method.anchor": float,
     "guard": dict,
+    "memory": list,
 }
+_CONDITION: Shape = {"frames": int, "visits": int, "away": int}
 _GUARD: Shape = {"alarms": int, "answered_by_source": int}
 _EVALUATION: Shape = {
     "status": str,
@@ -100,6 +103,8 @@ def describe_folder(folder: Path) -> dict[str, Any]:
         return _describe_site(folder)
     if (folder / RESULTS).is_file():
         return _describe_evaluation(folder)
+    if has_versions(folder):
+        raise UsageError(f"{folder} holds versions of a delta: remtta delta log {folder} lists them, pull copies one")
     below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
     hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
@@ -111,6 +116,9 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
         if run.get("guard") is not None:
             check_entries(run["guard"], _GUARD)
+        for condition in run.get("memory") or ():
+            check_entries({"condition": condition}, {"condition": dict})
+            check_entries(condition, _CONDITION)
         for ratio in run["method"].get("mask_ratios") or ():
             check_entries({"mask ratio": ratio}, {"mask ratio": float})
     except ValueError as error:

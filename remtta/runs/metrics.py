@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
+    from remtta.runs.budget import Latencies
     from remtta.runs.record import Plan, Record
     from remtta.runs.summary import RunSummary
 
@@ -134,6 +135,7 @@ class _Runs:
         )
 
         runs = self._watch()
+        yield GaugeMetricFamily("remtta_loading", "1 until the model is there and the runs begin.", float(not runs))
         info = InfoMetricFamily("remtta_run", "What runs.", labels=["stream"])
         for name, run in runs.items():
             info.add_metric([name], {"model": run.plan.card.name, "method": run.plan.method, "version": __version__})
@@ -150,13 +152,15 @@ class _Runs:
                     if (value := values.get(metric, ("", None))[1]) is not None:
                         family.add_metric([name], value)
                 yield family
-        for metric, text in (
-            ("latency_seconds", "From a full batch to its predictions, of each frame."),
-            ("step_seconds", "What a batch took, its update included, of each frame."),
+        for metric, text, taken in (
+            ("latency_seconds", "From a full batch to its predictions, of each frame.", "latencies"),
+            ("step_seconds", "What a batch took, its update included, of each frame.", "steps"),
+            ("read_seconds", "What the source took to give a frame.", "reads"),
+            ("decode_seconds", "What decoding and preprocessing a frame took.", "decodes"),
         ):
             histogram = HistogramMetricFamily(f"remtta_{metric}", text, labels=["stream"])
             for name, run in runs.items():
-                latencies = run.record.latencies if metric == "latency_seconds" else run.record.steps
+                latencies: Latencies = getattr(run.record, taken)
                 counts = latencies.cumulated(BUCKETS_S)
                 edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
                 histogram.add_metric([name], list(zip(edges, counts, strict=True)), latencies.seconds)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from PIL.Image import Image
 from torch import Tensor
 
-from remtta.errors import UsageError
+from remtta.errors import FrameError, UsageError
 from remtta.options import RunOptions
 from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import Row
 from remtta.runs.states import load_state, other_version, save_state
+from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 
@@ -30,11 +34,16 @@ _OWN_OPTIONS = (
     "latency",
     "guard",
     "smooth",
+    "memory",
     "estimate",
 )  # the others may change from one part to the next
-_BEFORE = {"each": RunOptions.each, "smooth": RunOptions.smooth}  # what runs did of which older records say nothing
+_BEFORE = {
+    name: getattr(RunOptions, name) for name in ("each", "smooth", "memory")
+}  # what runs did of which older records say nothing
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack
+
+_log = logging.getLogger("remtta")
 
 
 @dataclass
@@ -143,8 +152,13 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unseen_frames(stream: Stream, place: Place) -> Iterator[Frame]:
+def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Tensor]) -> Iterator[Frame]:
     """The frames of a stream that come after a place; all frames of a live one, which begins anew.
+
+    Args:
+        stream: Where they come from.
+        place: What was seen of it.
+        transform: From an image to the model's input, as a tensor of bytes (3, H, W).
 
     Raises:
         UsageError: If the stream no longer holds the frames that came before, in that order.
@@ -161,6 +175,19 @@ def unseen_frames(stream: Stream, place: Place) -> Iterator[Frame]:
         seen += 1
         if seen == place.frames and place.last and (frame.source, frame.number) != place.last:
             raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {place.last[0]}; {advice}")
+        if seen == place.frames and frame.number is not None and place.fingerprint:
+            _warn_of_other(frame, place.fingerprint, transform)
     if seen < place.frames:
         raise UsageError(f"{stream.name} holds {seen} frame(s), and the run had seen {place.frames}; {advice}")
     yield from frames
+
+
+def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tensor]) -> None:
+    """Tell where the last frame that was seen of a video is not what it was; no more, as decoders differ a little."""
+    with contextlib.suppress(FrameError):  # then it was none before, either
+        if fingerprint(transform(frame.load())) != before:
+            _log.warning(
+                "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?",
+                frame.number,
+                frame.source,
+            )

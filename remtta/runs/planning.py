@@ -18,6 +18,7 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
+from remtta.guard.memory import remembering
 from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
@@ -83,7 +84,7 @@ def plan_run(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    adapter = Adapter(built, adapter.guard, smoother, estimator)
+    adapter = Adapter(built, adapter.guard, smoother, estimator, adapter.memory)
     return Plan(card, adapter, method, config, options, stream, delta, learned)
 
 
@@ -95,14 +96,15 @@ def adapter_on(
     source_data: str | Path | None,
     wait: Callable[[], None] = lambda: None,
 ) -> tuple[Adapter, dict[str, Any] | None]:
-    """A method on a model at its source weights, under its guard; and what it learned from source images."""
+    """A method on a model at its source weights, with guard and memory; and what it learned from source images."""
     torch.manual_seed(options.seed)
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)
     learned = None
     if source_data is not None and built.needs_source:
         learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
-    return Adapter(built, guarded(built, options.guard, config)), learned
+    memory = remembering(built, options.memory, config)
+    return Adapter(built, guarded(built, options.guard, config), memory=memory), learned
 
 
 def tell_plan(plan: Plan) -> None:

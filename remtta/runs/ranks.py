@@ -152,7 +152,7 @@ class _LeadingAdapter(Adapter):
     """An adapter that other processes have the likes of, which make the same calls."""
 
     def __init__(self, alone: Adapter, ranks: Ranks) -> None:
-        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator)
+        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory)
         self._ranks, self.num_processes = ranks, ranks.num_ranks
 
     def predict(
@@ -160,6 +160,12 @@ class _LeadingAdapter(Adapter):
     ) -> Tensor:
         with self._ranks.call("predict", pixels, fit=fit, later=later):
             return super().predict(pixels, fit, later=later)
+
+    def recall(self, pixels: Tensor, fit: Tensor, behind: tuple[int, int]) -> tuple[int, int]:
+        if self.memory is None:
+            return behind
+        with self._ranks.call("recall", pixels, fit=fit, behind=behind):
+            return super().recall(pixels, fit, behind)
 
     def learn(self) -> None:
         with self._ranks.call("learn"):
@@ -176,8 +182,8 @@ class _LeadingAdapter(Adapter):
 
 
 def _core_state(adapter: Adapter) -> dict[str, Tensor]:
-    """What decides over weights: the method's and the guard's, but nothing of those who only answer."""
-    return Adapter(adapter.method, adapter.guard).state()
+    """What decides over weights: the method's, the guard's, the memory's, but nothing of those who only answer."""
+    return Adapter(adapter.method, adapter.guard, memory=adapter.memory).state()
 
 
 @contextlib.contextmanager

@@ -73,6 +73,8 @@ class Plan:
         room = delta + state + 2 * delta + 3 * _HEADER_BYTES
         if self.adapter.guard:
             room += self.adapter.guard.most_bytes(self.card.num_classes)
+        if self.adapter.memory:
+            room += self.adapter.memory.most * delta
         return min(room, _MOST_BYTES)
 
 
@@ -130,6 +132,8 @@ class Record:
         started: When the run began: UTC, ISO 8601.
         latencies: How long predictions took.
         steps: How long batches took, their updates included.
+        reads: How long the source took to give a frame.
+        decodes: How long decoding and preprocessing one took.
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
@@ -138,6 +142,7 @@ class Record:
         self.run = uuid.uuid4().hex
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.latencies, self.steps = Latencies(), Latencies()
+        self.reads, self.decodes = Latencies(), Latencies()
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 
@@ -219,6 +224,7 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
+            "memory": plan.adapter.memory.record() if plan.adapter.memory else None,
             "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from remtta.errors import OutputError, StreamError, UsageError
+from remtta.guard.accuracy import WINDOW
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
@@ -62,9 +63,9 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        self.summary = RunSummary(folder, place)
-        eventful = live or plan.adapter.watched or plan.options.expire_below is not None
-        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
+        self.summary = RunSummary(folder, place, smooths=plan.adapter.smoother is not None)
+        eventful = live or plan.adapter.watched or plan.adapter.memory or plan.options.expire_below is not None
+        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
         self._scribe = Scribe(
@@ -98,7 +99,7 @@ class Run:
                 self._go_on()
             self._stop_if_ended()
             batches = self._stream_batches
-            unseen = unseen_frames(stream, summary.place)
+            unseen = unseen_frames(stream, summary.place, self._plan.card.preprocessing.transform())
             decoded = batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
@@ -115,6 +116,7 @@ class Run:
                     f"{stream.name}: none of {summary.num_frames} frame(s) could be read (see {PREDICTIONS})"
                 )
             summary.exit_reason = "completed"
+            _tell_unjudged(summary, self._plan.options)
         except (Stopped, ReaderGone, GuardStop) as end:
             summary.end(end)
             self._predict_waiting()
@@ -217,6 +219,14 @@ class Run:
             except OutputError as error:
                 self.summary.end(error)
                 raise
+
+
+def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
+    """Say where there were too few frames for `expire_below` to judge."""
+    if options.expire_below is not None and summary.num_predicted < WINDOW:
+        _log.warning(
+            "--expire-below judges %d frames, and there were %d: nothing is said", WINDOW, summary.num_predicted
+        )
 
 
 def _refuse_none(stream: Stream, options: RunOptions) -> None:

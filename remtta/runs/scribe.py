@@ -74,6 +74,8 @@ class Scribe:
         self._summary.num_alarms = self._plan.adapter.total_alarms
         self._summary.estimates = result.estimates
         for frame in frames:
+            self._record.reads.add(frame.read_s, 1)
+            self._record.decodes.add(frame.decode_s, 1)
             if frame.gap:
                 place.gaps += 1
                 self._journal.write_gap(frame.index, frame.source, frame.gap)

@@ -205,11 +205,12 @@ class Session(Generic[C]):
     def _answer(self, batch: Batch) -> BatchResult:
         """Predictions, and the update that goes with them unless it is to come later."""
         method, frames = self.adapter.method, batch.readable
-        was_reset = bool(frames) and self._reset_is_due(batch)
-        if was_reset:
+        logits, raw, unfit, called = None, None, {}, False
+        behind = self.counts.frames_in_delta, self.counts.frames_since_reset
+        if frames and self._reset_is_due(batch):
             self.adapter.reset()
-        update, logits, raw, unfit, called = method.num_updates, None, None, {}, False
-        answer_seconds, estimates = 0.0, self.adapter.estimates
+            behind = 0, 0
+        answer_seconds, estimates, update = 0.0, self.adapter.estimates, method.num_updates
         if frames:
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
@@ -219,6 +220,8 @@ class Session(Generic[C]):
             called = bool(fit.any()) and not self.adapter.retired
             labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
             started = time.monotonic()
+            behind = self.adapter.recall(pixels, fit, behind)
+            update = method.num_updates
             raw = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
             self._check_finite(raw, batch)
             logits = self.adapter.smooth(raw, early=batch.early)
@@ -232,7 +235,7 @@ class Session(Generic[C]):
             adapted=called and self.adapter.learns,  # a guess, where the update is still to come
             unfit=unfit,
             said=ALONE if logits is None else self.adapter.said,
-            was_reset=was_reset,
+            behind=behind,
             called=called,
             answer_seconds=answer_seconds,
             seconds=answer_seconds,
@@ -268,11 +271,8 @@ class Session(Generic[C]):
         self.counts.smoothed += sum(result.smoothed[result.batch.num_told_readable :])
 
     def _finish(self, result: BatchResult) -> None:
-        counts = self.counts
-        if result.was_reset or result.updates_after < result.update:
-            counts.frames_in_delta = counts.frames_since_reset = 0
-        counts.frames_in_delta += result.num_learned
-        counts.frames_since_reset += result.num_learned
+        counts, kept = self.counts, result.updates_after >= result.update
+        counts.frames_in_delta, counts.frames_since_reset = (result.num_learned + kept * each for each in result.behind)
         counts.updates += result.new_updates
         counts.not_adapted += len(result.unfit)
         self._policy.finished(result)

@@ -35,6 +35,7 @@ class RunSummary:
         lag_s: Age of a live source's oldest frame in the last batch, once it was predicted.
         entropy: Mean entropy of the last batch's predictions, in nats.
         estimates: Estimated accuracies of the last frames: of `answers`, `source` and `adapted`.
+        smooths: Whether answers go by the frames before, too, where those come in order.
     """
 
     output: Path
@@ -47,6 +48,7 @@ class RunSummary:
     lag_s: float | None = None
     entropy: float | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
+    smooths: bool = False
 
     def note_answer(self, read_at: str | None, entropy: float | None) -> None:
         """Note that a batch is predicted now.
@@ -162,7 +164,7 @@ class RunSummary:
             *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
-            *([f"answered by the frames before, too: {self.num_smoothed} frames"] if self.num_smoothed else []),
+            *([f"answered by the frames before, too: {self.num_smoothed} frames"] if self.smooths else []),
             *([f"estimated accuracy of the last frames: {self._told_estimates}"] if self.estimates else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]

@@ -33,7 +33,7 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
     for frame in frames:
         if frame.image is None or frame.number is None:
             continue
-        earlier, before = before, _fingerprint(frame.image)
+        earlier, before = before, fingerprint(frame.image)
         if _is_black(frame.image):
             reasons[frame.index] = BLACK
         elif before == earlier:
@@ -41,7 +41,8 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
     return reasons, before
 
 
-def _fingerprint(image: Tensor) -> str:
+def fingerprint(image: Tensor) -> str:
+    """What tells an image (3, H, W) of bytes from any other."""
     return hashlib.blake2b(image.numpy().tobytes(), digest_size=16).hexdigest()
 
 

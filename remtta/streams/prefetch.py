@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from PIL import Image
@@ -33,6 +34,8 @@ class DecodedFrame:
         error: Why it cannot be read, else None.
         gap: The time without frames that it ended, if it did.
         read_at: When it was read from a live source: UTC, ISO 8601 to the millisecond.
+        read_s: How long the source took to give it, in seconds.
+        decode_s: How long it took to decode and to preprocess.
     """
 
     index: int
@@ -43,6 +46,8 @@ class DecodedFrame:
     error: str | None = None
     gap: Gap | None = None
     read_at: str | None = None
+    read_s: float = field(default=0.0, compare=False)
+    decode_s: float = field(default=0.0, compare=False)
 
 
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
@@ -126,7 +131,7 @@ def _result(decoded: Future[DecodedFrame], wait: Callable[[], None]) -> DecodedF
 
 def _read(
     numbered: Iterable[tuple[int, Frame]],
-    decode: Callable[[int, Frame], DecodedFrame],
+    decode: Callable[[int, Frame, float], DecodedFrame],
     pool: ThreadPoolExecutor,
     ready: _Ready,
     room: threading.Semaphore,
@@ -136,21 +141,23 @@ def _read(
     # Video frames arrive decoded and large: keep few of them waiting for a worker.
     waiting = threading.Semaphore(2 * pool._max_workers)
 
-    def decode_one(index: int, frame: Frame) -> DecodedFrame:
+    def decode_one(index: int, frame: Frame, read_s: float) -> DecodedFrame:
         try:
-            return decode(index, frame)
+            return decode(index, frame, read_s)
         finally:
             waiting.release()
 
     try:
         frames = iter(numbered)
         while demand is None or _acquire(demand, stop):
+            asked = time.monotonic()
             index, frame = next(frames, (0, None))
+            read_s = time.monotonic() - asked
             if frame is None:
                 break
             if not (_acquire(room, stop) and _acquire(waiting, stop)):
                 return
-            ready.put(pool.submit(decode_one, index, frame))
+            ready.put(pool.submit(decode_one, index, frame, read_s))
     except Exception as error:  # handed to the consumer, which raises it in its own thread
         ready.put(error)
         return
@@ -165,8 +172,10 @@ def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
     return False
 
 
-def _decode(index: int, frame: Frame, *, transform: Callable[[Image.Image], Tensor], memory: Budget) -> DecodedFrame:
-    image, error = None, None
+def _decode(
+    index: int, frame: Frame, read_s: float, *, transform: Callable[[Image.Image], Tensor], memory: Budget
+) -> DecodedFrame:
+    image, error, started = None, None, time.monotonic()
     try:
         with memory.share():
             image = transform(frame.load())
@@ -174,4 +183,15 @@ def _decode(index: int, frame: Frame, *, transform: Callable[[Image.Image], Tens
         error = str(problem)
     except Exception as problem:  # an image of extreme shape can defeat resizing: report it, keep going
         error = f"cannot be preprocessed: {str(problem).strip() or type(problem).__name__}"
-    return DecodedFrame(index, frame.source, frame.number, frame.time_s, image, error, frame.gap, frame.read_at)
+    return DecodedFrame(
+        index,
+        frame.source,
+        frame.number,
+        frame.time_s,
+        image,
+        error,
+        frame.gap,
+        frame.read_at,
+        read_s,
+        decode_s=time.monotonic() - started,
+    )

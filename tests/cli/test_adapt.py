@@ -103,6 +103,7 @@ def test_the_folder_that_was_chosen_is_the_only_line_on_standard_output(
     assert remtta_here("adapt", frames, *options) == 0
     [line] = capfd.readouterr().out.splitlines()
     assert Path(line).parent == Path("runs") and record_of(Path(line))["exit_reason"] == "completed"
+    assert record_of(Path(line))["options"]["preset"] == "remtta"
     for args, out in ((["-q"], 0), (["-o", "run"], 0), (["--predictions", "-"], 12)):
         assert remtta_here("adapt", frames, *options, *args) == 0
         assert capfd.readouterr().out.count("\n") == out

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from remtta import adapt_stream, load_delta
+from remtta.deltas.registry import push
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, RunOptions
@@ -253,3 +254,9 @@ def test_what_is_no_record_is_told(name: str, content: bytes, tmp_path: Path) ->
     code, _, err = told(tmp_path)
     assert code == 1 and f"{name} is damaged: " in err
     check_told(tmp_path)
+
+
+def test_a_folder_of_versions_is_told_from_one_of_a_run(run: Path, tmp_path: Path) -> None:
+    push(run, tmp_path / "site")
+    code, _, err = told(tmp_path / "site")
+    assert code == 2 and f"remtta delta log {tmp_path / 'site'} lists them" in err

@@ -36,6 +36,8 @@ def test_what_was_pushed_is_pulled_byte_for_byte_and_one_can_go_back(versions: l
     newest, middle, oldest = registry.history(folder)
     assert [each["version"] for each in (newest, middle, oldest)] == [3, 2, 1]
     assert newest["file_sha256"] == oldest["file_sha256"] == load_delta(versions[0]).file_sha256
+    os.utime(folder / "0003.safetensors", (0, 0))
+    assert registry.history(folder)[0]["pushed"] == "1970-01-01T00:00:00+00:00" < middle["pushed"]
     assert {path.name for path in folder.iterdir()} == {f"000{number}.safetensors" for number in (1, 2, 3)}
 
 

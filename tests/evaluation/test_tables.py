@@ -147,7 +147,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     tied = int(logits[3].softmax(-1).max(-1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
     told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}, "said": ALONE}
-    result = BatchResult(batch, logits, **told, was_reset=False, called=False, answer_seconds=0.0, seconds=0.0)
+    result = BatchResult(batch, logits, **told, behind=(0, 0), called=False, answer_seconds=0.0, seconds=0.0)
 
     images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here
     rows = evaluation_rows(result, tree, images, [0, 1, 2], None, None)

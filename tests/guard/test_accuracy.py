@@ -118,7 +118,7 @@ def test_a_state_brings_everything_back() -> None:
     assert second.events() == whole.events()
 
 
-def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path) -> None:
+def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     frames, clean = tmp_path / "frames", tmp_path / "clean"
     for folder, count in ((frames, 120), (clean, 40)):
         folder.mkdir()
@@ -133,6 +133,7 @@ def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path) -> N
     assert set(rows[-1]["estimate"]) == {"answers", "adapted", "source"}
     assert record["accuracy"]["calibration"]["images"] == 40 and lines_of(whole / "events.jsonl") is not None
     assert "estimated accuracy of the last frames: answers" in summary.report()
+    assert "--expire-below judges 500 frames, and there were 120: nothing is said" in caplog.text
     with Interrupts() as interrupts:
         more: dict[str, Any] = {"source_data": clean, "on_batch": StopAfter(2), "interrupts": interrupts}
         adapt_tiny(frames, parts, "tent", options=options, **more)

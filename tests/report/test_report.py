@@ -37,6 +37,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         adapt_tiny(place / "frames", place / name, "tent", options={"each": True})
     path = place / "first" / "predictions.jsonl"
     path.write_text(path.read_text().replace('"label": null', f'"label": {json.dumps(HOSTILE)}'))
+    path = place / "second" / "predictions.jsonl"
+    path.write_text(path.read_text().replace('"update"', '"estimate": {"answers": 0.71, "source": 0.64}, "update"'))
     event = {"time": "2026-01-01T00:00:00+00:00", "frame": 3, "event": "rollback", "reason": "drift", "lead": -0.4}
     (place / "second" / "events.jsonl").write_text(json.dumps(event) + "\n")
     dataset = open_dataset(write_tree(place / "tree"), num_classes=7, labels=None, severities=[5])
@@ -76,7 +78,9 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
         for name in ("src", "href", "xlink:href"):
             assert re.match(r"data:image/jpeg;base64,|#", attributes.get(name) or "#"), attributes
     charts = [attributes for tag, attributes in reader.tags if attributes.get("role") == "img"]
-    assert len(charts) == 2 * 3 + 2  # over time, classes and layers of each run; domains and time of the evaluation
+    # over time, classes and layers of each run; estimates of one; domains and time of the evaluation
+    assert len(charts) == 2 * 3 + 1 + 2
+    assert any("answers 71 % at first, 71 % at last; source 64 %" in (each["aria-label"] or "") for each in charts)
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in charts)
     ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
@@ -138,6 +142,8 @@ def test_what_cannot_be_reported_is_told(
     assert "exists; choose another" in refusal_of(capfd, "report", folders[0], "-o", page)[1]
     assert "must end in .html" in refusal_of(capfd, "report", folders[0], "-o", tmp_path / "x.pdf")[1]
     assert "no such folder" in refusal_of(capfd, "report", tmp_path / "nowhere", "-o", target)[1]
+    code, told = refusal_of(capfd, "report", folders[0], "-o", tmp_path / "nowhere" / "x.html")
+    assert code == 2 and "nowhere: no such folder; make it first" in told
     assert "holds no run" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
     damaged = shutil.copytree(folders[0], tmp_path / "damaged")
     rows = (damaged / "predictions.jsonl").read_text()

@@ -8,7 +8,9 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -19,12 +21,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from remtta.errors import UsageError
 from remtta.options import RunOptions
 from remtta.runs.adapt import RunSummary
+from remtta.runs.interrupts import Interrupts
 from remtta.runs.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from remtta.runs.site import adapt_streams
-from remtta.streams.sources import open_stream
+from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.sources import Stream, open_stream
 from tests.command import refusal_of
 from tests.conftest import draw_folder, tiny_vit
-from tests.runs.tiny import CONFIGS, adapt_tiny
+from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
+from tests.streams.fakes import FakeCapture, noise
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -53,7 +58,7 @@ def parsed(text: str) -> dict[str, Metric]:
 
 
 def value(families: dict[str, Metric], name: str, stream: str = "") -> float:
-    family = families[name.removesuffix("_total")]
+    family = families[re.sub("_(total|count|sum)$", "", name)]
     (found,) = [s.value for s in family.samples if s.name == name and s.labels.get("stream", "") == stream]
     return float(found)
 
@@ -71,20 +76,52 @@ def test_counts_grow_and_agree_with_the_run_and_the_file(
         assert value(seen[-1], "remtta_running") == 1
 
     (frames / "broken.png").write_bytes(b"no picture")
+    assert value(scrape(url), "remtta_loading") == 1
     summary = adapt_tiny(frames, tmp_path / "run", on_batch=look, metrics=metrics)
     updates = [value(each, "remtta_updates_total") for each in seen]
     assert updates == sorted(updates) and updates[-1] == summary.num_updates > 1
     last = scrape(url)
-    assert value(last, "remtta_running") == 0 == value(last, "remtta_failed")
+    assert value(last, "remtta_running") == value(last, "remtta_failed") == value(last, "remtta_loading") == 0
     assert value(last, "remtta_skipped_total") == 1
     assert 0 < value(last, "remtta_entropy_nats") < 3
     counts = {s.labels["le"]: s.value for s in last["remtta_latency_seconds"].samples if "le" in s.labels}
     assert list(counts.values()) == sorted(counts.values()) and len(counts) == len(BUCKETS_S) + 1
     assert counts["+Inf"] == summary.num_predicted
+    for name in ("remtta_read_seconds", "remtta_decode_seconds"):
+        assert value(last, f"{name}_count") == summary.num_frames and value(last, f"{name}_sum") > 0
     (info,) = last["remtta_run_info"].samples
     assert info.labels["method"] == "rem"
     adapt_tiny(frames, tmp_path / "again", metrics=Metrics(file=file))
     assert value(parsed(file.read_text()), "remtta_frames_total") == summary.num_frames
+
+
+def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
+    served: tuple[Metrics, str], tmp_path: Path, no_thread_is_left: None
+) -> None:
+    metrics, url = served
+    away: list[dict[str, Metric]] = []
+
+    def run(first: int, interrupts: Interrupts, **more: Any) -> RunSummary:
+        captures = iter([FakeCapture([noise(seed + n) for n in range(3)]) for seed in (first, first + 3, first + 6)])
+
+        def connect() -> FakeCapture:
+            if source.state == "reconnecting":
+                away.append(scrape(url))
+            return next(captures)
+
+        source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: None)
+        stream = Stream("0", "camera", islice(source.frames(), 9), live_source=source)
+        return adapt_tiny(stream, tmp_path / "run", metrics=metrics, interrupts=interrupts, **more)
+
+    with Interrupts() as interrupts:
+        first = run(0, interrupts, on_batch=StopAfter(2))
+    assert first.signum is not None and value(scrape(url), "remtta_running") == 0
+    with Interrupts() as interrupts:
+        second = run(10, interrupts, resume=True)
+    counts = [value(each, "remtta_frames_total") for each in (*away, scrape(url))]
+    assert counts == sorted(counts) and first.num_frames <= counts[-2] < counts[-1] == second.num_frames == 15
+    assert all(value(each, "remtta_running") == 1 for each in away)
+    assert value(scrape(url), "remtta_gaps_total") == second.place.gaps >= 3
 
 
 def test_each_stream_of_a_site_is_told_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,18 @@ def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: P
     (run / PREDICTIONS).write_text("")
     with pytest.raises(RemttaError, match="has lost lines"):
         adapt_tiny(frames, run, resume=True)
+
+
+def test_another_video_of_the_same_name_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def clip(length: int, first: int = 0) -> Stream:
+        frames = (Frame("clip", partial(draw_image, first + number), number=number) for number in range(length))
+        return Stream("clip", "video", frames)
+
+    adapt_tiny(clip(6), tmp_path / "run", "tent")
+    adapt_tiny(clip(9), tmp_path / "run", "tent", resume=True)
+    assert "another video" not in caplog.text
+    adapt_tiny(clip(12, first=50), tmp_path / "run", "tent", resume=True)
+    assert "frame 8 of clip is not what it was when the run stopped: is it another video" in caplog.text
 
 
 def test_overwrite_and_resume_exclude_each_other() -> None:

@@ -78,16 +78,20 @@ def test_a_stretch_is_tried_and_a_command_printed(tmp_path: Path, capsys: pytest
         "remtta-demo",
         "--grid",
         "lr=0.02",
-        "--grid",
-        "batch_size=6",
+        "--batch-size",
+        "6",
         "--limit",
         "10",
     ]
     assert remtta_here("tune", *args, "--true-labels", labels, "--json", "-q") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["by"] == "default"
-    assert told["command"] == f"remtta adapt {frames} --model remtta-demo"
-    assert [each["settings"] for each in told["trials"]] == [{"method": "source"}, {}, {"lr": 0.02, "batch_size": 6}]
+    assert told["command"] == f"remtta adapt {frames} --model remtta-demo --batch-size 6"
+    assert [each["settings"] for each in told["trials"]] == [
+        {"method": "source"},
+        {"batch_size": 6},
+        {"batch_size": 6, "lr": 0.02},
+    ]
     assert told["trials"][2]["lead"]["standard_error"] is None
     assert all(each["labelled"] == 2 for each in told["trials"])
 

@@ -7,9 +7,9 @@ import io
 import os
 import pty
 import signal
+import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ import pytest
 from rich.console import Console
 
 from remtta.cli.live import LiveView, sparkline
-from remtta.runs.annotated import AnnotatedVideo, check_video
+from remtta.runs.annotated import check_video
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import View
-from tests.command import refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS
+from tests.command import REMTTA, refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS, happens
 from tests.records import rows_of
-from tests.runs.tiny import adapt_tiny
 
 
 def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
@@ -50,23 +49,21 @@ def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, checkp
     assert abs(seen.astype(int) - pictures[1][:320]).mean() > 5
 
 
-def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(frames: Path, tmp_path: Path) -> None:
-    path = tmp_path / "out.mp4"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of threads
-        child = os.fork()
-    if child == 0:
-
-        def kill(summary: RunSummary) -> None:
-            if summary.num_frames == 9:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            adapt_tiny(frames, tmp_path / "run", viewers=[AnnotatedVideo(path)], on_batch=kill)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert len(pictures_of(path)) in (8, 9)
+def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
+    frames: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "out.mp4", tmp_path / "run"
+    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", run, "--batch-size", "3", "--annotate", path]
+    with subprocess.Popen([*REMTTA, "adapt", "-", *map(str, options)], stdin=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write("".join(f"{frame}\n" for frame in sorted(frames.iterdir())[:9]).encode())
+        process.stdin.flush()
+        rows = run / "predictions.jsonl"
+        assert happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") == 9, 100.0)
+        assert happens(lambda: len(pictures_of(path)) >= 8)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert len(pictures_of(path)) in (8, 9) and len(rows_of(run)) == 9
 
 
 def test_a_run_that_goes_on_adds_a_video_beside_the_first(tmp_path: Path) -> None:

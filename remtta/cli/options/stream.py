@@ -144,6 +144,15 @@ class OutputOptions:
         Smooth,
         _option(help="auto: where frames come in order, as on video, answers go by the frames before, too."),
     ] = RunOptions.smooth
+    memory: Annotated[
+        int,
+        _option(
+            min=0,
+            metavar="N",
+            help="Keep what each of the last N conditions (told by plain statistics of images) has taught, and go on "
+            "from that where one comes back; 0: not.",
+        ),
+    ] = RunOptions.memory
     estimate: Annotated[
         float | None,
         _option(
@@ -333,7 +342,9 @@ def run_options(
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
         guard=guard,
         smooth=output.smooth,
+        memory=output.memory,
         estimate=output.estimate,
         expire_below=output.expire_below,
         share=stream.checked_share(),
+        preset=method.preset,
     )

@@ -22,5 +22,7 @@ class TargetOptions:
         """Refuse a file of another kind, and one that is there."""
         if self.output.suffix != ".safetensors":
             raise UsageError(f"--output {self.output} must end in .safetensors")
+        if not self.output.parent.is_dir():
+            raise UsageError(f"--output: {self.output.parent}: no such folder; make it first")
         if self.output.exists() and not self.overwrite:
             raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")

@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth]`, or `[LABEL=]remtta[+smooth]`."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth][+memory]`; `remtta` is one, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRESET = "remtta"
 """REM as `remtta adapt` runs it where nothing is asked for."""
 
 _PRESET_METHOD = "rem+guard+auto"
-_GUARDED, _BOTH, _AUTO, _SMOOTH = "guard", "both", "auto", "smooth"
+_GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY = "guard", "both", "auto", "smooth", "memory"
 
 
 def _parts(name: str) -> list[str]:
@@ -29,7 +29,8 @@ def method_of(name: str) -> str:
 
 def has_preset(name: str) -> bool:
     """Whether its settings are the preset's."""
-    return name.rpartition("=")[2].removesuffix(f"+{_SMOOTH}") == PRESET
+    method, *added = name.rpartition("=")[2].split("+")
+    return method == PRESET and set(added) <= {_SMOOTH, _MEMORY}
 
 
 def is_guarded(name: str) -> bool:
@@ -46,6 +47,11 @@ def answer_of(name: str) -> Answer:
 def is_smoothed(name: str) -> bool:
     """Whether its answers go by the frames before, too, where those come in order."""
     return _SMOOTH in _parts(name)
+
+
+def has_memory(name: str) -> bool:
+    """Whether what a condition taught comes back with it."""
+    return _MEMORY in _parts(name)
 
 
 def action_of(name: str, action: Action) -> Action:
@@ -72,9 +78,9 @@ def check_method_names(names: Sequence[str]) -> None:
         if method == PRESET:
             raise UsageError(f"{name}: {PRESET} stands for {_PRESET_METHOD} already; leave +{'+'.join(added)} out")
         check_method(method, known)
-        additions = {_GUARDED, _BOTH, _AUTO, _SMOOTH}
+        additions = {_GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY}
         if not set(added) <= additions or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
-            raise UsageError(f"{name}: add +guard, +both or +auto, and +smooth, to a method, once each")
+            raise UsageError(f"{name}: add +guard, +both or +auto, +smooth and +memory to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
         if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in known):

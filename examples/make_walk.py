@@ -1,0 +1,142 @@
+"""A walk through pairs of corruptions at a set accuracy, after CCC's generator, as a stream that remtta eval reads.
+
+    python examples/make_walk.py photographs/ walk/ --checkpoint vit.safetensors --accuracy 0.4 --images 3000
+    remtta eval walk/ --checkpoint vit.safetensors --methods source,rem,remtta
+
+Every image has two corruptions. While one fades the next grows, by a severity at a time of 0 to 5, each for --speed
+images; and the way from one to the other is that on which the source model's accuracy stays nearest to --accuracy, by
+a table that is measured first: of all pairs of severities, on --calibration images each.
+
+SRC is a tree of class folders. After Continually Changing Corruptions (Press et al., NeurIPS 2023, arXiv:2306.05401),
+which has severities a quarter apart and a ResNet-50's table of all pairs: this is a benchmark of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from remtta import load_model
+from remtta.corruptions import corrupt
+from remtta.evaluation import open_dataset
+from remtta.evaluation.domains import Domain
+from remtta.models.card import card_of
+from remtta.models.preprocessing import preprocessing_of
+
+CORRUPTIONS = "gaussian_noise,defocus_blur,fog,contrast,jpeg_compression"
+LEVELS = 6  # severities, 0 among them
+
+Levels = tuple[int, int]
+"""Severities of the corruption that fades and of the one that grows."""
+
+
+def corrupted(image: Image.Image, names: tuple[str, str], levels: Levels, rng: np.random.Generator) -> Image.Image:
+    """An image with two corruptions, one after the other."""
+    for name, severity in zip(names, levels, strict=True):
+        if severity:
+            image = corrupt(image, name, severity, rng)
+    return image
+
+
+def accuracies(model: nn.Module, domain: Domain, names: tuple[str, str], count: int) -> np.ndarray:
+    """Of the model on so many images, by both severities: shape (6, 6)."""
+    preprocessing = preprocessing_of(model)
+    transform, rng = preprocessing.transform(), np.random.default_rng(0)
+    places = rng.permutation(len(domain.labels))[:count]
+    labels, table = torch.from_numpy(domain.labels[places]), np.zeros((LEVELS, LEVELS))
+
+    @torch.no_grad()
+    def predicted(levels: Levels) -> Tensor:
+        images = [transform(corrupted(domain.load(int(place)), names, levels, rng)) for place in places]
+        classes: Tensor = model(preprocessing.normalise(torch.stack(images))).argmax(1)
+        return classes
+
+    for levels in np.ndindex(LEVELS, LEVELS):
+        table[levels] = float((predicted((levels[0], levels[1])) == labels).double().mean())
+    return table
+
+
+def way(table: np.ndarray, accuracy: float) -> list[Levels]:
+    """From one corruption alone to the other alone, by steps of one severity, nearest to an accuracy.
+
+    Of the ways to each pair of severities the one with the least mean distance is gone on with. The first begins at any
+    severity but 0, and the second ends at any but 0.
+    """
+    found: dict[Levels, list[Levels]] = {}
+
+    def distance(steps: list[Levels]) -> float:
+        return float(np.mean([abs(table[step] - accuracy) for step in steps]))
+
+    for first in range(LEVELS - 1, -1, -1):
+        for second in range(LEVELS):
+            here = (first, second)
+            before = [found[last] for last in ((first + 1, second), (first, second - 1)) if last in found]
+            ways = [[*steps, here] for steps in before] + ([[here]] if first and not second else [])
+            found[here] = min(ways, key=distance)
+    return min((found[0, second] for second in range(1, LEVELS)), key=distance)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("destination", type=Path)
+    parser.add_argument("--model", default="vit_tiny_patch16_224")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--mean", type=float)
+    parser.add_argument("--std", type=float)
+    parser.add_argument("--accuracy", type=float, default=0.4)
+    parser.add_argument("--corruptions", default=CORRUPTIONS)
+    parser.add_argument("--calibration", type=int, default=50, help="images for each number of the table")
+    parser.add_argument("--speed", type=int, default=50, help="images between two steps")
+    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    pixels: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
+    model = load_model(args.model, checkpoint=args.checkpoint, **pixels)
+    (domain,) = open_dataset(args.source, num_classes=card_of(model).num_classes).domains
+    rng, names = np.random.default_rng(args.seed), args.corruptions.split(",")
+    ways: dict[tuple[str, str], list[Levels]] = {}
+    last, made = str(rng.choice(names)), 0
+    args.destination.mkdir(parents=True)
+    with tarfile.open(args.destination / "serial_00000.tar", "w") as tar:
+        while made < args.images:
+            pair = last, str(rng.choice([name for name in names if name != last]))
+            if pair not in ways:
+                table = accuracies(model, domain, pair, args.calibration)
+                ways[pair] = way(table, args.accuracy)
+                told = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in ways[pair])
+                print(f"{' to '.join(pair)}: {told}", flush=True)
+            for levels in ways[pair]:
+                for place in rng.choice(len(domain.labels), min(args.speed, args.images - made)):
+                    image = corrupted(domain.load(int(place)), pair, levels, rng)
+                    write(tar, f"sample_{made}", image, int(domain.labels[place]), pair, levels)
+                    made += 1
+            last = pair[1]
+    told_ways = {"+".join(pair): steps for pair, steps in ways.items()}
+    (args.destination / "walk.json").write_text(json.dumps({"accuracy": args.accuracy, "ways": told_ways}, indent=2))
+
+
+def write(
+    tar: tarfile.TarFile, key: str, image: Image.Image, label: int, names: tuple[str, str], levels: Levels
+) -> None:
+    """Add a sample as CCC's files have it."""
+    content = io.BytesIO()
+    image.save(content, "jpeg", quality=85)
+    info = f"++n1++{names[0]}++s1++{levels[0]}++n2++{names[1]}++s2++{levels[1]}"
+    for name, data in {"info": info.encode(), "input.jpg": content.getvalue(), "output.cls": b"%d" % label}.items():
+        member = tarfile.TarInfo(f"{key}.{name}")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+
+
+if __name__ == "__main__":
+    main()
