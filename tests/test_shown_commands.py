@@ -24,7 +24,7 @@ NOT_RUN = {
     r"adapt clip.mp4 .*--batch-size 128": "is for several processes; has tests of its own",
     r"adapt -|.*--print-config|.*--config": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
-    r".*--by doubt": "takes the run's own model; has tests of its own",
+    r".*--by doubt|report run1 --masks": "takes the run's own model; has tests of its own",
     r"report run1 run2 table1": "takes an evaluation; has tests of its own",
 }
 

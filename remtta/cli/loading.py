@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remtta.cli.options.model import DEFAULT_MODEL
@@ -30,6 +31,21 @@ def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dic
     if delta is not None:
         return base_arguments(delta, given)
     return {"name": DEFAULT_MODEL, **arguments_given(given)}
+
+
+def load_adapted(run: Path, given: Mapping[str, Any], device: str) -> nn.Module:
+    """The model of a run with what it learned; `given` as for `model_arguments`.
+
+    Raises:
+        RemttaError: If the run left no delta, or the model cannot be loaded or is not the one of the delta.
+    """
+    from remtta.deltas.delta import apply_delta, load_delta
+    from remtta.models.loading import load_model
+
+    delta = load_delta(run)
+    model = load_model(**model_arguments(given, delta), device=device)
+    apply_delta(model, delta)
+    return model
 
 
 def load_classifier(

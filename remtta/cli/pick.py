@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from remtta.cli.groups import Only
-from remtta.cli.loading import model_arguments
+from remtta.cli.loading import load_adapted
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import RunningOptions
 from remtta.errors import UsageError
@@ -44,7 +44,10 @@ class ListOptions:
 def pick(
     run: Annotated[Path, typer.Argument(help="The folder of a run of remtta adapt.")],
     wanted: ListOptions,
-    model: Annotated[ModelOptions, Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")],
+    model: Annotated[
+        ModelOptions,
+        Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+    ],
     running: Annotated[RunningOptions, Only("device", "threads", "seed", "quiet", "debug")],
 ) -> None:
     """Pick frames of RUN to label, by chance or by doubt.
@@ -63,8 +66,6 @@ def pick(
         wanted.check()
         given = model.given()
 
-        from remtta.deltas.delta import apply_delta, load_delta
-        from remtta.models.loading import load_model
         from remtta.runs.picking import csv_text, pick_by_doubt, read_predicted, write_list
 
         predicted = read_predicted(run)
@@ -72,9 +73,7 @@ def pick(
             picked = predicted.by_chance(wanted.number, running.seed)
         else:
             running.set_threads()
-            delta = load_delta(run)
-            classifier = load_model(**model_arguments(given, delta), device=running.device)
-            apply_delta(classifier, delta)
+            classifier = load_adapted(run, given, running.device)
             picked = pick_by_doubt(classifier, predicted, wanted.number, interrupts.check)
         if wanted.output is None:
             typer.echo(csv_text(picked), nl=False)

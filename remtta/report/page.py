@@ -29,19 +29,20 @@ def chart(name: str, svg: str) -> str:
     return f"<figure>{svg}<figcaption>{text(name)}</figcaption></figure>"
 
 
-def frames(name: str, shown: Sequence[tuple[str | None, str]], note: str) -> str:
-    """Small pictures with captions."""
+def frames(name: str, shown: Iterable[tuple[Sequence[str], str]], note: str) -> str:
+    """Small pictures, of each frame itself and perhaps of it masked, with captions."""
     figures = "".join(
-        f"<figure>{_image(picture, caption)}<figcaption>{text(caption)}</figcaption></figure>"
-        for picture, caption in shown
+        f"<figure>{_images(pictures, caption)}<figcaption>{text(caption)}</figcaption></figure>"
+        for pictures, caption in shown
     )
     return f'<div><h3>{text(name)}</h3><p>{text(note)}</p><div class="frames">{figures}</div></div>'
 
 
-def _image(address: str | None, caption: str) -> str:
-    if address is None:
+def _images(addresses: Sequence[str], caption: str) -> str:
+    if not addresses:
         return '<p class="gone">not to be read any more</p>'
-    return f'<img src="{address}" alt="{text(caption)}">'
+    words = (caption, f"{caption}; with the patches hatched that the mask hides")
+    return "".join(f'<img src="{each}" alt="{text(said)}">' for each, said in zip(addresses, words, strict=False))
 
 
 def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -17,22 +18,29 @@ _MOST_WIDE = 1_200
 STILLS = ("folder", "glob", "image", "paths")
 """Kinds of sources whose frames are files that can be looked at again."""
 
-
-def thumbnail(row: Row) -> str | None:
-    """A frame as the address of a small picture; None where it cannot be read any more."""
-    return _address(Path(row["source"]), _THUMB) if row.get("frame") is None else None
+Look = Callable[[Sequence[Row]], list[tuple[str, ...]]]
+"""The addresses of small pictures of each row's frame; none where it cannot be read any more."""
 
 
-def picture(path: Path) -> str | None:
-    """A picture as an address; None where there is none."""
-    return _address(path, _MOST_WIDE) if path.is_file() else None
+def thumbnails(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A small picture of each row's frame, of those that are files."""
+    return [_of_file(Path(row["source"]), _THUMB) if row.get("frame") is None else () for row in rows]
 
 
-def _address(path: Path, side: int) -> str | None:
+def picture(path: Path) -> tuple[str, ...]:
+    """A picture as an address, where there is one."""
+    return _of_file(path, _MOST_WIDE) if path.is_file() else ()
+
+
+def _of_file(path: Path, side: int) -> tuple[str, ...]:
     try:
-        image = load_image(path)
+        return (address_of(load_image(path), side),)
     except FrameError:
-        return None
+        return ()
+
+
+def address_of(image: Image.Image, side: int = _THUMB) -> str:
+    """An image, made smaller, as an address that holds it."""
     image.thumbnail((side, side * 4 if side == _MOST_WIDE else side), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=80)

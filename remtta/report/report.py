@@ -11,7 +11,7 @@ from remtta._version import __version__
 from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically
 from remtta.report import charts, page
-from remtta.report.pictures import STILLS, picture, thumbnail
+from remtta.report.pictures import STILLS, Look, picture, thumbnails
 from remtta.report.series import Series, has_rate, name_of, read_series
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.inspection import describe_folder
@@ -27,12 +27,13 @@ class _Run:
     series: Series
 
 
-def write_report(folders: Sequence[Path], output: Path) -> None:
+def write_report(folders: Sequence[Path], output: Path, masked: Look | None = None) -> None:
     """Write one page on runs and evaluations, which needs no network and no other file.
 
     Args:
         folders: Of runs and of evaluations.
         output: The HTML file.
+        masked: Draws frames of the one run as its model sees them, and as a masked view does.
 
     Raises:
         UsageError: If a folder holds neither, matplotlib is missing, or the page would be too large.
@@ -46,7 +47,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
         for name, folder, content in zip(names, folders, contents, strict=True)
         if "run" in content
     ]
-    body = [_summary(runs), *_over_time(runs), *_frames(runs)]
+    body = [_summary(runs), *_over_time(runs), *_frames(runs, masked)]
     for name, folder, content in zip(names, folders, contents, strict=True):
         if "evaluation" in content:
             body += _evaluation(name, folder, content)
@@ -117,37 +118,35 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     )
 
 
-def _frames(runs: Sequence[_Run]) -> Iterator[str]:
-    stills = [run for run in runs if run.content["run"]["source"]["kind"] in STILLS]
-    yield page.section(
-        "Frames where the adapted and the source model differ",
-        [
-            page.frames(
-                run.name,
-                [(thumbnail(row), _differing(row)) for row in run.series.differing],
-                f"{len(run.series.differing)} of {run.series.num_differing}",
-            )
-            for run in stills
-            if run.series.differing
-        ],
-    )
-    yield page.section(
-        "Frames of lowest confidence",
-        [
-            page.frames(
-                run.name,
-                [(thumbnail(row), _captioned(row, f"{name_of(row)}, {row['prob']:.2f}")) for row in run.series.unsure],
-                f"{len(run.series.unsure)} of {len(run.series.index)}",
-            )
-            for run in stills
-            if run.series.unsure
-        ],
-    )
+def _frames(runs: Sequence[_Run], masked: Look | None) -> Iterator[str]:
+    differing, unsure = [], []
+    for name, series, run in ((run.name, run.series, run.content["run"]) for run in runs):
+        if not masked and run["source"]["kind"] not in STILLS:
+            continue
+        pictures = (masked or thumbnails)([*series.differing, *series.unsure])
+        count, note = len(series.differing), _hatched(run["method"]) if masked else ""
+        if count:
+            shown = zip(pictures[:count], map(_differing, series.differing), strict=True)
+            differing.append(page.frames(name, shown, f"{count} of {series.num_differing}{note}"))
+        if series.unsure:
+            shown = zip(pictures[count:], map(_unsure, series.unsure), strict=True)
+            unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}{note}"))
+    yield page.section("Frames where the adapted and the source model differ", differing)
+    yield page.section("Frames of lowest confidence", unsure)
+
+
+def _hatched(method: Mapping[str, Any]) -> str:
+    hidden = f"{100 * method['mask_ratios'][-1]:g} % of the patches"
+    return f"; hatched: the {hidden} that {method['name']} hides at most, by the weights at the run's end"
 
 
 def _differing(row: Row) -> str:
     said = (f"{who}: {name_of(row['each'][who])}, {row['each'][who]['prob']:.2f}" for who in ("adapted", "source"))
     return _captioned(row, "; ".join(said))
+
+
+def _unsure(row: Row) -> str:
+    return _captioned(row, f"{name_of(row)}, {row['prob']:.2f}")
 
 
 def _captioned(row: Row, said: str) -> str:
@@ -179,8 +178,7 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
     wrong, starts = _outcomes(folder / PREDICTIONS)
     if wrong:
         parts.append(page.section("Error over time", [page.chart(name, charts.errors_over_time(wrong, starts))]))
-    masks = picture(folder / "plots" / "masks.png")
-    if masks:
+    for masks in picture(folder / "plots" / "masks.png"):
         shown = f'<img class="wide" src="{masks}" alt="Sample images with the patches that the masks hide hatched">'
         parts.append(f"<section><h2>Masks</h2>{shown}</section>")
     return parts

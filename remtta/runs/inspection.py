@@ -110,8 +110,12 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
 
 
-def _describe_run(folder: Path) -> dict[str, Any]:
-    """A run's record, its predictions in numbers, its delta."""
+def read_run(folder: Path) -> dict[str, Any]:
+    """A run's record.
+
+    Raises:
+        RemttaError: If it is damaged or not there.
+    """
     try:
         run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
         if run.get("guard") is not None:
@@ -123,7 +127,12 @@ def _describe_run(folder: Path) -> dict[str, Any]:
             check_entries({"mask ratio": ratio}, {"mask ratio": float})
     except ValueError as error:
         raise RemttaError(f"{folder / RECORD} is damaged: {error}") from error
-    content: dict[str, Any] = {"run": run, "alive": is_locked(folder)}
+    return run
+
+
+def _describe_run(folder: Path) -> dict[str, Any]:
+    """A run's record, its predictions in numbers, its delta."""
+    content: dict[str, Any] = {"run": read_run(folder), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remtta.backbones.registry import backbone_of
 from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically, writing
-from remtta.models.preprocessing import preprocessing_of
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.runs.folder import PREDICTIONS, RECORD
 from remtta.runs.reading import Row, checked_record, read_rows
 from remtta.streams.fitness import BLACK, DUPLICATE
@@ -39,6 +39,8 @@ COLUMNS = ("index", "source", "frame", "class", "label", "prob", "entropy", "dis
 
 _BATCH = 25
 _LIVE = ("camera", "url")
+
+FrameKey = tuple[str, int | None]
 
 _log = logging.getLogger("remtta")
 
@@ -77,15 +79,24 @@ def read_predicted(run: Path) -> Predicted:
         record = checked_record(run / RECORD, {"model.num_classes": int, "source.kind": str})
     except ValueError as error:
         raise RemttaError(f"{run / RECORD} is damaged: {error}") from error
-    if record["source"]["kind"] in _LIVE:
-        raise UsageError(
-            f"{run} is a run of a live source, whose frames cannot be read again; record it to files first"
-        )
+    check_rereadable(run, record["source"]["kind"])
     rows = {row["index"]: row for row in read_rows(run / PREDICTIONS) if "class" in row}
     useful = [row for row in rows.values() if row.get("not_adapted") not in (BLACK, DUPLICATE)]
     if not useful:
         raise RemttaError(f"{run / PREDICTIONS} holds no prediction to pick from")
     return Predicted(useful, record["model"]["num_classes"])
+
+
+def check_rereadable(run: Path, kind: str) -> None:
+    """Refuse a run of a source of this kind if its frames cannot be read again.
+
+    Raises:
+        UsageError: With the remedy.
+    """
+    if kind in _LIVE:
+        raise UsageError(
+            f"{run} is a run of a live source, whose frames cannot be read again; record it to files first"
+        )
 
 
 def doubt(row: Row, num_classes: int) -> float:
@@ -141,25 +152,37 @@ def farthest_first(features: Tensor, count: int) -> list[int]:
 def _features(model: nn.Module, rows: Sequence[Row], wait: Callable[[], None]) -> tuple[list[Row], Tensor]:
     """What the head makes its logits of, of each frame that can be read again, in the order of the rows."""
     preprocessing, backbone = preprocessing_of(model), backbone_of(model)
-    by_frame = {_frame_of(row): row for row in rows}
-    memory = Budget(afterwards=preprocessing.resized_bytes)
-    again = prefetch(frames_of(rows), preprocessing.transform(), ahead=2 * _BATCH, memory=memory, wait=wait)
+    by_frame = {frame_of(row): row for row in rows}
     found: dict[int, Tensor] = {}
-    reasons = []
-    while batch := list(itertools.islice(again, _BATCH)):
-        reasons += [f"{frame.source}: {frame.error}" for frame in batch if frame.image is None]
-        readable = [frame for frame in batch if frame.image is not None]
-        if readable:
-            images = torch.stack([frame.image for frame in readable if frame.image is not None]).to(backbone.device)
-            features = backbone.classify_with_features(preprocessing.normalise(images))[1].cpu()
-            indices = [by_frame[frame.source, frame.number]["index"] for frame in readable]
-            found.update(zip(indices, features, strict=True))
-    if not found:
-        raise RemttaError(f"none of the {len(rows)} frames can be read again, such as {reasons[0]}")
-    if reasons:
-        _log.warning("%d of %d frames cannot be read again, such as %s", len(reasons), len(rows), reasons[0])
+    for frames, pixels in read_again(rows, preprocessing, wait):
+        features = backbone.classify_with_features(preprocessing.normalise(pixels.to(backbone.device)))[1].cpu()
+        found.update(zip([by_frame[frame]["index"] for frame in frames], features, strict=True))
     there = [row for row in rows if row["index"] in found]
     return there, torch.stack([found[row["index"]] for row in there])
+
+
+def read_again(
+    rows: Sequence[Row], preprocessing: Preprocessing, wait: Callable[[], None]
+) -> Iterator[tuple[list[FrameKey], Tensor]]:
+    """Batches of the frames that rows are of: which they are, as `frame_of` says, and uint8 pixels (B, 3, H, W).
+
+    Raises:
+        RemttaError: In the end, if none of them can be read again.
+    """
+    memory = Budget(afterwards=preprocessing.resized_bytes)
+    again = prefetch(frames_of(rows), preprocessing.transform(), ahead=2 * _BATCH, memory=memory, wait=wait)
+    reasons, found = [], False
+    while batch := list(itertools.islice(again, _BATCH)):
+        reasons += [f"{frame.source}: {frame.error}" for frame in batch if frame.image is None]
+        readable = [((frame.source, frame.number), frame.image) for frame in batch if frame.image is not None]
+        if readable:
+            found = True
+            yield [frame for frame, _ in readable], torch.stack([image for _, image in readable])
+    if rows and not found:
+        such = f", such as {reasons[0]}" if reasons else ""
+        raise RemttaError(f"none of the {len(rows)} frames can be read again{such}")
+    if reasons:
+        _log.warning("%d of %d frames cannot be read again, such as %s", len(reasons), len(rows), reasons[0])
 
 
 def frames_of(rows: Sequence[Row]) -> Iterator[Frame]:
@@ -175,7 +198,8 @@ def frames_of(rows: Sequence[Row]) -> Iterator[Frame]:
         yield from (frame for frame in upto if frame.number in numbers)
 
 
-def _frame_of(row: Row) -> tuple[str, int | None]:
+def frame_of(row: Row) -> FrameKey:
+    """Which frame a row is of: its source, and its number in a video."""
     return row["source"], row.get("frame")
 
 
@@ -222,7 +246,7 @@ def write_list(path: Path, rows: Sequence[Row], predicted: Predicted) -> None:
         # Names that are not UTF-8 keep their bytes.
         write_atomically(path, partial(Path.write_text, data=text, encoding="utf-8", errors="surrogateescape"))
         return
-    places = {_frame_of(row): row["index"] for row in rows}
+    places = {frame_of(row): row["index"] for row in rows}
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         for frame in frames_of(rows):
