@@ -1,9 +1,9 @@
-"""What remtta raises for bad input.
+"""What remtta raises for bad input, and what a text may tell of an address.
 
 RemttaError
 ├── UsageError        the request itself is wrong: no such source, nothing in it, output folder taken
 │   └── ModelError    the model that was asked for cannot be built as asked, or cannot be adapted
-├── DownloadError     what a model needs cannot be downloaded
+├── DownloadError     what a model needs, or a delta that was pushed, cannot be downloaded
 ├── CheckpointError   a checkpoint cannot be read or does not fit the model
 ├── DeltaError        a delta cannot be read or does not fit the model
 ├── StreamError       the source fails, or none of its frames can be read
@@ -16,7 +16,11 @@ UsageError is a ValueError too, so that a wrong setting in Python can be caught 
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
+
+_NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
+_SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
 
 
 class RemttaError(Exception):
@@ -32,7 +36,7 @@ class ModelError(UsageError):
 
 
 class DownloadError(RemttaError):
-    """What a model needs cannot be downloaded; another time it may."""
+    """What is needed cannot be downloaded; another time it may."""
 
 
 class CheckpointError(RemttaError):
@@ -73,3 +77,14 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
     """
     if not holds:
         raise UsageError(f"{name} must be {rule}, got {value}")
+
+
+def without_password(source: str) -> str:
+    """An address as it may be shown and written down: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`.
+
+    A password with a slash is no valid address, and hidden all the same.
+    """
+    if "://" not in source:
+        return source
+    source = re.sub(r"(?<=://)(?:[^/]*@|[^/:@\[]*:(?!\d*(?:[/?#]|$)).*@)", "***@", source)
+    return _SECRETS.sub(r"\1***", source)

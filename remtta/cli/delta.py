@@ -12,7 +12,7 @@ from remtta.cli.groups import Only
 from remtta.cli.options.running import PrintOptions, RunningOptions
 from remtta.cli.options.target import TargetOptions
 from remtta.cli.reporting import say
-from remtta.errors import DeltaError
+from remtta.errors import DeltaError, without_password
 from remtta.runs.reading import printable
 
 _Delta = Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")]
@@ -110,8 +110,10 @@ def scale(
 
 
 def push(
-    delta: Annotated[Path, typer.Argument(help="A delta, its run folder, or a version that was pushed: FOLDER@3.")],
-    folder: Annotated[Path, typer.Argument(help="Folder of versions, made if need be: site/cam1.")],
+    delta: Annotated[str, typer.Argument(help="A delta, its run folder, or a version that was pushed: FOLDER@3.")],
+    folder: Annotated[
+        str, typer.Argument(help="Folder of versions, made if need be, or a store: site/cam1, s3://bucket/site/cam1.")
+    ],
     running: _Running,
 ) -> None:
     """Add DELTA to FOLDER as its newest version; no version is ever replaced.
@@ -123,17 +125,21 @@ def push(
       remtta delta push run1 /srv/deltas/site/cam1
 
       remtta delta push /srv/deltas/site/cam1@3 /srv/deltas/site/cam1
+
+      remtta delta push run1 s3://bucket/site/cam1
     """
     with running.command():
         from remtta.deltas import registry
 
-        number = registry.push(delta, folder)
+        version = registry.push(delta, folder)
         if not running.quiet:
-            say(f"{folder}@{number}: {delta}")
+            say(f"{without_password(folder)}@{version}: {without_password(delta)}")
 
 
 def pull(
-    version: Annotated[Path, typer.Argument(help="Folder of versions, or one of them: site/cam1@3, site/cam1@latest.")],
+    version: Annotated[
+        str, typer.Argument(help="Folder or store of versions, or one of them: site/cam1@3, s3://bucket/cam1@latest.")
+    ],
     target: TargetOptions,
     running: _Running,
 ) -> None:
@@ -148,13 +154,13 @@ def pull(
 
         from remtta.deltas import registry
 
-        number = registry.pull(version, target.output)
+        pulled = registry.pull(version, target.output)
         if not running.quiet:
-            say(f"{target.output}: version {number}")
+            say(f"{target.output}: version {pulled}")
 
 
 def log(
-    folder: Annotated[Path, typer.Argument(help="Folder of versions: site/cam1.")],
+    folder: Annotated[str, typer.Argument(help="Folder or store of versions: site/cam1, s3://bucket/site/cam1.")],
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
 ) -> None:
@@ -179,7 +185,7 @@ def _line(version: dict[str, Any]) -> str:
     made = [lineage.get("made_by", ""), lineage.get("source", "")]
     parents = " ".join(parent["file_sha256"][:12] for parent in lineage.get("parents", []))
     return printable(
-        f"@{version['version']}  {version['file_sha256'][:12]}  pushed {version['pushed']}  {version['method']}, "
-        f"{version['updates']} updates on {version['frames']} frames, made {version['created']}"
+        f"@{version['version']}  {version['file_sha256'][:12]}  pushed {version['pushed'] or '-'}  "
+        f"{version['method']}, {version['updates']} updates on {version['frames']} frames, made {version['created']}"
         f"{'; ' + ' '.join(filter(None, made)) if any(made) else ''}{'; from ' + parents if parents else ''}"
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from remtta.deltas.lineage import parsed_lineage
 from remtta.errors import DeltaError, UsageError
@@ -28,20 +29,44 @@ _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A delta's fields but its tensors, and these as arrays by name, all finite.
+    """`arrays_of` a file.
 
     Raises:
-        DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
+        DeltaError, UsageError: As `arrays_of` and `read_content`.
+    """
+    return arrays_of(read_content(path), path)
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a delta's file.
+
+    Raises:
+        DeltaError: If it cannot be read, or starts as no safetensors file does.
         UsageError: If there is no such file.
     """
     with delta_errors(path):
         check_header_size(path)
-        with safe_open(path, framework="np") as file:
-            header = file.metadata() or {}
-            try:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            except (TypeError, AttributeError, KeyError) as error:
-                raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
+        return path.read_bytes()
+
+
+def arrays_of(content: bytes, path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A delta's fields but its tensors, and these as arrays by name, all finite.
+
+    Args:
+        content: A delta file's bytes.
+        path: What errors call it.
+
+    Raises:
+        DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
+    """
+    with delta_errors(path):
+        _check_header_size(content[:8])
+        try:
+            arrays = load(content)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
+        # What `load` took has a header of JSON after its length.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
         parts = (
             (name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays)
         )
@@ -114,8 +139,12 @@ def check_header_size(path: str | Path) -> None:
         OSError, ValueError: Two of `UNREADABLE`.
     """
     with open(path, "rb") as content:
-        if int.from_bytes(content.read(8), "little") > _MOST_HEADER_BYTES:
-            raise ValueError("its header is longer than that of any model")
+        _check_header_size(content.read(8))
+
+
+def _check_header_size(start: bytes) -> None:
+    if int.from_bytes(start, "little") > _MOST_HEADER_BYTES:
+        raise ValueError("its header is longer than that of any model")
 
 
 def check_content(header: Mapping[str, str], tensors_sha256: str) -> None:

@@ -10,7 +10,7 @@ import timm
 import torch
 
 from remtta._version import __version__
-from remtta.streams.video import without_password
+from remtta.errors import without_password
 
 
 def environment(device: torch.device) -> dict[str, Any]:

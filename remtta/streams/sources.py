@@ -16,12 +16,12 @@ from typing import Any
 
 from PIL import Image
 
-from remtta.errors import FrameError, StreamError, UsageError
+from remtta.errors import FrameError, StreamError, UsageError, without_password
 from remtta.streams.addresses import check_scheme
 from remtta.streams.frames import Frame
 from remtta.streams.images import Sort, has_suffix, image_suffixes, list_files, load_image, sort_files
 from remtta.streams.live import Buffer, LiveOptions, LiveSource
-from remtta.streams.video import VIDEO_SUFFIXES, iter_video, without_password
+from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
 _PIPE_CHUNK_BYTES = 65_536
 _LONGEST_PATH = 32_768  # well over any system's limit

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from PIL import Image
 
-from remtta.errors import FrameError, StreamError
+from remtta.errors import FrameError, StreamError, without_password
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.memory import current_share
 from remtta.streams.opencv import bound_allocations, load_opencv
@@ -20,9 +19,6 @@ _FRAME_BYTES = 7  # per pixel: in RGB, and as an image
 
 OPEN_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
-
-_NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
-_SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
 
 _log = logging.getLogger("remtta")
 
@@ -68,17 +64,6 @@ def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
 def video_name(source: str | int) -> str:
     """A path, camera or URL as it may be shown and written down."""
     return f"camera {source}" if isinstance(source, int) else without_password(source)
-
-
-def without_password(source: str) -> str:
-    """An address as it may be shown and written down: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`.
-
-    A password with a slash is no valid address, and hidden all the same.
-    """
-    if "://" not in source:
-        return source
-    source = re.sub(r"(?<=://)(?:[^/]*@|[^/:@\[]*:(?!\d*(?:[/?#]|$)).*@)", "***@", source)
-    return _SECRETS.sub(r"\1***", source)
 
 
 def video_frame(

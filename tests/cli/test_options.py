@@ -24,6 +24,7 @@ from remtta.cli.options.stream import OutputOptions, ServiceOptions, StreamOptio
 from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.frozen import SourceConfig
+from remtta.methods.settings.names import PRESET
 from remtta.methods.settings.presets import named_config
 from remtta.options import EvalOptions, RunOptions
 from tests.command import remtta_here
@@ -32,9 +33,13 @@ HOMONYMS = {
     "--batch-size": "frames of adapt, images of eval, images of bench's step",
     "-b": "the same",
     "--checkpoint": "bench goes without one",
+    "--engine": "who makes the runs of eval, who makes the images of corrupt",
     "--episodic": "every batch of adapt, every domain of eval",
     "--format": "of the images of corrupt, of what export writes",
+    "--jobs": "runs of eval at a time, images of corrupt",
+    "-j": "the same",
     "--limit": "frames of adapt, images per domain of eval, images per class of corrupt",
+    "--memory": "conditions that adapt remembers, what bench measures",
     "--methods": "those of eval, subjects of bench",
     "--model": "bench asks for one with random weights",
     "-m": "the same",
@@ -110,7 +115,9 @@ def test_what_is_not_given_is_as_in_the_library() -> None:
     method = MethodOptions(shared=StreamSettings(), source=SourceDataOptions())
     methods = MethodsOptions(shared=SharedSettings(), source=SourceDataOptions())
     running, protocol, shared = RunningOptions(), ProtocolOptions(), methods.shared.given("auto")
-    assert run_options(method, OutputOptions(), StreamOptions(), ServiceOptions(), seed=running.seed) == RunOptions()
+    assert run_options(method, OutputOptions(), StreamOptions(), ServiceOptions(), seed=running.seed) == RunOptions(
+        preset=PRESET
+    )
     assert method.config(running.precision) == named_config("remtta", {}, batch_size=50)
     size, scenario = methods.batch_size(None), protocol.chosen_scenario()
     assert eval_options(scenario, size, protocol, methods, ResultOptions()) == EvalOptions()

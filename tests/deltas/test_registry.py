@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remtta import load_delta, save_delta
-from remtta.deltas import registry
+from remtta.deltas import registry, stores
 from remtta.errors import DeltaError, OutputError, UsageError
 from remtta.files import write_new
 from tests.deltas.test_mixing import delta_of
@@ -28,11 +28,11 @@ def versions(tmp_path: Path) -> list[Path]:
 
 def test_what_was_pushed_is_pulled_byte_for_byte_and_one_can_go_back(versions: list[Path], tmp_path: Path) -> None:
     folder, got = tmp_path / "site" / "cam1", tmp_path / "got.safetensors"
-    assert [registry.push(path, folder) for path in versions] == [1, 2]
-    assert registry.pull(folder, got) == registry.pull(Path(f"{folder}@latest"), got) == 2
+    assert [registry.push(path, folder) for path in versions] == ["1", "2"]
+    assert registry.pull(folder, got) == registry.pull(Path(f"{folder}@latest"), got) == "2"
     assert got.read_bytes() == versions[1].read_bytes()
-    assert registry.push(Path(f"{folder}@1"), folder) == 3
-    assert registry.pull(folder, got) == 3 and got.read_bytes() == versions[0].read_bytes()
+    assert registry.push(Path(f"{folder}@1"), folder) == "3"
+    assert registry.pull(folder, got) == "3" and got.read_bytes() == versions[0].read_bytes()
     newest, middle, oldest = registry.history(folder)
     assert [each["version"] for each in (newest, middle, oldest)] == [3, 2, 1]
     assert newest["file_sha256"] == oldest["file_sha256"] == load_delta(versions[0]).file_sha256
@@ -78,8 +78,8 @@ def test_a_name_that_is_taken_in_the_meantime_is_left_alone(
     folder = tmp_path / "cam1"
     registry.push(versions[0], folder)
     before = (folder / "0001.safetensors").read_bytes()
-    monkeypatch.setattr(registry, "_versions", lambda folder: set())  # as it saw it before the other push
-    assert registry.push(versions[1], folder) == 2
+    monkeypatch.setattr(stores, "_next", lambda place: stores.Version(1))  # as it was before the other push
+    assert registry.push(versions[1], folder) == "2"
     assert (folder / "0001.safetensors").read_bytes() == before
 
 

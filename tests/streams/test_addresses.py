@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import StreamError, UsageError, without_password
 from remtta.streams.addresses import check_scheme, why_not_open
 from remtta.streams.sources import open_stream
-from remtta.streams.video import open_capture, without_password
+from remtta.streams.video import open_capture
 from tests.streams.servers import QuietHandler, serving
 
 
