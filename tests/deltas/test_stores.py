@@ -45,7 +45,7 @@ def test_a_store_keeps_versions_as_a_folder_does(deltas: list[Path], memory: dic
     got = tmp_path / "got.safetensors"
     with pytest.raises(UsageError, match=f"{CAM} holds no versions"):
         registry.pull(CAM, got)
-    assert [registry.push(path, CAM)[:2] for path in (*deltas, f"{CAM}@1")] == ["1-", "2-", "3-"]
+    assert [registry.push(source, CAM)[:2] for source in (*map(str, deltas), f"{CAM}@1")] == ["1-", "2-", "3-"]
     for address, content in ((CAM, 0), (f"{CAM}/@2", 1), (f"{CAM}@latest", 0), (f"{CAM}@0002", 1)):
         registry.pull(address, got)
         assert got.read_bytes() == deltas[content].read_bytes()
