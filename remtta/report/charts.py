@@ -208,6 +208,7 @@ def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.barh(range(len(shown)), [layer["rms"] for layer in shown], color=_BLUE)
     axes.set_yticks(range(len(shown)), [layer["layer"][-40:] for layer in shown], fontsize=7)
     axes.invert_yaxis()
+    axes.locator_params(axis="x", nbins=4)  # numbers of many digits would touch one another
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
     return figure, f"How far each layer moved, as the root mean square of its change. {rows}."
