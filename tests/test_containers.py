@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import shlex
 import shutil
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,16 +20,9 @@ from tests.conftest import draw_folder
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.test_documents import is_taken
+from tests.test_examples import script
 
 FOLDER = Path(__file__).parent.parent / "examples" / "container"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def services() -> dict[str, Any]:
@@ -71,8 +62,8 @@ def test_promtool_takes_the_configuration_and_the_alerts(tmp_path: Path) -> None
 
 
 def test_the_camera_that_is_none_is_adapted_to_and_the_run_found_healthy(tmp_path: Path) -> None:
-    pictures = script("camera").jpegs(draw_folder(tmp_path / "in", range(3), "{}.png", 64, 64))
-    server = script("camera").server(pictures, 0, 20.0)
+    pictures = script("container/camera").jpegs(draw_folder(tmp_path / "in", range(3), "{}.png", 64, 64))
+    server = script("container/camera").server(pictures, 0, 20.0)
     watcher = threading.Thread(target=server.serve_forever, args=(0.05,))
     watcher.start()
     try:
@@ -83,11 +74,11 @@ def test_the_camera_that_is_none_is_adapted_to_and_the_run_found_healthy(tmp_pat
         watcher.join()
         server.server_close()
     assert len([row for row in rows_of(tmp_path / "run") if "class" in row]) == 6
-    assert script("healthy").trouble(tmp_path / "health.json", 60) is None
+    assert script("container/healthy").trouble(tmp_path / "health.json", 60) is None
 
 
 def test_a_silent_and_a_failed_run_are_found_ill(tmp_path: Path) -> None:
-    trouble, file = script("healthy").trouble, tmp_path / "health.json"
+    trouble, file = script("container/healthy").trouble, tmp_path / "health.json"
     assert trouble(file, 60).startswith("no health file: ")
     file.write_text(json.dumps({"time": "2026-01-01T00:00:00+00:00", "state": "running"}))
     assert trouble(file, 60).startswith("silent for ")

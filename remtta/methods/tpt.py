@@ -118,8 +118,7 @@ class TPT(AdaptingMethod):
 def _words_before(tower: TextTower, template: str, tokens: Tensor) -> tuple[int, int]:
     """Where in the sentences (C, context) the words before the class's name begin, and where they end."""
     empty, before = tower.tokens(["", template.partition(PLACE)[0].rstrip()])
-    start, end = (_shared(first, before[None]) for first in (empty, before))
-    end = _shared(before, tokens)
+    start, end = _shared(empty, before[None]), _shared(before, tokens)
     if end <= start:
         raise ModelError(f'TPT tunes the words before the class\'s name, and "{template}" has none; choose --prompts')
     return start, end

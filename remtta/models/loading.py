@@ -87,12 +87,8 @@ def load_model(
     if name == EMBEDDED:
         if use_ema or num_classes or model_kwargs or input_size:
             raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size or arguments")
-        with embedded_arguments() as arguments:
-            own = {"checkpoint": checkpoint, "mean": mean, "std": std, "crop_pct": crop_pct, "labels": labels}
-            chosen = {**arguments, **{key: value for key, value in own.items() if value is not None}}
-            embedded = load_model(**chosen, interpolation=interpolation, device=device)
-        config_of(embedded)["built_from"] = built_from(EMBEDDED, checkpoint)
-        return embedded
+        own = {"checkpoint": checkpoint, "mean": mean, "std": std, "crop_pct": crop_pct, "labels": labels}
+        return _load_embedded(own, interpolation=interpolation, device=device)
     place = select_device(device)
     check_preprocessing(mean, std, interpolation, crop_pct)
     if use_ema and checkpoint is None:
@@ -121,9 +117,7 @@ def load_model(
             device=place,
             on_texts=on_texts,
         )
-        zero_shot.pretrained_cfg = zero_shot.default_cfg = {**zero_shot.pretrained_cfg, **given}
-        found: nn.Module = zero_shot
-        return found
+        return _with_config(zero_shot, {**zero_shot.pretrained_cfg, **given})
     if prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
     kwargs = dict(model_kwargs or {})
@@ -144,9 +138,23 @@ def load_model(
     config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
     if text_embeddings is not None:
         config["built_from"]["text_embeddings"] = str(Path(text_embeddings).resolve())
+    return _with_config(model.float().eval().to(place), config)
+
+
+def _load_embedded(own: Mapping[str, Any], **how: Any) -> nn.Module:
+    """The demo's model, with what is given in place of its own."""
+    with embedded_arguments() as arguments:
+        given = {key: value for key, value in own.items() if value is not None}
+        model = load_model(**{**arguments, **given}, **how)
+    config_of(model)["built_from"] = built_from(EMBEDDED, own["checkpoint"])
+    return model
+
+
+def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:
+    """The model, which says so of its preprocessing, labels and origin."""
     model.pretrained_cfg = model.default_cfg = config
-    loaded: nn.Module = model.float().eval().to(place)
-    return loaded
+    found: nn.Module = model
+    return found
 
 
 def create(

@@ -25,15 +25,6 @@ CAM = "memory://site/cam1"
 
 
 @pytest.fixture
-def deltas(tmp_path: Path) -> list[Path]:
-    """Two deltas of one model."""
-    paths = [tmp_path / f"{number}.safetensors" for number in (1, 2)]
-    for number, path in enumerate(paths):
-        save_delta(path, delta_of(norm__weight=[float(number)]))
-    return paths
-
-
-@pytest.fixture
 def memory() -> Iterator[dict[str, Any]]:
     """The objects of `memory://`, by name."""
     MemoryFileSystem.store.clear()

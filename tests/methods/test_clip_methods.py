@@ -19,11 +19,9 @@ from remtta.methods.settings import method_config
 from remtta.methods.tpt import TPT
 from remtta.models.loading import load_model
 from remtta.options import GuardOptions
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_folder, random_images, tiny_vit
 from tests.models.tiny_clip import NAMES, tiny_clip
-from tests.runs.test_resume import assert_same_results
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.test_resume import assert_goes_on
 
 TEMPLATES = ("a photo of a {}", "art of the {}.")
 OPTIONS = {"save_every": 1, "guard": GuardOptions(answer="auto")}
@@ -227,13 +225,7 @@ def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, 
 def test_a_stopped_run_goes_on_bit_for_bit_and_writes_no_delta(model: Any, name: str, tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(7))
     config = method_config(name, SETTINGS[name], batch_size=3)
-    more: dict[str, Any] = {"method": name, "config": config, "options": OPTIONS}
-    adapt_tiny(frames, tmp_path / "through", model=copy.deepcopy(model), **more)
-    with Interrupts() as interrupts:
-        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
-        adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), **more, **stop)
-    adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), resume=True, **more)
-    assert_same_results(tmp_path / "run", tmp_path / "through")
+    assert_goes_on(model, frames, tmp_path, method=name, config=config, options=OPTIONS)
     assert not (tmp_path / "run" / "delta.safetensors").exists()
 
 

@@ -21,11 +21,9 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from remtta.models.loading import load_model
 from remtta.models.prompts import TEMPLATES
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_folder, random_images, tiny_vit
 from tests.models.tiny_clip import NAMES, tiny_clip
-from tests.runs.test_resume import assert_same_results
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.test_resume import assert_goes_on
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +130,7 @@ def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: 
 def test_a_stopped_run_goes_on_bit_for_bit(model: Any, tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(7))
     config = method_config("watt", {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False}, batch_size=3)
-    more: dict[str, Any] = {"method": "watt", "config": config, "options": {"save_every": 1}}
-    adapt_tiny(frames, tmp_path / "through", model=copy.deepcopy(model), **more)
-    with Interrupts() as interrupts:
-        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
-        adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), **more, **stop)
-    adapt_tiny(frames, tmp_path / "run", model=copy.deepcopy(model), resume=True, **more)
-    assert_same_results(tmp_path / "run", tmp_path / "through")
+    assert_goes_on(model, frames, tmp_path, method="watt", config=config, options={"save_every": 1})
 
 
 def test_models_without_text_or_with_one_template_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import shutil
@@ -37,6 +38,16 @@ def assert_same_results(folder: Path, whole: Path) -> None:
     assert record_of(folder)["counts"] == record_of(whole)["counts"]
     if (whole / DELTA).exists():
         assert _without_time(folder / DELTA) == _without_time(whole / DELTA)
+
+
+def assert_goes_on(model: nn.Module, source: Any, folder: Path, **how: Any) -> None:
+    """A run that was stopped after a batch ends as one that was not, each on its own copy of the model."""
+    adapt_tiny(source, folder / "through", model=copy.deepcopy(model), **how)
+    with Interrupts() as interrupts:
+        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
+        adapt_tiny(source, folder / "run", model=copy.deepcopy(model), **how, **stop)
+    adapt_tiny(source, folder / "run", model=copy.deepcopy(model), resume=True, **how)
+    assert_same_results(folder / "run", folder / "through")
 
 
 def _without_time(path: Path) -> list[bytes]:

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
 
+_option = partial(typer.Option, rich_help_panel="Stream and output")
 _log = logging.getLogger("remtta")
 
 
@@ -32,21 +34,17 @@ class ViewOptions:
 
     annotate: Annotated[
         Path | None,
-        typer.Option(
+        _option(
             metavar="FILE.mp4",
             help="Video of the frames with label, probability, who answered and the guard's standing.",
-            rich_help_panel="Stream and output",
         ),
     ] = None
-    live: Annotated[
-        bool, typer.Option("--live", help="Show the run on the terminal.", rich_help_panel="Stream and output")
-    ] = False
+    live: Annotated[bool, _option("--live", help="Show the run on the terminal.")] = False
     mqtt: Annotated[
         str | None,
-        typer.Option(
+        _option(
             metavar="mqtt://HOST/TOPIC",
             help="Send the predictions to an MQTT broker, too, each at least once; mqtts:// for TLS.",
-            rich_help_panel="Stream and output",
         ),
     ] = None
 
