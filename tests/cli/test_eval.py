@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 from safetensors.torch import save_file
 
@@ -15,7 +16,7 @@ from remtta.evaluation import plots
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.evaluation.trees import write_tree
-from tests.records import json_of, rows_of
+from tests.records import json_of, parsed, rows_of
 
 
 def test_the_command_prints_the_fields_lines_and_a_table(
@@ -210,3 +211,22 @@ def test_checkpoints_and_severities_apart_are_evaluations_of_their_own_in_one_ta
     plain = write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
     more[-1] = tmp_path / "no"
     assert "has domains without severities; leave --apart out" in refusal_of(capfd, "eval", plain, *options, *more)[1]
+
+
+def test_results_in_a_store_are_those_of_a_folder(
+    s3: str, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = "s3://bucket/lab/table1"
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4", "--lr", "0.02", "--no-plots"]
+    assert remtta_here("eval", root, *options, "--methods", "source", "--output", table) == 0
+    assert capfd.readouterr().err.endswith(f"{table}/table.md\n")
+    code, told = refusal_of(capfd, "eval", root, *options, "--methods", "source", "--output", table)
+    assert code == 2 and told.startswith(f"Error: {table} holds an earlier evaluation")
+    for output, more in ((table, ["--resume"]), (str(tmp_path / "run"), [])):
+        assert remtta_here("eval", root, *options, "--methods", "source,rem", "--output", output, *more) == 0
+    with fsspec.open(f"{table}/predictions.jsonl") as file:
+        assert parsed(file.read()) == rows_of(tmp_path / "run")
+    capfd.readouterr()
+    code, told = refusal_of(capfd, "eval", root, *options, "--output", "s3://nobucket/table1")
+    assert code == 2 and told == "Error: s3://nobucket/table1: there is no such bucket; check its name, or make it"
