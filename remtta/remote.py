@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remtta.errors import DownloadError, RemttaError, UsageError, without_password
+from remtta.errors import DownloadError, FrameError, RemttaError, UsageError, without_password
 
 _HIDDEN = "***"  # what `without_password` puts in its place
 
@@ -66,6 +68,92 @@ def told(shown: str, kind: type[RemttaError]) -> Iterator[None]:
         raise
     except Exception as error:
         raise kind(f"{shown}: {_text(error, shown)}") from (None if _HIDDEN in shown else error)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A folder or file in a store, with a path's operations as far as they are needed; workers open the store anew.
+
+    Attributes:
+        address: Of the folder that it is in or below, or is.
+        parts: Names on the way from there.
+    """
+
+    address: str
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "/".join((without_password(self.address.rstrip("/")), *self.parts))
+
+    def __truediv__(self, name: str) -> Stored:
+        return Stored(self.address, (*self.parts, name))
+
+    @property
+    def name(self) -> str:
+        """That of the folder or file."""
+        return str(self).rpartition("/")[2]
+
+    @property
+    def parent(self) -> Stored:
+        """The folder that it is in."""
+        return Stored(self.address, self.parts[:-1])
+
+    def entries(self) -> tuple[list[str], list[str]]:
+        """Names of the folders and of the files in this folder.
+
+        Raises:
+            UsageError: If there is no such folder.
+            DownloadError: If the store cannot be read.
+        """
+        files, path = self._place()
+        with told(str(self), DownloadError):
+            try:
+                found = [(each["name"].rstrip("/"), each["type"]) for each in files.ls(path, detail=True)]
+            except FileNotFoundError:
+                raise UsageError(f"{self}: no such folder") from None
+        names = [(name.rpartition("/")[2], kind) for name, kind in found if name.strip("/") != path.strip("/")]
+        folders = [name for name, kind in names if kind == "directory"]
+        return folders, [name for name, kind in names if kind != "directory"]
+
+    def read(self) -> bytes:
+        """What is in the file.
+
+        Raises:
+            FrameError: If there is no such file.
+            DownloadError: If the store cannot be read.
+        """
+        files, path = self._place()
+        with told(str(self), DownloadError):
+            try:
+                content: bytes = files.cat(path)
+            except FileNotFoundError:
+                raise FrameError("no such file") from None
+        return content
+
+    def _place(self) -> tuple[Any, str]:
+        remote = _opened(self.address)
+        return remote.files, "/".join((remote.path, *self.parts))
+
+
+Folder = Path | Stored
+"""Where images are read from."""
+
+
+def folder_at(place: str | Path) -> Folder:
+    """The folder of a path or an address.
+
+    Raises:
+        RemttaError: If the address cannot be had.
+    """
+    if not is_address(place):
+        return Path(place)
+    opened = _opened(str(place))
+    return opened if isinstance(opened, Path) else Stored(str(place))
+
+
+@functools.cache
+def _opened(address: str) -> Any:
+    return remote_at(address)
 
 
 def _text(error: Exception, shown: str) -> str:

@@ -14,6 +14,8 @@ from remtta.cli.progress import tree_progress
 from remtta.cli.reporting import refused_values, signal_exit_code
 from remtta.corruptions.options import CorruptOptions, Engine, Format, Parameters, parse_corruptions, parse_severities
 from remtta.corruptions.parameters import CIFAR_UP_TO
+from remtta.errors import UsageError, without_password
+from remtta.remote import is_address
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ class TreeOptions:
 
 def corrupt(
     source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
+        str, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
     ],
     destination: Annotated[
-        Path, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
+        str, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
     ],
     tree: TreeOptions,
     running: Annotated[
@@ -95,11 +97,16 @@ def corrupt(
     """
     with running.command() as interrupts:
         options = tree.options(seed=running.seed)
+        for place in (source, destination):
+            if is_address(place):
+                raise UsageError(
+                    f"{without_password(place)} is an address, and images are corrupted in folders; mount it"
+                )
 
         from remtta.corruptions.tree import corrupt_tree
 
         with tree_progress(hidden=running.quiet) as advance:
-            summary = corrupt_tree(source, destination, options, on_image=advance, interrupts=interrupts)
+            summary = corrupt_tree(Path(source), Path(destination), options, on_image=advance, interrupts=interrupts)
         if not running.quiet:
             typer.echo(summary.report(), err=True)
     raise typer.Exit(signal_exit_code(summary.signum))

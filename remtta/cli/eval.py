@@ -27,6 +27,7 @@ from remtta.cli.options.running import RunningOptions
 from remtta.errors import UsageError, without_password
 from remtta.methods.settings.names import method_of
 from remtta.options import EvalOptions
+from remtta.remote import is_address
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,13 +141,13 @@ def _measure(
     return table
 
 
-def _check_root(root: Path) -> None:
-    if not root.is_dir():
+def _check_root(root: str) -> None:
+    if not (is_address(root) or Path(root).is_dir()):
         raise UsageError(f"{root}: no such folder")
 
 
 def _load(
-    root: Path, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
+    root: str, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
 ) -> nn.Module:
     """The model; a zero-shot model is told its classes by the data set's folders where nobody else does."""
     from remtta.evaluation.datasets import class_names
@@ -162,7 +163,7 @@ def _fixed_inputs(given: Mapping[str, Any], fixed: Protocol | None) -> dict[str,
     return {} if fixed is None else {name: getattr(fixed, name) for name in _INPUTS if given[name] is None}
 
 
-def _open(root: Path, classifier: nn.Module, *, apart: bool, **selection: Any) -> Dataset:
+def _open(root: str, classifier: nn.Module, *, apart: bool, **selection: Any) -> Dataset:
     from remtta.evaluation import open_dataset
     from remtta.models.labels import labels_of
 

@@ -184,7 +184,7 @@ class _Evaluation:
             learned={name: learned["path"] for name, learned in plan.learned.items()},
             threads=torch.get_num_threads(),
             gpus=int(plan.card.device.type == "cuda"),
-            address=self._mirror and self._mirror.address_of(self._folder / RUNS),
+            address=self._mirror.address_of(self._folder / RUNS) if self._mirror else None,
         )
 
     def _remove_runs(self) -> None:

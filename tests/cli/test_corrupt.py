@@ -278,6 +278,7 @@ def test_names_that_are_not_utf8_or_hold_control_characters(tmp_path: Path, capf
 def _errors() -> list[Any]:
     return [
         (["nowhere", "out"], 2, "nowhere: no such file or folder"),
+        (["photos", "s3://key:secret@bucket/c"], 2, "s3://***@bucket/c is an address; images are corrupted in folders"),
         (["empty", "out"], 2, "empty: no images in this folder or below it"),
         (["text.jpg", "out"], 1, "none of 1 image(s) could be read; the first, text.jpg: not an image"),
         (["frames", "frames"], 2, "frames is the source itself"),

@@ -213,20 +213,23 @@ def test_checkpoints_and_severities_apart_are_evaluations_of_their_own_in_one_ta
     assert "has domains without severities; leave --apart out" in refusal_of(capfd, "eval", plain, *options, *more)[1]
 
 
-def test_results_in_a_store_are_those_of_a_folder(
+def test_images_and_results_in_a_store_are_as_in_a_folder(
     s3: str, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    table = "s3://bucket/lab/table1"
+    table, data = "s3://bucket/lab/table1", "s3://bucket/lab/c"
     root = write_tree(tmp_path / "c", ["fog"], each=1)
+    fsspec.filesystem("s3").put(str(root), data, recursive=True)
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4", "--lr", "0.02", "--no-plots"]
-    assert remtta_here("eval", root, *options, "--methods", "source", "--output", table) == 0
+    assert remtta_here("eval", data, *options, "--methods", "source", "--output", table) == 0
     assert capfd.readouterr().err.endswith(f"{table}/table.md\n")
-    code, told = refusal_of(capfd, "eval", root, *options, "--methods", "source", "--output", table)
+    code, told = refusal_of(capfd, "eval", data, *options, "--methods", "source", "--output", table)
     assert code == 2 and told.startswith(f"Error: {table} holds an earlier evaluation")
-    for output, more in ((table, ["--resume"]), (str(tmp_path / "run"), [])):
-        assert remtta_here("eval", root, *options, "--methods", "source,rem", "--output", output, *more) == 0
+    assert remtta_here("eval", data, *options, "--methods", "source,rem", "--output", table, "--resume") == 0
+    assert remtta_here("eval", root, *options, "--methods", "source,rem", "--output", tmp_path / "run") == 0
     with fsspec.open(f"{table}/predictions.jsonl") as file:
-        assert parsed(file.read()) == rows_of(tmp_path / "run")
+        rows = parsed(file.read())
+    assert [{**row, "source": row["source"].replace(data, str(root))} for row in rows] == rows_of(tmp_path / "run")
     capfd.readouterr()
-    code, told = refusal_of(capfd, "eval", root, *options, "--output", "s3://nobucket/table1")
-    assert code == 2 and told == "Error: s3://nobucket/table1: there is no such bucket; check its name, or make it"
+    for given in ((root, "--output", "s3://nobucket/table1"), ("s3://bucket/nothing",)):
+        code, told = refusal_of(capfd, "eval", *given, *options)
+        assert code == 2 and ("there is no such bucket" in told or "s3://bucket/nothing: no such folder" in told)

@@ -35,7 +35,7 @@ _protocol = partial(typer.Option, rich_help_panel="Protocol")
 _method = partial(typer.Option, rich_help_panel="Method")
 _output = partial(typer.Option, rich_help_panel="Output")
 
-Root = Annotated[Path, typer.Argument(help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")]
+Root = Annotated[str, typer.Argument(help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")]
 
 
 @dataclass(frozen=True)
