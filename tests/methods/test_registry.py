@@ -24,9 +24,9 @@ AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself
 QUICK: dict[str, dict[str, Any]] = {
     "cotta": {"augment_below": 0.0},
     "petal": {"augment_below": 0.0},
-    "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
+    "memo": {"num_augmentations": 2, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
     "foa": {"population": 6},
-    "vida": {"num_augmentations": 3, "high_rank": 8},
+    "vida": {"num_augmentations": 2, "high_rank": 8},
     "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
 }  # settings for fewer passes
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
@@ -201,13 +201,13 @@ STEPPING = [name for name in GRADIENT_METHODS if name not in ("memo", "foa")]
 @pytest.mark.parametrize("name", STEPPING)
 def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
     first, last, single = make(name, steps=3), make(name, steps=3, answer="last"), make(name)
-    for seed in range(2):
-        by_steps = [run(single, seed) for _ in range(3)]
-        assert torch.equal(run(first, seed), by_steps[0])
-        assert torch.equal(run(last, seed), by_steps[2])
-        assert last.last_views is not None and single.last_views is not None
-        assert torch.equal(last.last_views, single.last_views)
+    by_steps = [run(single, 0) for _ in range(3)]
+    assert torch.equal(run(first, 0), by_steps[0])
+    assert torch.equal(run(last, 0), by_steps[2])
+    assert last.last_views is not None and single.last_views is not None
+    assert torch.equal(last.last_views, single.last_views)
     assert first.num_updates == last.num_updates == single.num_updates > 0
+    assert torch.equal(first.predict(random_images(5, 1)), single.predict(random_images(5, 1)))
     assert torch.equal(run(make(name, steps=1, answer="last"), 0), run(make(name), 0))
 
 
