@@ -1,7 +1,7 @@
 """`remtta models`, and docs/models.md, whose table says the same.
 
-`python -m tests.cli.test_models_page` writes the table anew; with `check` it says whether that would change anything, as
-.ci/run asks: half a minute for all kinds is too much for the tests, which look at some.
+`python -m tests.cli.test_models_page` writes the table anew. With `check`, as .ci/run asks, it fails where that would
+change anything: the half a minute that all kinds take is too much for the tests, which look at some.
 """
 
 from __future__ import annotations

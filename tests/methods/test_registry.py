@@ -99,7 +99,7 @@ def test_three_updates_equal_a_plain_loop(
 @pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name not in WHOLE_BATCH])
 def test_micro_batches_give_the_same_update(name: str) -> None:
     whole, parts = make(name), make(name, micro_batch=2)
-    for seed in range(3):
+    for seed in range(2):
         torch.testing.assert_close(run(whole, seed), run(parts, seed))
     assert whole.num_updates > 0
     torch.testing.assert_close(parts.delta(), whole.delta())
@@ -116,7 +116,7 @@ def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> 
     assert resumed.state().keys() == state.keys()
     assert resumed.num_updates == through.num_updates
     assert through.num_updates > 0 or not through.adapts
-    for seed in range(2, 5):
+    for seed in range(2, 4):
         assert torch.equal(run(resumed, seed), run(through, seed))
 
 
@@ -162,7 +162,7 @@ def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ON_VITS)
 def test_bf16_is_near_and_gives_float32(name: str) -> None:
     exact, fast = make(name), make(name, precision="bf16")
-    for seed in range(2):
+    for seed in range(2):  # the second is after an update
         logits = run(fast, seed)
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.01, rtol=0)
@@ -185,7 +185,7 @@ AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3}
 )
 def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
     together, apart = make(name, **settings), make(name, **settings)
-    for seed in range(3):
+    for seed in range(2):
         with torch.inference_mode():
             answer = apart.answer(random_images(5, seed))
         torch.testing.assert_close(answer, run(together, seed))

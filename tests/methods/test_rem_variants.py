@@ -20,7 +20,7 @@ from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.reference import ReferenceREM
 
-NUM_BATCHES = 6
+NUM_BATCHES = 4
 RATIOS = (0.0, 0.25, 0.5)
 MASKINGS = ("attention", "random", "background", "features")
 
