@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.cli.groups import Only
-from remtta.cli.loading import load_classifier, model_arguments
+from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
 from remtta.cli.options.evaluation import (
+    Checkpoints,
     DataOptions,
     MethodsOptions,
     ProtocolOptions,
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from remtta.evaluation.datasets import Dataset
-    from remtta.evaluation.protocols import Protocol
+    from remtta.evaluation.protocols import Protocol, Resize
+    from remtta.evaluation.tables import Case, Table
 
 _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
 """Arguments of `load_model` that a protocol fixes where they are not given."""
@@ -44,12 +46,21 @@ _Running = Annotated[
     ),
 ]
 
+_Model = Annotated[
+    ModelOptions,
+    Only(
+        *("model", "use_ema", "num_classes", "model_kwargs", "labels", "prompts", "text_embeddings", "mean", "std"),
+        *("input_size", "interpolation", "crop_pct", "delta"),
+    ),
+]
+
 _log = logging.getLogger("remtta")
 
 
 def evaluate(
     root: Root,
-    model: ModelOptions,
+    model: _Model,
+    checkpoint: Checkpoints,
     data: DataOptions,
     protocol: ProtocolOptions,
     methods: MethodsOptions,
@@ -65,6 +76,8 @@ def evaluate(
       remtta eval imagenetc/ --continual --methods source,tent,rem --protocol rem-paper
 
       remtta eval photos_c --domains fog,snow --model vit_small_patch16_224 --output table1
+
+      remtta eval imagenetc/ --severity 1,3,5 --apart --checkpoint a.pth --checkpoint b.pth --output grid1
     """
     with running.command() as interrupts:
         results.check_resume()
@@ -72,41 +85,59 @@ def evaluate(
         shared = methods.shared.given(running.precision)
         scenario = protocol.chosen_scenario()
         _check_root(root)
+        import_uncollected("remtta.evaluation.runner")
+        from remtta.evaluation.axes import folder_of
 
-        from remtta.evaluation import TABLE, choose_preprocessing, evaluate
-        from remtta.evaluation.plots import draw_plots
-
-        fixed, resize = protocol.fixed(), data.checked_resize()
+        fixed = protocol.fixed()
+        resize: Resize = "always" if fixed else data.checked_resize()
         batch_size = methods.batch_size(fixed)
         configs = methods.configs(shared, batch_size=batch_size)
         source_data = methods.source.checked(map(method_of, configs))
         running.set_threads(None if results.engine == "serial" else 1)
         start = model.start()
-        arguments = model_arguments(given | _fixed_inputs(given, fixed), start)
         options = eval_options(scenario, batch_size, protocol, methods, results)
-        selection = data.selection(scenario)
+        selection = data.selection() | {"apart": data.apart, "complete": fixed is not None}
         adapts = any(method_of(name) != "source" for name in configs)
-        classifier = _load(root, arguments, labels, running, adapts=adapts)
-        dataset = _open(root, classifier, complete=fixed is not None, **selection)
-        preprocessing = choose_preprocessing(classifier, dataset, resize="always" if fixed else resize)
-        running.compile(classifier)
-        folder = results.folder()
-        table = evaluate(
-            classifier,
-            dataset,
-            folder,
-            methods=configs,
-            options=_ordered(options, protocol, dataset),
-            preprocessing=preprocessing,
-            delta=start,
-            source_data=source_data,
-            interrupts=interrupts,
-        )
-        _print_table(table)
-        if not running.quiet:
-            typer.echo(f"{folder / TABLE}", err=True)
-        if results.plots:
-            draw_plots(folder, table, classifier, dataset, preprocessing)
+        output, checkpoints, severities = results.folder(), checkpoint.by_case(), data.by_case(scenario)
+        results.check_folders(output, [(*name, *severity) for name in checkpoints for severity in severities])
+        settings: dict[str, Any] = {"methods": configs, "delta": start, "source_data": source_data}
+        settings["interrupts"] = interrupts
+        shown = {"plots": results.plots, "quiet": running.quiet}
+        tables: dict[Case, Mapping[str, Any]] = {}
+        for name, path in checkpoints.items():
+            arguments = model_arguments(given | {"checkpoint": path} | _fixed_inputs(given, fixed), start)
+            classifier = _load(root, arguments, labels, running, adapts=adapts)
+            datasets = {
+                (*name, *severity): _open(root, classifier, severities=levels, **selection)
+                for severity, levels in severities.items()
+            }
+            running.compile(classifier)
+            for case, dataset in datasets.items():
+                settings["options"] = _ordered(options, protocol, dataset)
+                tables[case] = _measure(classifier, dataset, folder_of(output, case), resize, settings, **shown)
+        _print_axes(output, tables, quiet=running.quiet)
+
+
+def _measure(
+    classifier: nn.Module,
+    dataset: Dataset,
+    folder: Path,
+    resize: Resize,
+    settings: Mapping[str, Any],
+    *,
+    plots: bool,
+    quiet: bool,
+) -> Mapping[str, Any]:
+    """Make an evaluation in a folder, print its table, and draw its pictures."""
+    from remtta.evaluation import TABLE, choose_preprocessing, evaluate
+    from remtta.evaluation.plots import draw_plots
+
+    preprocessing = choose_preprocessing(classifier, dataset, resize=resize)
+    table = evaluate(classifier, dataset, folder, preprocessing=preprocessing, **settings)
+    _print_table(table, folder / TABLE, quiet=quiet)
+    if plots:
+        draw_plots(folder, table, classifier, dataset, preprocessing)
+    return table
 
 
 def _check_root(root: Path) -> None:
@@ -131,12 +162,14 @@ def _fixed_inputs(given: Mapping[str, Any], fixed: Protocol | None) -> dict[str,
     return {} if fixed is None else {name: getattr(fixed, name) for name in _INPUTS if given[name] is None}
 
 
-def _open(root: Path, classifier: nn.Module, **selection: Any) -> Dataset:
+def _open(root: Path, classifier: nn.Module, *, apart: bool, **selection: Any) -> Dataset:
     from remtta.evaluation import open_dataset
     from remtta.models.labels import labels_of
 
     num_classes = int(classifier.num_classes)  # type: ignore[arg-type]
     dataset = open_dataset(root, num_classes=num_classes, labels=labels_of(classifier), **selection)
+    if apart and any(domain.severity is None for domain in dataset.domains):
+        raise UsageError(f"{root} has domains without severities; leave --apart out")
     _log.info("%s", dataset.report())
     return dataset
 
@@ -147,21 +180,34 @@ def _ordered(options: EvalOptions, protocol: ProtocolOptions, dataset: Dataset) 
     return dataclasses.replace(options, order="stored") if stored else options
 
 
-def _print_table(results: Mapping[str, Any]) -> None:
+def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
+    """Print a table, by default an evaluation's final one, and tell where it is."""
     from remtta.evaluation.tables import notes, plain_table, table_rows
 
     if not sys.stdout.isatty():
-        typer.echo(_encodable(plain_table(results)))
-        return
-    from rich.console import Console
-    from rich.table import Table
+        typer.echo(_encodable(plain_table(results, table)))
+    else:
+        from rich.console import Console
+        from rich.table import Table as RichTable
 
-    header, rows = table_rows(results)
-    num_domains = len(next(iter(results["methods"].values()))["error"])
-    table = Table(header[0], *(row[0] for row in rows))
-    for place, title in enumerate(header[1:], 1):
-        table.add_row(title, *(row[place] for row in rows), end_section=place == num_domains)
-    Console().print(table, *notes(results), sep="\n")
+        header, rows = table or table_rows(results)
+        num_domains = len(next(iter(results["methods"].values()))["error"])
+        shown = RichTable(header[0], *(row[0] for row in rows))
+        for position, title in enumerate(header[1:], 1):
+            shown.add_row(title, *(row[position] for row in rows), end_section=position == num_domains)
+        Console().print(shown, *notes(results, table), sep="\n")
+    if not quiet:
+        typer.echo(f"{place}", err=True)
+
+
+def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet: bool) -> None:
+    """Write and print the table of several evaluations, if there are."""
+    from remtta.evaluation.axes import AXES_TABLE, write_axes
+    from remtta.evaluation.tables import axes_rows
+
+    if () not in tables:
+        write_axes(output, tables)
+        _print_table(next(iter(tables.values())), output / AXES_TABLE, axes_rows(tables), quiet=quiet)
 
 
 def _encodable(text: str) -> str:

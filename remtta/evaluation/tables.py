@@ -44,7 +44,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
             [
                 name,
                 *(_error_cell(content, domain) for domain in first["error"]),
-                _same_mean(content) + _with_spread(content["mean"], content["mean_std"]),
+                _mean_cell(content),
                 *(f"{content[key]:.1f}" for key in ["mean_se"] * sure),
                 "" if gain is None else f"{_same_mean(content)}{gain:+.1f}",
                 *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
@@ -56,9 +56,13 @@ def table_rows(results: Mapping[str, Any]) -> Table:
     return [*header, *extra, "images/s"], rows
 
 
-def notes(results: Mapping[str, Any]) -> list[str]:
-    """What the signs of the final table mean, a line for each that is in it."""
-    header, rows = table_rows(results)
+Case = tuple[tuple[str, str], ...]
+"""An evaluation's place on each axis of a grid of them: ("checkpoint", "vit"), ("severity", "3")."""
+
+
+def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
+    """What the signs of a table of errors, by default the final one, mean: a line for each that is in it."""
+    header, rows = table or table_rows(results)
     cells = " ".join(cell for row in rows for cell in row[1:])
     num_seeds = len(next(iter(results["methods"].values()))["seeds"])
     said = {
@@ -69,10 +73,45 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     return [*told, *(["SE standard error of the mean, by the number of images"] if "SE" in header else [])]
 
 
+def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
+    """Header and rows of mean errors in percent: a column per evaluation, per value of either of two axes, and of all.
+
+    Args:
+        evaluations: What the `results.json` of each holds, all with the same methods.
+    """
+    first = next(iter(evaluations))
+    columns = {", ".join(f"{axis} {value}" for axis, value in case): [case] for case in evaluations}
+    if len(first) > 1:  # each value over those of the other axis
+        for place in sorted({place for case in evaluations for place in case}, key=lambda place: place[0]):
+            columns[" ".join(place)] = [case for case in evaluations if place in case]
+    columns["mean"] = list(evaluations)
+    rows = []
+    for name in evaluations[first]["methods"]:
+        contents = {case: results["methods"][name] for case, results in evaluations.items()}
+        rows.append([name, *(_mean_of([contents[case] for case in cases]) for cases in columns.values())])
+    return ["error in %", *columns], rows
+
+
+def _mean_of(contents: Sequence[Mapping[str, Any]]) -> str:
+    if len(contents) == 1:
+        return _mean_cell(contents[0])
+    return f"{mean_and_std([content['mean'] for content in contents])[0]:.1f}"
+
+
+def axes_table(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
+    """That table in Markdown; below it its signs."""
+    table = axes_rows(evaluations)
+    return "\n".join([_markdown(table), *_legend(notes(next(iter(evaluations.values())), table))])
+
+
 def _error_cell(content: Mapping[str, Any], domain: str) -> str:
     gains = content.get("gain_by_domain")
     same = gains is not None and _is_same(gains[domain], content["gain_by_domain_se"][domain])
     return SAME * same + _with_spread(content["error"][domain], content["error_std"][domain])
+
+
+def _mean_cell(content: Mapping[str, Any]) -> str:
+    return _same_mean(content) + _with_spread(content["mean"], content["mean_std"])
 
 
 def _same_mean(content: Mapping[str, Any]) -> str:
@@ -124,19 +163,23 @@ def _cost_row(name: str, content: Mapping[str, Any]) -> list[str]:
 def markdown_table(results: Mapping[str, Any]) -> str:
     """The final table in Markdown, ready to paste; below it its signs, its standard errors, and what methods cost."""
     tables = [table_rows(results), uncertainty_rows(results), cost_rows(results)]
-    first, *others = [_markdown(*table) for table in tables if table is not None]
-    legend = "; ".join(notes(results))
-    return "\n".join([first, *([f"{legend}.\n"] if legend else []), *others])
+    first, *others = [_markdown(table) for table in tables if table is not None]
+    return "\n".join([first, *_legend(notes(results)), *others])
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
+def _legend(told: Sequence[str]) -> list[str]:
+    return [f"{'; '.join(told)}.\n"] if told else []
+
+
+def _markdown(table: Table) -> str:
+    header, rows = table
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def plain_table(results: Mapping[str, Any]) -> str:
-    """The final table in columns, one line per domain so that it fits a terminal; below it what its signs mean."""
-    header, rows = table_rows(results)
+def plain_table(results: Mapping[str, Any], table: Table | None = None) -> str:
+    """A table, by default the final one, in columns, so that it fits a terminal; below it what its signs mean."""
+    header, rows = table or table_rows(results)
     columns = [header, *rows]
     widths = [max(len(cell) for cell in column) for column in columns]
     lines = zip(*columns, strict=True)
@@ -144,7 +187,7 @@ def plain_table(results: Mapping[str, Any]) -> str:
         "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
         for cells in (list(zip(line, widths, strict=True)) for line in lines)
     ]
-    return "\n".join([*aligned, *notes(results)])
+    return "\n".join([*aligned, *notes(results, table)])
 
 
 def latex_table(results: Mapping[str, Any]) -> str:
@@ -175,15 +218,22 @@ def _escaped(text: str) -> str:
 
 def csv_table(results: Mapping[str, Any]) -> str:
     """All errors in percent and the calibration error in [0, 1]: a line per method and domain, and one for the mean."""
+    return csv_tables({(): results})
+
+
+def csv_tables(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
+    """The same of several evaluations, each line with the case's place on every axis in front."""
     text = io.StringIO()
-    rows = csv.DictWriter(text, _CSV, lineterminator="\n")
+    axes = [axis for axis, _ in next(iter(evaluations))]
+    rows = csv.DictWriter(text, (*axes, *_CSV), lineterminator="\n")
     rows.writeheader()
-    for name, content in results["methods"].items():
-        for row in _csv_rows(content):
-            rows.writerow(
-                {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
-                | {"method": name}
-            )
+    for case, results in evaluations.items():
+        for name, content in results["methods"].items():
+            for row in _csv_rows(content):
+                rows.writerow(
+                    {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
+                    | {"method": name, **dict(case)}
+                )
     return text.getvalue()
 
 

@@ -258,7 +258,7 @@ def test_bf16_agrees_with_fp32_on_the_class() -> None:
 def test_the_deferred_graph_of_the_plain_view_changes_no_update(margin: float, micro_batch: int | None) -> None:
     config = REMConfig(lr=0.01, margin=margin, micro_batch=micro_batch)
     always, deferred = REM(tiny_vit(), config), REM(tiny_vit(), config)
-    for seed in range(6):
+    for seed in range(4):
         always.violating_share, deferred.violating_share = 1.0, 0.0
         torch.testing.assert_close(always(random_images(8, seed)), deferred(random_images(8, seed)))
         assert deferred.violating_share > 0  # some images have a gradient through the plain view

@@ -23,6 +23,7 @@ from remtta.runs.folder import default_folder
 
 if TYPE_CHECKING:
     from remtta.evaluation.protocols import Protocol, Resize
+    from remtta.evaluation.tables import Case
 
 _ALL_SEVERITIES = "1,2,3,4,5"
 
@@ -35,6 +36,32 @@ Root = Annotated[Path, typer.Argument(help="ImageNet-C-like tree, tree of domain
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """The weights, of which there may be several."""
+
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(
+            rich_help_panel="Model",
+            help="Weights: .safetensors, .pth/.pt/.tar, .npz. Default: timm's own. Several: an evaluation of each.",
+        ),
+    ] = None
+
+    def by_case(self) -> dict[Case, Path | None]:
+        """Each by its place in the grid, which has no such axis where there is one alone.
+
+        Raises:
+            UsageError: If one of several is not there, or named twice.
+        """
+        from remtta.evaluation.axes import checkpoint_names
+
+        paths = self.checkpoint or []
+        if len(paths) < 2:
+            return {(): paths[0] if paths else None}
+        return {(("checkpoint", name),): path for name, path in zip(checkpoint_names(paths), paths, strict=True)}
+
+
+@dataclass(frozen=True)
 class DataOptions:
     """Which labelled images."""
 
@@ -42,6 +69,10 @@ class DataOptions:
     severity: Annotated[
         str | None, _data(help="One or several of 1 to 5. Default: 5, or the only one there is; gradual has all.")
     ] = None
+    apart: Annotated[
+        bool,
+        _data("--apart", help="Each severity, by default all five, by itself: from the source weights, in a table."),
+    ] = False
     image_list: Annotated[Path | None, _data(help="Only these images, in this order: wnid/name per line.")] = None
     class_map: Annotated[Path | None, _data(help="Class folder and class number per line, or JSON.")] = None
     limit: Annotated[int | None, _data(min=1, help="At most so many images per domain.")] = None
@@ -69,23 +100,33 @@ class DataOptions:
 
         return None if self.class_map is None else read_class_map(self.class_map)
 
-    def selection(self, scenario: str) -> dict[str, Any]:
-        """Arguments of `open_dataset` that say which images.
+    def by_case(self, scenario: str) -> dict[Case, Sequence[int] | None]:
+        """The severities of each evaluation by its place in the grid; None is what the data has.
 
         Raises:
-            UsageError: If the severities are none or the scenario's business, or a file cannot be read.
+            UsageError: If they are none, or the scenario's business.
         """
-        from remtta.evaluation.datasets import read_image_list
-
-        if scenario == "gradual" and self.severity is not None:
-            raise UsageError("the gradual scenario visits all severities; leave --severity out")
-        asked = _ALL_SEVERITIES if scenario == "gradual" else self.severity
+        if scenario == "gradual" and (self.severity is not None or self.apart):
+            option = "--severity" if self.severity is not None else "--apart"
+            raise UsageError(f"the gradual scenario visits all severities; leave {option} out")
+        asked = self.severity or (_ALL_SEVERITIES if scenario == "gradual" or self.apart else None)
         severities = None if asked is None else parse_numbers(asked, "--severity")
         if not set(severities or ()) <= set(range(1, 6)):
             raise UsageError(f"--severity takes numbers from 1 to 5, got {self.severity}")
+        if not self.apart:
+            return {(): severities}
+        return {(("severity", str(severity)),): [severity] for severity in severities or ()}
+
+    def selection(self) -> dict[str, Any]:
+        """Arguments of `open_dataset` that say which images, but for their severities.
+
+        Raises:
+            UsageError: If a file cannot be read.
+        """
+        from remtta.evaluation.datasets import read_image_list
+
         return {
             "domains": parse_names(self.domains) or None,
-            "severities": severities,
             "image_list": None if self.image_list is None else read_image_list(self.image_list),
             "class_map": self.folders(),
             "limit": self.limit,
@@ -244,6 +285,16 @@ class ResultOptions:
         """Refuse to go on with an evaluation in no folder."""
         if self.resume and self.output is None:
             raise UsageError("--resume needs the --output of the evaluation to go on with")
+
+    def check_folders(self, output: Path, cases: Sequence[Case]) -> None:
+        """Refuse, before anything is run, what one of several evaluations would refuse after others.
+
+        Raises:
+            UsageError: If the folder holds a single evaluation, or some of these that are not to be touched.
+        """
+        from remtta.evaluation.axes import check_folders
+
+        check_folders(output, cases, may_exist=self.resume or self.overwrite)
 
     def folder(self) -> Path:
         """The folder for the results."""

@@ -1,0 +1,63 @@
+"""Several checkpoints, or severities apart: an evaluation of each in a folder of its own, and one table of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from remtta.errors import UsageError
+from remtta.evaluation.tables import Case, axes_table, csv_tables
+from remtta.files import write_atomically
+from remtta.runs.folder import RESULTS
+
+AXES_TABLE, AXES_CSV = "axes.md", "axes.csv"
+
+
+def checkpoint_names(paths: Sequence[Path]) -> list[str]:
+    """Names that tell checkpoints apart: those of the files, with as many of their folders' as that takes.
+
+    Raises:
+        UsageError: If there is no such file, or nothing tells two apart.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file")
+    parts = [(*path.absolute().parent.parts[1:], path.stem.removesuffix(".pth")) for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["-".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise UsageError("--checkpoint names the same file twice, or in two formats; leave one out")
+
+
+def folder_of(output: Path, case: Case) -> Path:
+    """Where a case's evaluation is."""
+    return output.joinpath(*(f"{axis}{value}" if axis == "severity" else value for axis, value in case))
+
+
+def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> None:
+    """Refuse, before anything is run, what one of the evaluations would refuse after others.
+
+    Raises:
+        UsageError: If the folder holds a single evaluation, or some of these that are not to be touched.
+    """
+    if (output / RESULTS).exists() and () not in cases:
+        raise UsageError(f"{output} holds a single evaluation, and several need a folder of their own as --output")
+    there = [folder for case in cases if ((folder := folder_of(output, case)) / RESULTS).exists()]
+    if there and not may_exist:
+        raise UsageError(
+            f"{there[0]} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
+            "or choose another --output"
+        )
+
+
+def write_axes(output: Path, evaluations: Mapping[Case, Mapping[str, Any]]) -> None:
+    """Write the table of all evaluations, as Markdown, and with every domain as CSV.
+
+    Raises:
+        OutputError: If the disk refuses.
+    """
+    for name, text in {AXES_TABLE: axes_table(evaluations), AXES_CSV: csv_tables(evaluations)}.items():
+        write_atomically(output / name, partial(Path.write_text, data=text, encoding="utf-8"))

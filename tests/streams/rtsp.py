@@ -1,0 +1,82 @@
+"""A camera that serves MJPEG by RTSP over TCP, in as much of RFC 2326, 2435 and 3550 as FFmpeg asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+
+_SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\nm=video 0 RTP/AVP 26\r\na=control:0\r\n"
+_TICKS = 1800  # of 90 kHz: 50 frames per second
+_ANSWERS = {
+    "OPTIONS": ("Public: DESCRIBE, SETUP, PLAY\r\n", ""),
+    "DESCRIBE": ("Content-Type: application/sdp\r\n", _SDP),
+    "SETUP": ("Transport: RTP/AVP/TCP;unicast;interleaved=0-1\r\nSession: 1\r\n", ""),
+    "PLAY": ("Session: 1\r\n", ""),
+}
+
+
+class _Camera(socketserver.StreamRequestHandler):
+    """Answers until it is to play, sends the server's frames, and hangs up; at once after `most` times."""
+
+    def handle(self) -> None:
+        server: Any = self.server
+        with contextlib.suppress(OSError):  # hung up
+            while server.played < server.most and (request := self.rfile.readline().decode()):
+                method = request.partition(" ")[0]
+                headers = iter(lambda: self.rfile.readline().decode().strip(), "")
+                sequence = next(value for name, _, value in (each.partition(":") for each in headers) if name == "CSeq")
+                for _ in headers:
+                    pass
+                more, body = _ANSWERS[method]
+                head = f"RTSP/1.0 200 OK\r\nCSeq:{sequence}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+                self.wfile.write((head + body).encode())
+                if method == "PLAY":
+                    server.played += 1
+                    self._play(server.frames)
+                    return
+
+    def _play(self, frames: Sequence[Image.Image]) -> None:
+        for number, frame in enumerate(frames):
+            content = _payload(np.asarray(frame))
+            packet = struct.pack(">BBHII", 0x80, 0x80 | 26, number, number * _TICKS, 1) + content
+            self.wfile.write(b"$\0" + struct.pack(">H", len(packet)) + packet)
+            time.sleep(0.02)
+
+
+def _payload(pixels: np.ndarray) -> bytes:
+    """A JPEG without what RFC 2435 leaves out; its sides are multiples of 16, and it fits into one packet."""
+    jpeg = cv2.imencode(".jpg", pixels[..., ::-1])[1].tobytes()
+    tables, place = b"", 2
+    while (marker := jpeg[place + 1]) != 0xDA:  # up to the scan
+        length = int.from_bytes(jpeg[place + 2 : place + 4])
+        tables += jpeg[place + 5 : place + 2 + length] if marker == 0xDB else b""
+        place += 2 + length
+    scan = jpeg[place + 2 + int.from_bytes(jpeg[place + 2 : place + 4]) : -2]
+    height, width = pixels.shape[:2]
+    head = struct.pack(">IBBBBBBH", 0, 1, 255, width // 8, height // 8, 0, 0, len(tables))  # 4:2:0, tables inside
+    return head + tables + scan
+
+
+@contextlib.contextmanager
+def rtsp_camera(frames: Sequence[Image.Image]) -> Iterator[Any]:
+    """A camera at `server.url`, which gives these frames to each of the first `server.most` that ask for them."""
+    server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Camera)
+    server.daemon_threads, server.frames, server.played, server.most = True, frames, 0, 1
+    server.url = f"rtsp://127.0.0.1:{server.server_address[1]}/live"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
