@@ -44,6 +44,15 @@ def test_prediction_comes_from_before_the_update(vit: nn.Module) -> None:
     assert rem.num_updates == 6
 
 
+def test_without_an_order_no_image_runs_twice() -> None:
+    config = REMConfig((0.0, 0.4), ranking_weight=0.0, lr=0.01)
+    lean, whole = REM(tiny_vit(), config), REM(tiny_vit(), config)
+    for seed in range(7):
+        whole.violating_share = 1.0  # has the plain view run with a graph for all
+        torch.testing.assert_close(lean(random_images(5, seed)), whole(random_images(5, seed)))
+    assert lean.violating_share < 0.4 and lean.num_updates == 7
+
+
 def test_only_the_norms_of_the_first_three_quarters_change(vit: nn.Module) -> None:
     source = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     rem = REM(vit, REMConfig(lr=0.01))
