@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -37,11 +38,13 @@ from remtta.methods.source_data import learn_from_source
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import Answer, GuardOptions
 
+_COMMA = re.compile(r",(?![^(]*\))")  # none in brackets, as in mask_ratios=(0,.5)
+
 
 def parse(run: str) -> tuple[str, dict[str, Any], int]:
     """Method, settings and seed of `METHOD[:SETTING=VALUE,...][:seed=N]`."""
     method, *parts = run.split(":")
-    settings: dict[str, Any] = dict(pair.split("=", 1) for part in parts for pair in part.split(","))
+    settings: dict[str, Any] = dict(pair.split("=", 1) for part in parts for pair in _COMMA.split(part))
     for name, text in settings.items():
         with suppress(ValueError, SyntaxError):  # text, such as "auto", stays text
             settings[name] = ast.literal_eval(text)

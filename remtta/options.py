@@ -18,6 +18,7 @@ SCENARIOS = ("continual", "episodic", "gradual", "recurring", "irregular", "mixe
 Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both", "auto"]
 Smooth = Literal["off", "auto"]
+Adapt = Literal["always", "auto"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class RunOptions:
             micro-batch is chosen by it where the config leaves it open.
         guard: Who answers, and when harm is undone, by methods that train
             weights and in no episodic run; None for the adapted model, and never.
+        adapt: "auto" leaves out updates that teach next to nothing: those on more of the same; "always" none.
         smooth: "auto" has answers go by the frames before, too, where frames come in order; "off" never.
         memory: Conditions of which it is kept what they taught, for when they come back; 0 for none.
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
@@ -149,6 +151,7 @@ class RunOptions:
     flush_after: float | None = None
     max_memory: int | None = None
     guard: GuardOptions | None = GuardOptions(answer="auto")
+    adapt: Adapt = "always"
     smooth: Smooth = "off"
     memory: int = 0
     estimate: float | None = None
@@ -165,6 +168,7 @@ class RunOptions:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         check(0 <= self.share <= 1, "share", self.share, "from 0 to 1")
+        check(self.adapt in get_args(Adapt), "adapt", self.adapt, "always or auto")
         check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
         check(self.memory == 0 or self.memory > 1, "memory", self.memory, "of 2 conditions or more, or 0 for none")
         if self.estimate is not None:

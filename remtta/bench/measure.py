@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
 from torch import Tensor, nn
 
 from remtta.backbones.registry import backbone_of, compile_blocks
+from remtta.bench.machine import joules, processor
 from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
@@ -119,6 +119,8 @@ class Measurement:
         gflop: Billions of operations of the step's matrix products, additions and multiplications apart.
         matmul_share: Time that these products would take at the speed of `BareProduct`, at the step's precision,
             over the time of the step.
+        cpu_s_per_1000: Time of all cores together for 1,000 images, in seconds.
+        joules_per_1000: Energy that the machine's processors used meanwhile, where it can be read.
     """
 
     subject: str
@@ -129,6 +131,8 @@ class Measurement:
     violating_share: float | None
     gflop: float
     matmul_share: float
+    cpu_s_per_1000: float
+    joules_per_1000: float | None
 
 
 def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda number: None) -> list[Measurement]:
@@ -151,8 +155,8 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
     for subject in prepared.values():
         subject.step()  # warms up, and lets REM learn how many images violate the order
     bare = _bare_products(prepared[FORWARD].model, options, device)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    product_times: dict[bool, list[float]] = {ours: [] for ours in bare}
+    times: dict[str, list[_Spent]] = {name: [] for name in names}
+    product_times: dict[bool, list[_Spent]] = {ours: [] for ours in bare}
     for product in bare.values():
         product()
     for number in range(options.repeats):
@@ -161,8 +165,10 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
         for ours, product in bare.items():
             product_times[ours].append(_timed(product, device))
         on_round(number + 1)
-    seconds = {name: statistics.median(taken) for name, taken in times.items()}
-    per_flop = {ours: statistics.median(taken) / bare[ours].flop for ours, taken in product_times.items()}
+    spent = {name: _median(taken) for name, taken in times.items()}
+    seconds = {name: each.seconds for name, each in spent.items()}
+    per_flop = {ours: _median(taken).seconds / bare[ours].flop for ours, taken in product_times.items()}
+    thousand = 1000 / options.batch_size
     shares = {name: getattr(subject.method, "violating_share", None) for name, subject in prepared.items()}
     flop = {name: count_flop(subject.step) for name, subject in prepared.items()}
     del prepared
@@ -177,6 +183,8 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
             violating_share=shares[name],
             gflop=flop[name] / 1e9,
             matmul_share=flop[name] * per_flop[name not in (FORWARD, PLAIN_REM)] / seconds[name],
+            cpu_s_per_1000=spent[name].cpu_s * thousand,
+            joules_per_1000=None if (used := spent[name].joules) is None else used * thousand,
         )
         for name in names
     ]
@@ -268,12 +276,30 @@ def _forward(model: nn.Module, images: Tensor) -> Tensor:
     return logits
 
 
-def _timed(step: Step, device: torch.device) -> float:
+class _Spent(NamedTuple):
+    seconds: float
+    cpu_s: float
+    joules: float | None
+
+
+def _timed(step: Step, device: torch.device) -> _Spent:
     _wait(device)
-    started = time.perf_counter()
+    energy, cpu_s, started = joules(), time.process_time(), time.perf_counter()
     step()
     _wait(device)
-    return time.perf_counter() - started
+    seconds, cpu_s, after = time.perf_counter() - started, time.process_time() - cpu_s, joules()
+    # The counter may have started over meanwhile.
+    used = None if energy is None or after is None or after < energy else after - energy
+    return _Spent(seconds, cpu_s, used)
+
+
+def _median(spent: Sequence[_Spent]) -> _Spent:
+    energies = [each.joules for each in spent if each.joules is not None]
+    return _Spent(
+        statistics.median(each.seconds for each in spent),
+        statistics.median(each.cpu_s for each in spent),
+        statistics.median(energies) if energies else None,
+    )
 
 
 def _wait(device: torch.device) -> None:
@@ -305,6 +331,6 @@ def as_json(options: BenchOptions, measured: Sequence[Measurement], environment:
     """Everything about a benchmark, ready for JSON."""
     return {
         "options": {**asdict(options), "model_kwargs": dict(options.model_kwargs)},
-        "environment": {**environment, "cores": os.cpu_count()},
+        "environment": {**environment, **processor()},
         "measurements": [asdict(each) for each in measured],
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import typer
 
-from remtta.cli.loading import load_classifier, model_arguments
+from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
 from remtta.cli.options.method import MethodOptions
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import RunningOptions, under_torchrun
@@ -78,6 +78,7 @@ def adapt(
                 echo, frames = output.echo(), _open(source, stream, output)
                 folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
                 view.check(folder, frames, output)
+            import_uncollected("remtta.runs.adapt")
             how["source_data"] = method.source.checked([method.method], calibrates=output.estimate is not None)
             ranks = during.enter_context(running.ranks(interrupts))
             start = model.start()

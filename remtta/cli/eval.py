@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.cli.groups import Only
-from remtta.cli.loading import load_classifier, model_arguments
+from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
 from remtta.cli.options.evaluation import (
     Checkpoints,
     DataOptions,
@@ -86,7 +86,7 @@ def evaluate(
         shared = methods.shared.given(running.precision)
         scenario = protocol.chosen_scenario()
         _check_root(root)
-
+        import_uncollected("remtta.evaluation.runner")
         from remtta.evaluation.axes import folder_of
 
         fixed = protocol.fixed()

@@ -108,8 +108,16 @@ def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
         f"method       {method['name']}, batch {method['batch_size']}{_settings(method)}",
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
         *_guard_lines(run.get("guard"), run.get("options")),
+        *_pace_lines(run.get("pace")),
         *_memory_lines(run.get("memory")),
     ]
+
+
+def _pace_lines(pace: dict[str, int] | None) -> list[str]:
+    if pace is None:
+        return []
+    share = 100 * pace["adapted_on"] / max(1, pace["frames"])
+    return [f"pace         adapted on {share:.0f} % of frames; {pace['changes']} changes"]
 
 
 def _memory_lines(conditions: list[dict[str, int]] | None) -> list[str]:

@@ -26,8 +26,10 @@ _PREFIX = "guard."
 _CREDIT, _LOOKED = "credit", "looked"
 
 
-def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
-    """A guard for a method, or None if there is nothing for it to do.
+def guarded(
+    method: Method, options: GuardOptions | None, config: MethodConfig, *, sparing: bool = False
+) -> Guard | None:
+    """A guard for a method, or None if there is nothing for it to do; see `Guard`.
 
     Only of a method whose changes to the weights add up can harm be undone; answers can be mixed of any but those
     that are the source's own.
@@ -37,7 +39,7 @@ def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) 
         return None
     if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
         options = replace(options, action="off")
-    return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options)
+    return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options, sparing=sparing)
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,13 @@ class Guard:
     Args:
         method: The method; one of gradient descent unless the guard's action is "off".
         options: When to act, and how.
+        sparing: Whether images that are not learned from are answered in one forward pass, by weights in between
+            where both models are to answer.
     """
 
-    def __init__(self, method: Method, options: GuardOptions | None = None) -> None:
+    def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
+        self._between = method if sparing and isinstance(method, GradientMethod) and method.blends else None
         self.options = options or GuardOptions()
         self.judge = Judge(self.options)
         self.num_looked = 0  # forward passes of one image that it took beside the method's
@@ -124,7 +129,11 @@ class Guard:
 
     def predict(self, images: Tensor) -> Tensor:
         """Logits (B, C) to answer with, without adapting."""
-        return self.blend(images, None if self.judge.weight == 0 else self.method.predict(images))
+        weight = self.judge.weight
+        if self._between and 0 < weight < 1:
+            self.said = Said(weight, None, None)
+            return self._between.predict_between(images, weight)
+        return self.blend(images, None if weight == 0 else self.method.predict(images))
 
     @torch.no_grad()
     def blend(

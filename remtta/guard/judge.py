@@ -179,13 +179,15 @@ class Judge:
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """An event of the guard, the memory or the estimate, as a sentence."""
+    """An event of the guard, the memory, the pace or the estimate, as a sentence."""
     kind, numbers = event["event"], ""
     if kind == "expired":
         return (
             f"the answers to the last frames are right {100 * event['estimate']:.0f} % of the time by estimate, below "
             f"{100 * event['expire_below']:.0f} %: train the model again"
         )
+    if kind == "changed":
+        return f"the images are others than those of the last {event['frames']} frames"
     if kind == "recalled":
         return f"a condition is back after {event['away']} frames, and so is what it had taught"
     if "gap" in event:

@@ -1,9 +1,5 @@
 """Conditions that come back: what each taught is kept, and goes on when it does.
 
-A condition, such as night or fog, is known by plain statistics of its images: how bright, how varied in colour, how
-rough at four scales. They cost next to nothing, and do not move with the weights that adapt, as a model's own features
-would.
-
 The idea of one set of weights for each condition, told apart by shallow statistics, is that of DPCore (Zhang et al.,
 ICML 2025) and ReservoirTTA (Vray et al., arXiv:2505.14511), which keep prompts and whole models and tell conditions
 apart by features of the model.
@@ -16,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from remtta.errors import UsageError
+from remtta.guard.conditions import STEADY, Sight
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.settings import MethodConfig
@@ -27,32 +23,8 @@ from remtta.methods.settings import MethodConfig
 REMEMBERED = 10
 """Conditions that an evaluation remembers."""
 
-_SCALES = 4
-_BLOCK = 20  # frames that are looked at together, at least
-_NEAR, _CHANCE = 0.25, 4.0  # squared distance of one condition's frames, and what it may be more by over their number
-_STEADY = 1000  # frames that means go by
-_LEAST_SPREAD = 0.01  # variance of a statistic between the frames of one condition, be they ever so alike
-_DARK = 1e-3
 _PREFIX, _LEARNED = "memory.", "learned."
 _NUMBERS = ("updates", "frames", "blocks", "visits", "last", "in_delta", "since_reset")
-
-
-def statistics(pixels: Tensor) -> Tensor:
-    """What conditions are told by: statistics (B, D) of images (B, 3, H, W), on the CPU.
-
-    Brightness and, by their logarithms, spread of each colour; and differences of neighbours across and down, at each
-    scale.
-    """
-    pixels = pixels.float()
-    found = [pixels.mean((2, 3)), pixels.std((2, 3)).clamp(min=_DARK).log()]
-    grey = pixels.mean(1, keepdim=True)
-    for _ in range(_SCALES):
-        if min(grey.shape[2:]) < 2:
-            break
-        for axis in (2, 3):
-            found.append(grey.diff(dim=axis).abs().mean((2, 3)).clamp(min=_DARK).log())
-        grey = F.avg_pool2d(grey, 2)
-    return torch.cat(found, dim=1).double().cpu()
 
 
 @dataclass(eq=False)
@@ -84,7 +56,7 @@ class _Condition:
     def take_in(self, block: Tensor, seen: int) -> None:
         """Count the statistics (n, D) of more frames in."""
         self.frames, self.blocks, self.last = self.frames + len(block), self.blocks + 1, seen
-        self.key = self.key.lerp(block.mean(0), min(1.0, len(block) / min(self.frames, _STEADY)))
+        self.key = self.key.lerp(block.mean(0), min(1.0, len(block) / min(self.frames, STEADY)))
 
     def state(self) -> dict[str, Tensor]:
         """All of it."""
@@ -132,9 +104,7 @@ class Memory:
         self._method = method
         self._now: _Condition | None = None
         self._away: list[_Condition] = []
-        self._block = torch.empty(0, 0, dtype=torch.float64)  # statistics of frames since the last look
-        self._spread = torch.empty(0, dtype=torch.float64)  # variance (D,) between frames of one condition
-        self._seen = 0
+        self._sight = Sight()
         self._events: list[dict[str, Any]] = []
 
     def look(self, pixels: Tensor, behind: tuple[int, int]) -> tuple[int, int]:
@@ -147,41 +117,30 @@ class Memory:
         Returns:
             The same of the weights that are now in place.
         """
-        new = statistics(pixels)
-        self._block = torch.cat([self._block, new]) if len(self._block) else new
-        self._seen += len(new)
-        if len(self._block) < _BLOCK:
+        block = self._sight.take(pixels)
+        if block is None:
             return behind
-        block, self._block = self._block, self._block[:0]
         if self._now is None:
             self._now = _Condition(block.mean(0))
-        elif not self._near(self._now, block):
+        elif not self._sight.near(self._now.key, block):
             behind = self._change(self._now, block, behind)
-        self._now.take_in(block, self._seen)
-        spread = (block - self._now.key).square().mean(0)
-        share = min(1.0, len(block) / min(self._seen, _STEADY))
-        self._spread = self._spread.lerp(spread, share) if len(self._spread) else spread
+        self._now.take_in(block, self._sight.seen)
+        self._sight.note(self._now.key, block)
         return behind
-
-    def _distance(self, condition: _Condition, block: Tensor) -> float:
-        """Squared, in variances between frames of one condition."""
-        off = (block.mean(0) - condition.key).square() / self._spread.clamp(min=_LEAST_SPREAD)
-        return float(off.mean())
-
-    def _near(self, condition: _Condition, block: Tensor) -> bool:
-        return self._distance(condition, block) <= _NEAR + _CHANCE / len(block)
 
     def _change(self, left: _Condition, block: Tensor, behind: tuple[int, int]) -> tuple[int, int]:
         """Leave a condition for the nearest that is known, or for a new one."""
-        known = min(self._away, key=lambda each: self._distance(each, block), default=None)
+        known = min(self._away, key=lambda each: self._sight.distance(each.key, block), default=None)
         if left.blocks > 1:  # else it was one on the way to another
             left.learned, left.updates = self._method.delta(), self._method.num_updates
             left.in_delta, left.since_reset = behind
             self._away.append(left)
-        if known is not None and self._near(known, block):
+        if known is not None and self._sight.near(known.key, block):
             self._away.remove(known)
             self._method.load_delta(known.learned, known.updates)
-            self._events.append({"event": "recalled", "visits": known.visits + 1, "away": self._seen - known.last})
+            self._events.append(
+                {"event": "recalled", "visits": known.visits + 1, "away": self._sight.seen - known.last}
+            )
             self._now = replace(known, learned={}, visits=known.visits + 1)
             behind = known.in_delta, known.since_reset
         else:
@@ -198,7 +157,11 @@ class Memory:
     def record(self) -> list[dict[str, Any]]:
         """The conditions that it knows, the present one first, for `run.json`."""
         return [
-            {"frames": each.frames, "visits": each.visits, "away": 0 if each is self._now else self._seen - each.last}
+            {
+                "frames": each.frames,
+                "visits": each.visits,
+                "away": 0 if each is self._now else self._sight.seen - each.last,
+            }
             for each in self._all
         ]
 
@@ -208,7 +171,7 @@ class Memory:
 
     def state(self) -> dict[str, Tensor]:
         """Everything its next choice depends on."""
-        tensors = {"block": self._block, "spread": self._spread, "seen": torch.tensor(self._seen)}
+        tensors = self._sight.state()
         for number, condition in enumerate(self._all):
             tensors |= {f"{number}.{name}": tensor for name, tensor in condition.state().items()}
         return {_PREFIX + name: tensor for name, tensor in tensors.items()}
@@ -216,7 +179,7 @@ class Memory:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` returned."""
         own = _below(_PREFIX, state)
-        self._block, self._spread, self._seen = own["block"].clone(), own["spread"].clone(), int(own["seen"])
+        self._sight.load_state(own)
         numbers = sum(name.endswith(".key") and name.count(".") == 1 for name in own)
         conditions = [_Condition.of(_below(f"{number}.", own)) for number in range(numbers)]
         self._now, self._away = (conditions[0] if conditions else None), conditions[1:]

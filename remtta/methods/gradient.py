@@ -106,6 +106,17 @@ class GradientMethod(AdaptingMethod):
         """Multiply the config's learning rates, from now on."""
         self._optimizer.scale_lr(factor)
 
+    @property
+    def blends(self) -> bool:
+        """Whether weights in between may answer for a mixture of both models: those of norms without statistics."""
+        return self.norms_only and bool(self.adapted_names) and not self._batch_norms.mixes
+
+    @torch.no_grad()
+    def predict_between(self, images: Tensor, share: float) -> Tensor:
+        """`predict` by weights this share of the way from the source's to the adapted ones."""
+        with self._weights.between(share):
+            return self.predict(images)
+
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:
         """Go back to the source weights, exactly, and forget everything learned."""

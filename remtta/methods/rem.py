@@ -191,5 +191,7 @@ class REM(GradientMethod):
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
         """Which images (B,) of the plain view are less certain than in some masked view, by the margin."""
+        if not self.config.ranking_weight:  # there is no order to violate
+            return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
         entropies = self._entropy(views)
         return (entropies[0] + self.margin_nats > entropies[1:]).any(0)

@@ -95,6 +95,16 @@ class AdaptedWeights:
         finally:
             self._put(adapted)
 
+    @contextlib.contextmanager
+    def between(self, share: float) -> Iterator[None]:
+        """Have weights in place for a while that are this share of the way from the source's to the adapted ones."""
+        adapted = {name: parameter.detach().clone() for name, parameter in self._tracked.items()}
+        try:
+            self._put({name: source.lerp(adapted[name], share) for name, source in self._source.items()})
+            yield
+        finally:
+            self._put(adapted)
+
     def enter(self) -> None:
         """Put the adapted weights in place, in a model at its source weights."""
         delta = self._committed[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 from remtta.guard.accuracy import Estimator
 from remtta.guard.guard import ALONE, Guard, Said
 from remtta.guard.memory import Memory
+from remtta.guard.pace import Pace
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
 from remtta.runs.states import Stateful, take_back
@@ -26,6 +27,7 @@ class Adapter:
         smoother: What has answers go by the frames before, too.
         estimator: What tells how often they are right.
         memory: What brings back what a condition had taught.
+        pace: What leaves updates out that teach next to nothing.
     """
 
     num_processes = 1  # that take a share of each batch
@@ -37,9 +39,10 @@ class Adapter:
         smoother: Smoother | None = None,
         estimator: Estimator | None = None,
         memory: Memory | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.method, self.guard, self.smoother, self.estimator = method, guard, smoother, estimator
-        self.memory = memory
+        self.memory, self.pace = memory, pace
         self._said = ALONE
 
     @property
@@ -75,6 +78,12 @@ class Adapter:
     def in_turn(self, work: Callable[[], None]) -> None:
         """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""
         work()
+
+    def worth(self, pixels: Tensor, fit: Tensor) -> bool:
+        """Whether an update on the fit ones of the next frames is worth its time; arguments as of `recall`."""
+        if self.pace is None or self.retired or not fit.any():
+            return True
+        return self.pace.wants(pixels[fit.to(pixels.device)])
 
     def recall(self, pixels: Tensor, fit: Tensor, behind: tuple[int, int]) -> tuple[int, int]:
         """Have the weights of their condition in place for frames of which the fit ones are learned from next.
@@ -163,7 +172,7 @@ class Adapter:
     @property
     def _beside(self) -> list[Stateful]:
         """Whatever has a state beside the method."""
-        return [each for each in (self.guard, self.smoother, self.estimator, self.memory) if each]
+        return [each for each in (self.guard, self.smoother, self.estimator, self.memory, self.pace) if each]
 
     def learn(self) -> None:
         """Adapt to the images of the last `predict` with `later`."""
@@ -176,8 +185,8 @@ class Adapter:
             self.guard.reset()
 
     def events(self) -> list[dict[str, Any]]:
-        """What the memory brought back, the guard decided, and the estimator told, since the last call."""
-        tellers = (self.memory, self.guard.judge if self.guard else None, self.estimator)
+        """What is new, what the memory brought back, the guard decided, and the estimator told, since the last call."""
+        tellers = (self.pace, self.memory, self.guard.judge if self.guard else None, self.estimator)
         return [event for teller in tellers if teller for event in teller.events()]
 
     def state(self) -> dict[str, Tensor]:

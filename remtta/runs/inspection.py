@@ -45,8 +45,10 @@ _RUN_MAY_HAVE: Shape = {
     "method.anchor": float,
     "guard": dict,
     "memory": list,
+    "pace": dict,
 }
 _CONDITION: Shape = {"frames": int, "visits": int, "away": int}
+_PACE: Shape = {"frames": int, "adapted_on": int, "changes": int}
 _GUARD: Shape = {"alarms": int, "answered_by_source": int}
 _EVALUATION: Shape = {
     "status": str,
@@ -120,6 +122,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
         if run.get("guard") is not None:
             check_entries(run["guard"], _GUARD)
+        if run.get("pace") is not None:
+            check_entries(run["pace"], _PACE)
         for condition in run.get("memory") or ():
             check_entries({"condition": condition}, {"condition": dict})
             check_entries(condition, _CONDITION)

@@ -33,12 +33,13 @@ _OWN_OPTIONS = (
     "seed",
     "latency",
     "guard",
+    "adapt",
     "smooth",
     "memory",
     "estimate",
 )  # the others may change from one part to the next
 _BEFORE = {
-    name: getattr(RunOptions, name) for name in ("each", "smooth", "memory")
+    name: getattr(RunOptions, name) for name in ("each", "adapt", "smooth", "memory")
 }  # what runs did of which older records say nothing
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack

@@ -19,6 +19,7 @@ from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
 from remtta.guard.memory import remembering
+from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
@@ -84,7 +85,8 @@ def plan_run(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    adapter = Adapter(built, adapter.guard, smoother, estimator, adapter.memory)
+    pace = pacing(built, options.adapt, config)
+    adapter = Adapter(built, adapter.guard, smoother, estimator, adapter.memory, pace)
     return Plan(card, adapter, method, config, options, stream, delta, learned)
 
 
@@ -104,7 +106,8 @@ def adapter_on(
     if source_data is not None and built.needs_source:
         learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
     memory = remembering(built, options.memory, config)
-    return Adapter(built, guarded(built, options.guard, config), memory=memory), learned
+    guard = guarded(built, options.guard, config, sparing=options.adapt == "auto")
+    return Adapter(built, guard, memory=memory), learned
 
 
 def tell_plan(plan: Plan) -> None:

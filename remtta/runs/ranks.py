@@ -152,7 +152,7 @@ class _LeadingAdapter(Adapter):
     """An adapter that other processes have the likes of, which make the same calls."""
 
     def __init__(self, alone: Adapter, ranks: Ranks) -> None:
-        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory)
+        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory, alone.pace)
         self._ranks, self.num_processes = ranks, ranks.num_ranks
 
     def predict(

@@ -225,6 +225,7 @@ class Record:
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
             "memory": plan.adapter.memory.record() if plan.adapter.memory else None,
+            "pace": plan.adapter.pace.record() if plan.adapter.pace else None,
             "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),

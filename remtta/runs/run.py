@@ -63,8 +63,11 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        self.summary = RunSummary(folder, place, smooths=plan.adapter.smoother is not None)
-        eventful = live or plan.adapter.watched or plan.adapter.memory or plan.options.expire_below is not None
+        self.summary = RunSummary(
+            folder, place, smooths=plan.adapter.smoother is not None, paced=plan.adapter.pace is not None
+        )
+        deciding = plan.adapter.watched or plan.adapter.memory or plan.adapter.pace
+        eventful = live or deciding or plan.options.expire_below is not None
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))

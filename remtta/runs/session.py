@@ -16,6 +16,7 @@ from torch import Tensor
 
 from remtta.errors import RemttaError
 from remtta.guard.guard import ALONE
+from remtta.guard.pace import NOTHING_NEW
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.runs.adapter import Adapter
@@ -215,7 +216,7 @@ class Session(Generic[C]):
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
             learn = batch.learn and method.adapts
-            unfit = dict(self._policy.unfit(batch, pixels)) if learn else {}
+            unfit = _unfit(self._policy, self.adapter, batch, pixels) if learn else {}
             fit = torch.tensor([learn and frame.index not in unfit for frame in frames])
             called = bool(fit.any()) and not self.adapter.retired
             labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
@@ -279,3 +280,10 @@ class Session(Generic[C]):
         self.committed = self.adapter.method.committed
         self._mark = _Mark()
         self._listener.finished(result)
+
+
+def _unfit(policy: Policy, adapter: Adapter, batch: Batch, pixels: Tensor) -> dict[int, str]:
+    """Why which readable frames are not learned from, by frame index."""
+    reasons, frames = dict(policy.unfit(batch, pixels)), batch.readable
+    fit = torch.tensor([frame.index not in reasons for frame in frames])
+    return reasons if adapter.worth(pixels, fit) else {frame.index: NOTHING_NEW for frame in frames} | reasons

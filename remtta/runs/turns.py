@@ -101,7 +101,7 @@ class SharingAdapter(Adapter):
     """
 
     def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts, mean: Mean) -> None:
-        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory)
+        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory, alone.pace)
         self._turns, self._interrupts, self._mean = turns, interrupts, mean
 
     def in_turn(self, work: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import timm
@@ -37,8 +38,19 @@ WITH_BATCH_NORM = [name for name in FAMILIES if not name.startswith(("convnext",
 FIXED_SIZE = ("swin", "swinv2")
 
 
+_BUILT: dict[str, nn.Module] = {}
+
+
 def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
     """A random model whose predictions differ from image to image, and whose running statistics are not at 0 and 1."""
+    key = repr((family, seed, changes))
+    if key not in _BUILT:
+        _BUILT[key] = _build(family, seed, changes)
+    torch.manual_seed(seed)
+    return copy.deepcopy(_BUILT[key])  # far quicker than a new one
+
+
+def _build(family: str, seed: int, changes: dict[str, Any]) -> nn.Module:
     torch.manual_seed(seed)
     name, kwargs = FAMILIES[family]
     config = {"input_size": (3, SIZE, SIZE), "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 1.0}

@@ -30,8 +30,11 @@ from tests.runs.tiny import StopAfter, adapt_tiny
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
 KINDS = ("resnet", "convnext", "swin")
-ALL = [(family, name) for family in ("resnet", "swin") for name in METHODS if name not in (*IN_BETWEEN, *ZERO_SHOT)]
-RUNNING = [(family, name) for family, name in ALL if name != "norm" or family == "resnet"]
+ON_WINDOWS = ("tent", "rem", "rem-n1", "sar", "eata", "cotta", "ecotta", "lame")  # of each way to learn, one or two
+RUNNING = [
+    *(("resnet", name) for name in METHODS if name not in (*IN_BETWEEN, *ZERO_SHOT)),
+    *(("swin", name) for name in ON_WINDOWS),
+]
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
 
@@ -85,7 +88,7 @@ def test_answering_first_and_learning_then_comes_to_the_same(family: str, name: 
     torch.testing.assert_close(apart.delta(), together.delta(), atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", [*KINDS, "mobilevit", "regnet", "efficientnet", "swinv2", "convnextv2"])
+@pytest.mark.parametrize("family", [*KINDS, "mobilevit", "efficientnet"])
 def test_bf16_is_near_and_gives_float32(family: str) -> None:
     for name in ("tent", "rem"):
         exact, fast = make(family, name, lr=1e-4), make(family, name, lr=1e-4, precision="bf16")

@@ -39,11 +39,12 @@ def method(name: str = "tent", **settings: Any) -> GradientMethod:
 
 def most_for(count: int, name: str = "tent") -> int:
     """A limit that lets `count` images of a batch of 8 fit, and not one more, found by bisection."""
-    low, high = USED, USED + 2**30
-    while high - low > 64:
+    low, high = USED, USED + 2**27
+    measured = method(name)
+    while high - low > 1024:
         middle = (low + high) // 2
         try:
-            fits = fitting_micro_batch(method(name), (32, 32), 8, middle) or 8
+            fits = fitting_micro_batch(measured, (32, 32), 8, middle) or 8
         except UsageError:
             fits = 0
         low, high = (middle, high) if fits < count else (low, middle)

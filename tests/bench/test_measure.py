@@ -81,12 +81,15 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
     options = ["--model", "vit_tiny_patch16_224", *kwargs, "-b", "2", "--repeats", "1", "--no-memory"]
     assert remtta_here("bench", *options, "--methods", "rem,tent") == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0].split() == ["ms/step", "forwards", "images/s", "GFLOP", "products", "peak", "MiB"]
-    assert [line.split()[0] for line in lines[1:]] == ["forward", "rem", "tent"]
+    assert "core(s); " in lines[0] and "PyTorch uses" in lines[0]
+    columns = ["ms/step", "forwards", "images/s", "GFLOP", "products", "CPU", "s/1k", "J/1k", "peak", "MiB"]
+    assert [word for word in lines[1].split() if word != "J/1k"] == [word for word in columns if word != "J/1k"]
+    assert [line.split()[0] for line in lines[2:]] == ["forward", "rem", "tent"]
     assert remtta_here("bench", *options, "--methods", "rem", "--json") == 0
     content = json.loads(capfd.readouterr().out)
     assert [each["subject"] for each in content["measurements"]] == ["forward", "rem"]
     assert content["options"]["batch_size"] == 2
+    assert {"cpu", "cores", "instructions", "used_by_torch"} <= content["environment"].keys()
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def mutated(data: st.DataObject, content: Any) -> str:
     return json.dumps(changed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["run", "evaluation"])
 def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest.FixtureRequest) -> None:
@@ -208,7 +208,7 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
         path.write_text(whole)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
     path = run / "predictions.jsonl"
@@ -221,7 +221,7 @@ def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
         path.write_bytes(whole)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     changes=st.dictionaries(
         st.sampled_from(

@@ -27,6 +27,7 @@ from remtta.runs.adapter import Adapter
 from remtta.runs.interrupts import Interrupts
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.methods.test_registry import QUICK
 from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
 
@@ -135,7 +136,9 @@ def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
 
 @pytest.mark.parametrize("name", ["rem", "tent", "roid", "sar", "cotta", "memo", "lame"])
 def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> None:
-    guard, plain, source = make(name, "both"), build_method(name, tiny_vit()), tiny_vit()
+    settings = QUICK.get(name, {})
+    guard, source = make(name, "both", **settings), tiny_vit()
+    plain = build_method(name, tiny_vit(), dataclasses.replace(METHOD_CONFIGS[name](), **settings))
     for seed in range(2):
         images = random_images(4, seed)
         torch.manual_seed(seed)

@@ -13,7 +13,8 @@ from torch import Tensor
 from remtta.deltas.reading import read_arrays
 from remtta.errors import UsageError
 from remtta.evaluation.runner import evaluate
-from remtta.guard.memory import Memory, statistics
+from remtta.guard.conditions import statistics
+from remtta.guard.memory import Memory
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, SourceConfig, TentConfig
 from remtta.methods.settings.names import check_method_names, has_memory, has_preset, method_of
@@ -133,7 +134,7 @@ def nights(tmp_path: Path) -> Path:
 def test_a_run_goes_on_bit_for_bit_and_inspect_shows_its_conditions(
     nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("remtta.guard.memory._BLOCK", 10)
+    monkeypatch.setattr("remtta.guard.conditions._BLOCK", 10)
     options: dict[str, Any] = {"batch_size": 10, "memory": 4}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     adapt_tiny(nights, whole, "tent", options=options)

@@ -32,8 +32,13 @@ def plain_norm(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Te
     return logits
 
 
-@pytest.mark.parametrize("family", WITH_BATCH_NORM)
-@pytest.mark.parametrize(("count", "prior", "counts_for"), [(20, None, 0), (4, None, 12), (4, 0, 0), (4, 16, 16)])
+@pytest.mark.parametrize(
+    ("family", "count", "prior", "counts_for"),
+    [
+        *((family, 4, None, 12) for family in WITH_BATCH_NORM),
+        *(("resnet", *settings) for settings in ((20, None, 0), (4, 0, 0), (4, 16, 16))),
+    ],
+)
 def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
     model = tiny(family)
     source = {key: tensor.clone() for key, tensor in model.state_dict().items()}

@@ -24,9 +24,9 @@ AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself
 QUICK: dict[str, dict[str, Any]] = {
     "cotta": {"augment_below": 0.0},
     "petal": {"augment_below": 0.0},
-    "memo": {"num_augmentations": 4, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
+    "memo": {"num_augmentations": 2, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
     "foa": {"population": 6},
-    "vida": {"num_augmentations": 3, "high_rank": 8},
+    "vida": {"num_augmentations": 2, "high_rank": 8},
     "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
 }  # settings for fewer passes
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
@@ -99,7 +99,7 @@ def test_three_updates_equal_a_plain_loop(
 @pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name not in WHOLE_BATCH])
 def test_micro_batches_give_the_same_update(name: str) -> None:
     whole, parts = make(name), make(name, micro_batch=2)
-    for seed in range(3):
+    for seed in range(2):
         torch.testing.assert_close(run(whole, seed), run(parts, seed))
     assert whole.num_updates > 0
     torch.testing.assert_close(parts.delta(), whole.delta())
@@ -116,7 +116,7 @@ def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> 
     assert resumed.state().keys() == state.keys()
     assert resumed.num_updates == through.num_updates
     assert through.num_updates > 0 or not through.adapts
-    for seed in range(2, 5):
+    for seed in range(2, 4):
         assert torch.equal(run(resumed, seed), run(through, seed))
 
 
@@ -162,7 +162,7 @@ def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ON_VITS)
 def test_bf16_is_near_and_gives_float32(name: str) -> None:
     exact, fast = make(name), make(name, precision="bf16")
-    for seed in range(2):
+    for seed in range(2):  # the second is after an update
         logits = run(fast, seed)
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.01, rtol=0)
@@ -185,7 +185,7 @@ AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3}
 )
 def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
     together, apart = make(name, **settings), make(name, **settings)
-    for seed in range(3):
+    for seed in range(2):
         with torch.inference_mode():
             answer = apart.answer(random_images(5, seed))
         torch.testing.assert_close(answer, run(together, seed))
@@ -201,13 +201,13 @@ STEPPING = [name for name in GRADIENT_METHODS if name not in ("memo", "foa")]
 @pytest.mark.parametrize("name", STEPPING)
 def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
     first, last, single = make(name, steps=3), make(name, steps=3, answer="last"), make(name)
-    for seed in range(2):
-        by_steps = [run(single, seed) for _ in range(3)]
-        assert torch.equal(run(first, seed), by_steps[0])
-        assert torch.equal(run(last, seed), by_steps[2])
-        assert last.last_views is not None and single.last_views is not None
-        assert torch.equal(last.last_views, single.last_views)
+    by_steps = [run(single, 0) for _ in range(3)]
+    assert torch.equal(run(first, 0), by_steps[0])
+    assert torch.equal(run(last, 0), by_steps[2])
+    assert last.last_views is not None and single.last_views is not None
+    assert torch.equal(last.last_views, single.last_views)
     assert first.num_updates == last.num_updates == single.num_updates > 0
+    assert torch.equal(first.predict(random_images(5, 1)), single.predict(random_images(5, 1)))
     assert torch.equal(run(make(name, steps=1, answer="last"), 0), run(make(name), 0))
 
 

@@ -18,7 +18,7 @@ from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, REMConfig, che
 from remtta.methods.settings.base import Optimizer, Precision
 from remtta.methods.settings.names import PRESET
 from remtta.methods.settings.presets import PRESETS, PresetName, preset_of
-from remtta.options import DEFAULT_BATCH_SIZE
+from remtta.options import DEFAULT_BATCH_SIZE, Adapt, RunOptions
 
 _option = partial(typer.Option, rich_help_panel="Method")
 
@@ -128,6 +128,13 @@ class MethodOptions:
             "project's measurements; paper, the method as published: its rate, no anchor, guard off, answer adapted."
         ),
     ] = "remtta"
+    adapt: Annotated[
+        Adapt,
+        _option(
+            help="always: learn from every batch; auto: from what is new, and only now and then from more of the same, "
+            "whose frames then cost one forward pass."
+        ),
+    ] = RunOptions.adapt
     shared: StreamSettings
     settings: Annotated[
         list[str] | None,

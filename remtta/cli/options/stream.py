@@ -67,7 +67,6 @@ class StreamOptions:
         Literal["latest", "all"] | None,
         _option(help="Frames of a live source that count when the model is slower. Default: latest."),
     ] = None
-
     share: Annotated[
         str | None,
         _option(
@@ -341,6 +340,7 @@ def run_options(
         flush_after=service.flush_after,
         max_memory=None if service.max_memory is None else parse_size(service.max_memory),
         guard=guard,
+        adapt=method.adapt,
         smooth=output.smooth,
         memory=output.memory,
         estimate=output.estimate,
