@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remtta.errors import DownloadError, FrameError, RemttaError, UsageError, without_password
+from remtta.errors import DownloadError, FrameError, OutputError, RemttaError, UsageError, without_password
 
 _HIDDEN = "***"  # what `without_password` puts in its place
 
@@ -130,13 +130,56 @@ class Stored:
                 raise FrameError("no such file") from None
         return content
 
+    def exists(self) -> bool:
+        """Whether there is such a file, or a folder with any.
+
+        Raises:
+            DownloadError: If the store cannot be read.
+        """
+        files, path = self._place()
+        with told(str(self), DownloadError):
+            return bool(files.exists(path))
+
+    def below(self) -> list[str]:
+        """Names of all files in this folder and below it, from here; none where there is no such folder.
+
+        Raises:
+            DownloadError: If the store cannot be read.
+        """
+        files, path = self._place()
+        with told(str(self), DownloadError):
+            files.invalidate_cache()
+            return [name.removeprefix(f"{path}/") for name in files.find(path)]
+
+    def write(self, content: bytes) -> None:
+        """Write the file, at once.
+
+        Raises:
+            OutputError: If the store refuses.
+        """
+        files, path = self._place()
+        with told(str(self), OutputError):
+            files.pipe_file(path, content)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it, if it is there.
+
+        Raises:
+            OutputError: If the store refuses.
+        """
+        files, path = self._place()
+        with told(str(self), OutputError):
+            files.invalidate_cache()
+            if files.exists(path):
+                files.rm(path, recursive=True)
+
     def _place(self) -> tuple[Any, str]:
         remote = _opened(self.address)
         return remote.files, "/".join((remote.path, *self.parts))
 
 
 Folder = Path | Stored
-"""Where images are read from."""
+"""Where images are read from, or written to."""
 
 
 def folder_at(place: str | Path) -> Folder:

@@ -190,6 +190,7 @@ class _Evaluation:
     def _remove_runs(self) -> None:
         shutil.rmtree(self._folder / RUNS, ignore_errors=True)
         if self._mirror:
+            self._mirror.send()  # before the store loses what this has taken over
             self._mirror.remove(self._folder / RUNS)
 
     def _one(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 
 from remtta.errors import DownloadError, OutputError, RemttaError, UsageError
-from remtta.remote import Remote, remote_at, told
+from remtta.remote import Remote, Stored, remote_at, told
 from remtta.runs.saving import Pace
 
 _EVERY_S = 30.0
@@ -98,12 +98,7 @@ class Mirror:
         Raises:
             OutputError: If the store refuses.
         """
-        files, root, shown = self._remote
-        path = "/".join((root, *folder.relative_to(self.folder).parts))
-        with told(shown, OutputError):
-            files.invalidate_cache()
-            if files.exists(path):
-                files.rm(path, recursive=True)
+        Stored(self.address, folder.relative_to(self.folder).parts).remove()
 
     def _rank(self, name: str) -> int:
         """0 of no record."""

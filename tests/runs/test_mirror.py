@@ -77,7 +77,16 @@ def test_an_evaluation_kept_in_a_store_goes_on_elsewhere(
         b'"source"' in bytes(file.getvalue()) for name, file in store.items() if name.endswith("predictions.jsonl")
     )
 
+    remove = Mirror.remove
+
+    def checked(self: Mirror, folder: Path) -> None:
+        kept = len(parsed(store["/lab/table1/predictions.jsonl"].getvalue()))
+        assert kept == 2 * 28 or not any("/.runs/" in name for name in store)  # two methods' rows
+        remove(self, folder)
+
+    monkeypatch.setattr(Mirror, "remove", checked)
     with Mirror(TABLE, records=RECORDS, apart=(RUNS,)) as mirror:
+        monkeypatch.setattr(mirror_module, "_EVERY_S", 30.0)
         made = measure(tree, mirror.folder, mirror, engine=engine, resume=True)
     assert calls < 4 + 6  # it went on, and did not begin anew
     assert not mirror.folder.exists() and not any("/.runs/" in name or "/.progress" in name for name in store)
