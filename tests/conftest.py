@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -113,6 +114,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     address = "http://{}:{}".format(*server.get_host_and_port())
+    urlopen(Request(f"{address}/moto-api/reset", method="POST")).close()  # what other servers of this process had
     access = {"endpoint_url": address, "key": "camera", "secret": "hushhush"}
     monkeypatch.setitem(fsspec.config.conf, "s3", access)
     S3FileSystem(**access).mkdir("bucket")
