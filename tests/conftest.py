@@ -117,6 +117,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     urlopen(Request(f"{address}/moto-api/reset", method="POST")).close()  # what other servers of this process had
     access = {"endpoint_url": address, "key": "camera", "secret": "hushhush"}
     monkeypatch.setitem(fsspec.config.conf, "s3", access)
+    urlopen(Request(f"{address}/moto-api/reset", method="POST"))  # of what an earlier server left in this process
     S3FileSystem(**access).mkdir("bucket")
     yield address
     server.stop()

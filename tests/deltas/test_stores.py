@@ -134,7 +134,7 @@ def test_a_store_that_refuses_adds_nothing_and_may_know_no_times(
     ("address", "missing", "told"),
     [
         ("nosuch://site/cam1", None, r"fsspec cannot open it \(Protocol not known: nosuch"),
-        ("s3://user:secret@bucket/cam1", "s3fs", r"s3://\*\*\*@bucket/cam1: fsspec cannot open it \(Install s3fs"),
+        ("gs://user:secret@bucket/cam1", "gcsfs", r"gs://\*\*\*@bucket/cam1: fsspec cannot open it \(Please"),
         ("s3://bucket/cam1", "fsspec.core", r'needs fsspec; pip install "remtta\[remote\]"'),
         ("ftp://user:secret@127.0.0.1:1/cam1", None, r"ftp://\*\*\*@127.0.0.1:1/cam1: ConnectionRefusedError"),
         ("ftp://user:secret/2@127.0.0.1:1/cam1", None, r"ftp://\*\*\*@127.0.0.1:1/cam1: .*\(ValueError\)"),

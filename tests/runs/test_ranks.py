@@ -78,10 +78,10 @@ def assert_same_run(folder: Path, wanted: Path) -> None:
 def test_two_processes_come_to_what_one_does_and_one_goes_on_when_the_other_dies(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    options = RunOptions(batch_size=BATCH, logits=True, memory=3)
+    options = RunOptions(batch_size=BATCH, logits=True, memory=3, adapt="auto")
     save_file(tiny_vit().state_dict(), tmp_path / "tiny.safetensors")
     command = [*REMTTA, "adapt", "not-read-here", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "-b", str(BATCH)]
-    command += ["--memory", "3"]
+    command += ["--memory", "3", "--adapt", "auto"]
     other = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
 
     def kill(summary: RunSummary) -> None:
@@ -95,10 +95,10 @@ def test_two_processes_come_to_what_one_does_and_one_goes_on_when_the_other_dies
     assert record_of(tmp_path / "run")["exit_reason"].startswith("error: another process")
     assert record_of(tmp_path / "run")["counts"]["frames"] == BATCH * KILLED_AFTER
 
-    going_on = RunOptions(batch_size=BATCH, logits=True, memory=3, resume=True)
+    going_on = RunOptions(batch_size=BATCH, logits=True, memory=3, adapt="auto", resume=True)
     adapt_stream(tiny_vit(), stream(), tmp_path / "run", options=going_on)
     adapt_stream(tiny_vit(), stream(), tmp_path / "alone", options=options)
-    assert record_of(tmp_path / "alone")["counts"]["not_adapted"] == 2
+    assert record_of(tmp_path / "alone")["counts"]["not_adapted"] == 2 + 21  # unfit ones, and a block of the same
     assert_same_run(tmp_path / "run", tmp_path / "alone")
 
 
