@@ -114,10 +114,11 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     address = "http://{}:{}".format(*server.get_host_and_port())
-    urlopen(Request(f"{address}/moto-api/reset", method="POST")).close()  # what other servers of this process had
     access = {"endpoint_url": address, "key": "camera", "secret": "hushhush"}
     monkeypatch.setitem(fsspec.config.conf, "s3", access)
-    urlopen(Request(f"{address}/moto-api/reset", method="POST"))  # of what an earlier server left in this process
+    urlopen(
+        Request(f"{address}/moto-api/reset", method="POST")
+    ).close()  # of what an earlier server left in this process
     S3FileSystem(**access).mkdir("bucket")
     yield address
     server.stop()
