@@ -13,8 +13,9 @@ from typing import Any
 from remtta._version import __version__
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
-from remtta.errors import UsageError
+from remtta.errors import FrameError, UsageError
 from remtta.files import check_can_hold, remove_leftovers, write_json, writing
+from remtta.remote import Folder, Stored
 
 RECORD = "corrupt.json"
 
@@ -24,10 +25,10 @@ GENERATOR = 1
 """Raised whenever the same seed and settings come to make other images."""
 
 
-def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
+def settings_of(source: Folder, options: CorruptOptions) -> dict[str, Any]:
     """What all files of one tree have in common."""
     return {
-        "source": os.path.realpath(source),
+        "source": str(source) if isinstance(source, Stored) else os.path.realpath(source),
         "seed": options.seed,
         "size": options.size,
         "parameters": options.parameters,
@@ -37,7 +38,7 @@ def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
     }
 
 
-def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
+def claim(destination: Folder, source: Folder, options: CorruptOptions) -> dict[str, list[int]]:
     """Make a folder ready, and say so in its record.
 
     Args:
@@ -52,7 +53,8 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
         UsageError: If the folder holds a tree with other settings, or corruptions made by something else.
         OutputError: If it cannot be written to.
     """
-    check_can_hold(destination, "a folder", "DST")
+    if isinstance(destination, Path):
+        check_can_hold(destination, "a folder", "DST")
     earlier = _read(destination)
     if earlier is not None and options.overwrite:
         _remove(destination, earlier)
@@ -66,14 +68,17 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
     for name in options.corruptions:
         contents[name] = sorted({*contents.get(name, []), *options.severities})
     contents = {name: contents[name] for name in CORRUPTIONS if name in contents}
-    with writing(destination):
-        destination.mkdir(parents=True, exist_ok=True)
+    if isinstance(destination, Path):
+        with writing(destination):
+            destination.mkdir(parents=True, exist_ok=True)
     write_record(destination, source, options, contents, {"exit_reason": "unfinished"})
     return contents
 
 
-def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
+def _remove_leftovers(destination: Folder, earlier: dict[str, Any]) -> None:
     """Remove what a killed run was writing; another may be making other corruptions of the same tree meanwhile."""
+    if isinstance(destination, Stored):  # whose files appear as a whole
+        return
     remove_leftovers(destination, (RECORD,), untouched_for_s=_WRITTEN_IN_S)
     for name, severities in _contents(earlier).items():
         for severity in severities:
@@ -82,7 +87,11 @@ def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
 
 
 def write_record(
-    destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
+    destination: Folder,
+    source: Folder,
+    options: CorruptOptions,
+    contents: dict[str, list[int]],
+    outcome: dict[str, Any],
 ) -> None:
     """Write corrupt.json.
 
@@ -105,7 +114,10 @@ def write_record(
         "limit": options.limit,
         **outcome,
     }
-    write_json(destination / RECORD, record)
+    if isinstance(destination, Stored):
+        (destination / RECORD).write(json.dumps(record, indent=2).encode())
+    else:
+        write_json(destination / RECORD, record)
 
 
 def _parameters(name: str) -> dict[str, Any]:
@@ -113,14 +125,14 @@ def _parameters(name: str) -> dict[str, Any]:
     return {kind: [entry.values(severity, kind) for severity in SEVERITIES] for kind in ("imagenet", "cifar")}
 
 
-def _read(destination: Path) -> dict[str, Any] | None:
+def _read(destination: Folder) -> dict[str, Any] | None:
     path = destination / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read() if isinstance(path, Stored) else path.read_text(encoding="utf-8"))
         _contents(record)
         if not isinstance(record["settings"], dict):
             raise TypeError("settings are no object")
-    except FileNotFoundError:
+    except (FileNotFoundError, FrameError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{path} cannot be read as a record of remtta corrupt; choose another DST") from error
@@ -136,7 +148,7 @@ def _contents(record: dict[str, Any]) -> dict[str, list[int]]:
     }
 
 
-def _refuse_other_settings(destination: Path, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
+def _refuse_other_settings(destination: Folder, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         before = earlier["settings"].get(name)
         if before != value:
@@ -150,13 +162,19 @@ def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _refuse_strangers(destination: Path, options: CorruptOptions) -> None:
+def _refuse_strangers(destination: Folder, options: CorruptOptions) -> None:
     for name in options.corruptions:
-        if os.path.lexists(destination / name):
+        place = destination / name
+        if place.exists() if isinstance(place, Stored) else os.path.lexists(place):
             raise UsageError(f"{destination / name} is there, but no {RECORD} says how it was made; choose another DST")
 
 
-def _remove(destination: Path, earlier: dict[str, Any]) -> None:
+def _remove(destination: Folder, earlier: dict[str, Any]) -> None:
+    if isinstance(destination, Stored):
+        for name, severities in _contents(earlier).items():
+            for severity in severities:
+                (destination / name / str(severity)).remove()
+        return
     with writing(destination):
         for name, severities in _contents(earlier).items():
             for severity in severities:

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from remtta.corruptions.options import CorruptOptions
@@ -17,6 +16,7 @@ from remtta.corruptions.record import claim, write_record
 from remtta.corruptions.sources import find_images
 from remtta.corruptions.worker import Outcome
 from remtta.errors import StreamError
+from remtta.remote import Folder
 from remtta.runs.interrupts import Interrupts, Stopped
 
 _log = logging.getLogger("remtta")
@@ -37,7 +37,7 @@ class TreeSummary:
         signum: The signal that ended it early, if one did.
     """
 
-    destination: Path
+    destination: Folder
     num_images: int
     finished: int = 0
     written: int = 0
@@ -68,8 +68,8 @@ class TreeSummary:
 
 
 def corrupt_tree(
-    source: Path,
-    destination: Path,
+    source: Folder,
+    destination: Folder,
     options: CorruptOptions | None = None,
     *,
     on_image: Callable[[TreeSummary], object] = lambda summary: None,
@@ -94,6 +94,7 @@ def corrupt_tree(
         UsageError: If there is no such source, it holds no images, or the destination holds something else.
         StreamError: If none of its images can be read.
         OutputError: If a file cannot be written.
+        DownloadError: If a store cannot be read.
         RemttaError: If OpenCV cannot be loaded, or an image cannot be corrupted for lack of memory.
     """
     options = options or CorruptOptions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -19,6 +20,7 @@ from remtta.corruptions.parameters import parameter_set_of
 from remtta.corruptions.sources import SourceImage
 from remtta.errors import FrameError, RemttaError
 from remtta.files import write_atomically, writing
+from remtta.remote import Folder, Stored
 from remtta.streams.images import load_image
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
@@ -49,7 +51,7 @@ class Outcome:
 
 
 def corrupt_file(
-    image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], bool]
+    image: SourceImage, destination: Folder, options: CorruptOptions, stopped: Callable[[], bool]
 ) -> Outcome:
     """Write what is missing of one image.
 
@@ -114,10 +116,18 @@ def generator_of(seed: int, corruption: str, severity: int, name: str) -> np.ran
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()))
 
 
-def _is_there(image: SourceImage, destination: Path, name: str, severity: int) -> bool:
+def _is_there(image: SourceImage, destination: Folder, name: str, severity: int) -> bool:
     """Whether a file was made earlier, and has its end: after a power failure, or in a cut copy, it may not."""
     folder = destination / name / str(severity)
+    if isinstance(folder, Stored):  # whose files appear as a whole
+        return not kept_in(folder).isdisjoint(image.targets.values())
     return any(_is_whole(folder / target, kind) for kind, target in image.targets.items())
+
+
+@functools.cache
+def kept_in(folder: Stored) -> frozenset[str]:
+    """What a store had when this process first asked."""
+    return frozenset(folder.below())
 
 
 def _is_whole(path: Path, kind: str) -> bool:
@@ -141,12 +151,15 @@ def _corrupted(
         raise RemttaError(f"{image.path}: {name} at severity {severity} failed: {detail}") from error
 
 
-def _write(image: Image.Image, kind: str, path: Path) -> None:
+def _write(image: Image.Image, kind: str, path: Path | Stored) -> None:
     packed = io.BytesIO()
     if kind == "jpeg":
         image.save(packed, "JPEG", quality=JPEG_QUALITY)
     else:
         image.save(packed, "PNG")
+    if isinstance(path, Stored):
+        path.write(packed.getvalue())
+        return
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()), durable=False)

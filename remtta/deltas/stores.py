@@ -6,20 +6,19 @@ name has its number and a hash of its content: of two pushed at the same time, b
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from remtta.deltas.reading import read_content
-from remtta.errors import DownloadError, OutputError, RemttaError, UsageError, without_password
+from remtta.errors import DownloadError, OutputError
 from remtta.files import check_can_hold, remove_leftovers, write_new, writing
+from remtta.remote import is_address, remote_at, told
 
 _NAME = re.compile(r"(\d{4,})(?:-([0-9a-f]{12}))?\.safetensors")
-_HIDDEN = "***"  # what `without_password` puts in its place
 
 
 class Version(NamedTuple):
@@ -64,20 +63,10 @@ def place_of(address: str | Path) -> Place:
         DownloadError: If its server cannot be reached.
     """
     address = str(address)
-    if "://" not in address:
+    if not is_address(address):
         return Folder(Path(address))
-    try:
-        from fsspec.core import url_to_fs
-        from fsspec.implementations.local import LocalFileSystem
-    except ImportError as error:
-        raise UsageError('an address with :// needs fsspec; pip install "remtta[remote]"') from error
-    shown = without_password(address)
-    with _told(shown, DownloadError):
-        try:
-            files, path = url_to_fs(address, skip_instance_cache=True)  # a transaction is not for two threads
-        except (ImportError, ValueError) as error:  # fsspec says what to install
-            raise UsageError(f"{shown}: fsspec cannot open it ({_text(error, shown)})") from None
-    return Folder(Path(path)) if isinstance(files, LocalFileSystem) else Store(files, path, shown)
+    remote = remote_at(address)
+    return Folder(remote) if isinstance(remote, Path) else Store(*remote)
 
 
 class Folder:
@@ -120,24 +109,27 @@ class Store:
     """
 
     def __init__(self, files: Any, path: str, shown: str) -> None:
-        self._files, self._path, self.shown = files, path.rstrip("/"), shown
+        self._files, self._path, self.shown = files, path, shown
 
     def versions(self) -> list[Version]:
-        with _told(self.shown, DownloadError):
+        with told(self.shown, DownloadError):
             self._files.invalidate_cache()
             try:
                 found = self._files.ls(self._path, detail=False)
-            except FileNotFoundError:  # a folder without objects is none
+            except FileNotFoundError:  # a folder without objects is none; a bucket without any is
+                bucket = self._path.partition("/")[0]
+                if bucket and not self._files.exists(bucket):
+                    raise DownloadError(f"{self.shown}: there is no such bucket; check its name, or make it") from None
                 found = []
         return _versions(path.rpartition("/")[2] for path in found)
 
     def read(self, version: Version) -> bytes:
-        with _told(self.shown, DownloadError):
+        with told(self.shown, DownloadError):
             content: bytes = self._files.cat_file(self._of(version))
         return content
 
     def pushed(self, version: Version) -> datetime | None:
-        with _told(self.shown, DownloadError):
+        with told(self.shown, DownloadError):
             try:
                 time: datetime = self._files.modified(self._of(version))
             except NotImplementedError:
@@ -146,7 +138,7 @@ class Store:
 
     def add(self, content: bytes) -> Version:
         version = _next(self)._replace(digest=hashlib.sha256(content).hexdigest()[:12])
-        with _told(self.shown, OutputError):
+        with told(self.shown, OutputError):
             try:
                 with self._files.transaction:  # a server of files gets another name first, and a store needs none
                     self._files.pipe_file(self._of(version), content)
@@ -166,20 +158,3 @@ def _versions(names: Iterable[str]) -> list[Version]:
 def _next(place: Place) -> Version:
     versions = place.versions()
     return Version(versions[-1].number + 1 if versions else 1)
-
-
-@contextlib.contextmanager
-def _told(shown: str, kind: type[RemttaError]) -> Iterator[None]:
-    """Turn whatever a store's client raises, which may be of any class, into one line."""
-    try:
-        yield
-    except RemttaError:
-        raise
-    except Exception as error:
-        raise kind(f"{shown}: {_text(error, shown)}") from (None if _HIDDEN in shown else error)
-
-
-def _text(error: Exception, shown: str) -> str:
-    """What it says, unless that may be a part of a password that the address has."""
-    text = "" if _HIDDEN in shown and not isinstance(error, ImportError) else str(error)
-    return " ".join(without_password(text).split()) or type(error).__name__

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from remtta.errors import UsageError
+from remtta.remote import Folder
 from remtta.streams.images import natural_key
 
 STANDARD = (
@@ -79,7 +79,7 @@ def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
 
 
 def wanted_domains(
-    root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
+    root: Folder, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
 ) -> list[str]:
     """The domains to evaluate: those asked for, which must be there, or the default ones.
 

@@ -26,6 +26,9 @@ _LATEX = {
 
 Table = tuple[list[str], list[list[str]]]
 
+Case = tuple[tuple[str, str], ...]
+"""An evaluation's place on each axis of a grid of them: ("checkpoint", "vit"), ("severity", "3")."""
+
 
 def table_rows(results: Mapping[str, Any]) -> Table:
     """Header and rows of the final table: error in percent per domain, mean, gain, top-5 error, ECE, speed.
@@ -54,10 +57,6 @@ def table_rows(results: Mapping[str, Any]) -> Table:
             ]
         )
     return [*header, *extra, "images/s"], rows
-
-
-Case = tuple[tuple[str, str], ...]
-"""An evaluation's place on each axis of a grid of them: ("checkpoint", "vit"), ("severity", "3")."""
 
 
 def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:

@@ -146,7 +146,7 @@ class Pace:
         """Everything its next decision depends on."""
         now = torch.tensor(astuple(self._now), dtype=torch.float64)
         own = {**self._sight.state(), "key": self._key, "mark": self._mark, "last": self._last, "now": now}
-        return {_PREFIX + name: tensor for name, tensor in own.items()}
+        return {_PREFIX + name: tensor.clone() for name, tensor in own.items()}  # two of them may be one
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` returned."""

@@ -37,5 +37,5 @@ def methods_of(*names: str, **changes: Any) -> dict[str, MethodConfig]:
     return {name: METHOD_CONFIGS[name](**changes) for name in names}
 
 
-def open_tree(root: Path, **changes: Any) -> Dataset:
+def open_tree(root: str | Path, **changes: Any) -> Dataset:
     return open_dataset(root, num_classes=NUM_CLASSES, **changes)

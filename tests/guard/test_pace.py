@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from PIL import ImageEnhance
+from safetensors.torch import save
 from torch import Tensor
 
 from remtta.errors import UsageError
@@ -97,6 +98,13 @@ def test_small_batches_are_looked_at_together() -> None:
     walk(pace, 0, each=2)
     wanted = [pace.wants(part) for part in torch.cat([condition(0, 7), condition(1)]).split(5)]
     assert wanted == [False] * 3 + [True] * 5
+
+
+def test_a_state_can_be_saved_at_any_time() -> None:
+    pace = new_pace()
+    for _ in range(12):
+        assert save(pace.state())
+        walk(pace, 0, each=1)
 
 
 def test_a_state_brings_everything_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from remtta.errors import RemttaError, UsageError
+from remtta.runs.cluster import on_ray
 from remtta.runs.engines import DIED, in_processes
 from remtta.runs.interrupts import Interrupts
 
@@ -31,14 +33,20 @@ def test_tasks_of_a_worker_that_died_are_done_by_another(tmp_path: Path) -> None
     assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: remtta[cluster]")
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
+    done = on_ray(square, tmp_path / "died", range(5), interrupts=Interrupts())
+    assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
+    assert (tmp_path / "died").exists()
+
+
 def test_tasks_that_every_worker_dies_of_end_it_with_advice() -> None:
     with pytest.raises(RemttaError, match=DIED):
         list(in_processes(die, None, [0], jobs=1, interrupts=Interrupts()))
 
 
 def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remtta.runs.cluster import on_ray
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install \"remtta\[cluster\]\""):
         next(on_ray(die, None, [0], interrupts=Interrupts()))

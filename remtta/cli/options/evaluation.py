@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,18 @@ from remtta.cli.completion import method_list, scenarios
 from remtta.cli.options.method import SharedSettings, SourceDataOptions
 from remtta.cli.parsing import parse_names, parse_numbers, parse_pairs
 from remtta.cli.reporting import refused_values
-from remtta.errors import UsageError
+from remtta.errors import RemttaError, UsageError, without_password
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
 from remtta.methods.settings.names import PRESET, check_method_names, label_of, method_of
 from remtta.methods.settings.presets import named_config
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
+from remtta.remote import is_address
 from remtta.runs.folder import default_folder
 
 if TYPE_CHECKING:
     from remtta.evaluation.protocols import Protocol, Resize
     from remtta.evaluation.tables import Case
+    from remtta.runs.mirror import Mirror
 
 _ALL_SEVERITIES = "1,2,3,4,5"
 
@@ -32,7 +35,7 @@ _protocol = partial(typer.Option, rich_help_panel="Protocol")
 _method = partial(typer.Option, rich_help_panel="Method")
 _output = partial(typer.Option, rich_help_panel="Output")
 
-Root = Annotated[Path, typer.Argument(help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")]
+Root = Annotated[str, typer.Argument(help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")]
 
 
 @dataclass(frozen=True)
@@ -262,9 +265,12 @@ def _own_settings(names: Sequence[str], settings: Sequence[str]) -> dict[str, di
 class ResultOptions:
     """Where the results go."""
 
-    output: Annotated[Path | None, _output("--output", "-o", help="Folder for results. Default: runs/<UTC time>.")] = (
-        None
-    )
+    output: Annotated[
+        str | None,
+        _output(
+            "--output", "-o", help="Folder for results, or s3://bucket/table1 and the like. Default: runs/<UTC time>."
+        ),
+    ] = None
     overwrite: Annotated[bool, _output("--overwrite", help="Replace an earlier evaluation.")] = False
     resume: Annotated[
         bool, _output("--resume", help="Go on with the evaluation in --output, if there is one; methods may be added.")
@@ -281,11 +287,6 @@ class ResultOptions:
         EvalOptions.on_error
     )
 
-    def check_resume(self) -> None:
-        """Refuse to go on with an evaluation in no folder."""
-        if self.resume and self.output is None:
-            raise UsageError("--resume needs the --output of the evaluation to go on with")
-
     def check_folders(self, output: Path, cases: Sequence[Case]) -> None:
         """Refuse, before anything is run, what one of several evaluations would refuse after others.
 
@@ -296,9 +297,26 @@ class ResultOptions:
 
         check_folders(output, cases, may_exist=self.resume or self.overwrite)
 
-    def folder(self) -> Path:
-        """The folder for the results."""
-        return self.output or default_folder()
+    @contextlib.contextmanager
+    def place(self) -> Iterator[tuple[Path, Mirror | None]]:
+        """The folder for the results, with what an address has of them, which errors within the block tell then.
+
+        Raises:
+            RemttaError: If there is none to go on with, or an address cannot be had.
+        """
+        if self.resume and self.output is None:
+            raise UsageError("--resume needs the --output of the evaluation to go on with")
+        if self.output is None or not is_address(self.output):
+            yield default_folder() if self.output is None else Path(self.output), None
+            return
+        from remtta.evaluation.grid import RECORDS, RUNS
+        from remtta.runs.mirror import Mirror
+
+        with Mirror(self.output, records=RECORDS, apart=(RUNS,)) as mirror:
+            try:
+                yield mirror.folder, mirror
+            except RemttaError as error:
+                raise type(error)(str(error).replace(str(mirror.folder), without_password(self.output))) from error
 
 
 @refused_values()
