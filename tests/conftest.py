@@ -116,7 +116,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     address = "http://{}:{}".format(*server.get_host_and_port())
     access = {"endpoint_url": address, "key": "camera", "secret": "hushhush"}
     monkeypatch.setitem(fsspec.config.conf, "s3", access)
-    urlopen(Request(f"{address}/moto-api/reset", method="POST"))  # of what an earlier server left in this process
+    urlopen(
+        Request(f"{address}/moto-api/reset", method="POST")
+    ).close()  # of what an earlier server left in this process
     S3FileSystem(**access).mkdir("bucket")
     yield address
     server.stop()
