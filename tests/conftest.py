@@ -105,6 +105,17 @@ def vit() -> nn.Module:
 
 
 @pytest.fixture
+def memory() -> Iterator[dict[str, Any]]:
+    """The objects of `memory://`, by name."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    yield MemoryFileSystem.store
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server of S3 with one bucket; returns its address."""
     import fsspec.config

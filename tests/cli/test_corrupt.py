@@ -477,11 +477,8 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
 
 
 def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
-    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, memory: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    store = MemoryFileSystem.store
-    store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
     MemoryFileSystem().put(str(photos), "/lab/photos", recursive=True)
     source, out, here = "memory://lab/photos", "memory://lab/photos/c", tmp_path / "here"
     assert remtta_here("corrupt", photos, here, *FAST) == 0
@@ -489,13 +486,13 @@ def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
         assert remtta_here("corrupt", source, out, *FAST) == 0
         assert f"6 images, {wanted}" in capfd.readouterr().err
     made = {
-        name.removeprefix("/lab/photos/c/"): bytes(file.getvalue()) for name, file in store.items() if "/c/" in name
+        name.removeprefix("/lab/photos/c/"): bytes(file.getvalue()) for name, file in memory.items() if "/c/" in name
     }
     record = json.loads(made.pop("corrupt.json"))
     assert made == tree_of(here)
     assert record["settings"] == {**record_of(here)["settings"], "source": source} and record["kept"] == 12
 
-    store.pop("/lab/photos/c/contrast/5/cat/cat_2.png")
+    memory.pop("/lab/photos/c/contrast/5/cat/cat_2.png")
     assert remtta_here("corrupt", source, out, *FAST, "--corruptions", "fog", "-s", "5") == 0
     assert "6 corrupted images written" in capfd.readouterr().err
     assert remtta_here("corrupt", source, out, *FAST, "--overwrite", "--limit", "1") == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,6 @@ from tests.command import refusal_of, remtta_here
 from tests.deltas.test_mixing import delta_of
 
 CAM = "memory://site/cam1"
-
-
-@pytest.fixture
-def memory() -> Iterator[dict[str, Any]]:
-    """The objects of `memory://`, by name."""
-    MemoryFileSystem.store.clear()
-    yield MemoryFileSystem.store
-    MemoryFileSystem.store.clear()
 
 
 def test_a_store_keeps_versions_as_a_folder_does(deltas: list[Path], memory: dict[str, Any], tmp_path: Path) -> None:

@@ -198,13 +198,11 @@ def test_the_only_severity_is_taken_and_told(tmp_path: Path, caplog: pytest.LogC
 
 @pytest.mark.parametrize("address", ["memory://lab/c", "simplecache::memory://lab/c/"])
 def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, tmp_path: Path, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_tree(tmp_path / "c", ["fog", "snow"], severities=(3, 5))
     (root / "fog" / "5" / CLASSES[0] / "10.png").write_bytes(b"no image")
     (root / ".hidden").mkdir()
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
     MemoryFileSystem().put(str(root), "/lab/c", recursive=True)
     names = [f"{CLASSES[2]}/1.png", f"{CLASSES[0]}/2.png"]
     choices: list[dict[str, Any]] = [{}, {"severities": [3], "limit": 5, "domains": ["snow"]}, {"image_list": names}]

@@ -28,14 +28,6 @@ TABLE = "memory://lab/table1"
 
 
 @pytest.fixture
-def store() -> Iterator[dict[str, Any]]:
-    """The objects of `memory://`, by name."""
-    MemoryFileSystem.store.clear()
-    yield MemoryFileSystem.store
-    MemoryFileSystem.store.clear()
-
-
-@pytest.fixture
 def tree(tmp_path: Path) -> Dataset:
     return open_tree(write_tree(tmp_path / "c", ["gaussian_noise", "fog"], each=2))
 
@@ -52,7 +44,7 @@ class _Die(BaseException):
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_an_evaluation_kept_in_a_store_goes_on_elsewhere(
-    engine: str, store: dict[str, Any], tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, memory: dict[str, Any], tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_this_process(work: Any, shared: Any, tasks: Sequence[Any], **options: Any) -> Iterator[tuple[int, Any]]:
         return ((position, work(shared, task, lambda: False)) for position, task in enumerate(tasks))
@@ -74,14 +66,14 @@ def test_an_evaluation_kept_in_a_store_goes_on_elsewhere(
         measure(tree, mirror.folder, mirror, engine=engine)
     monkeypatch.setattr(Mirror, "__exit__", left)
     assert any(
-        b'"source"' in bytes(file.getvalue()) for name, file in store.items() if name.endswith("predictions.jsonl")
+        b'"source"' in bytes(file.getvalue()) for name, file in memory.items() if name.endswith("predictions.jsonl")
     )
 
     remove = Mirror.remove
 
     def checked(self: Mirror, folder: Path) -> None:
-        kept = len(parsed(store["/lab/table1/predictions.jsonl"].getvalue()))
-        assert kept == 2 * 28 or not any("/.runs/" in name for name in store)  # two methods' rows
+        kept = len(parsed(memory["/lab/table1/predictions.jsonl"].getvalue()))
+        assert kept == 2 * 28 or not any("/.runs/" in name for name in memory)  # two methods' rows
         remove(self, folder)
 
     monkeypatch.setattr(Mirror, "remove", checked)
@@ -89,20 +81,20 @@ def test_an_evaluation_kept_in_a_store_goes_on_elsewhere(
         monkeypatch.setattr(mirror_module, "_EVERY_S", 30.0)
         made = measure(tree, mirror.folder, mirror, engine=engine, resume=True)
     assert calls < 4 + 6  # it went on, and did not begin anew
-    assert not mirror.folder.exists() and not any("/.runs/" in name or "/.progress" in name for name in store)
+    assert not mirror.folder.exists() and not any("/.runs/" in name or "/.progress" in name for name in memory)
     wanted = measure(tree, tmp_path / "here")
-    assert parsed(store["/lab/table1/predictions.jsonl"].getvalue()) == rows_of(tmp_path / "here")
+    assert parsed(memory["/lab/table1/predictions.jsonl"].getvalue()) == rows_of(tmp_path / "here")
     assert without_timing(made) == without_timing(wanted)
 
 
 def test_what_is_gone_here_goes_there_and_what_cannot_be_sent_stays_here(
-    store: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Mirror(TABLE, records=RECORDS) as mirror:
         for name in ("results.json", "deltas/a", ".lock", ".x.1.tmp"):
             (mirror.folder / name).parent.mkdir(exist_ok=True)
             (mirror.folder / name).write_text("x")
-    assert sorted(store) == ["/lab/table1/deltas/a", "/lab/table1/results.json"]
+    assert sorted(memory) == ["/lab/table1/deltas/a", "/lab/table1/results.json"]
 
     def refuse(*args: Any, **options: Any) -> None:
         raise OSError("over\nquota")
@@ -118,4 +110,4 @@ def test_what_is_gone_here_goes_there_and_what_cannot_be_sent_stays_here(
         mirror.send_if_due()
         assert "over quota; trying again later" in caplog.text
     assert str(mirror.folder) in str(raised.value) and (mirror.folder / "deltas/b").exists()
-    assert sorted(store) == ["/lab/table1/results.json"]
+    assert sorted(memory) == ["/lab/table1/results.json"]
