@@ -496,7 +496,7 @@ def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
     assert remtta_here("corrupt", source, out, *FAST, "--corruptions", "fog", "-s", "5") == 0
     assert "6 corrupted images written" in capfd.readouterr().err
     assert remtta_here("corrupt", source, out, *FAST, "--overwrite", "--limit", "1") == 0
-    assert len(store) == 7 + 2 * 2 + 1  # the source's files, two images in two ways, and the record
+    assert len(memory) == 7 + 2 * 2 + 1  # the source's files, two images in two ways, and the record
     capfd.readouterr()
     for given, told in (
         ((source, source), "is the source itself; choose another DST"),
