@@ -105,8 +105,7 @@ class Stored:
             UsageError: If there is no such folder.
             DownloadError: If the store cannot be read.
         """
-        files, path = self._place()
-        with told(str(self), DownloadError):
+        with self._in_store(DownloadError) as (files, path):
             try:
                 found = [(each["name"].rstrip("/"), each["type"]) for each in files.ls(path, detail=True)]
             except FileNotFoundError:
@@ -122,8 +121,7 @@ class Stored:
             FrameError: If there is no such file.
             DownloadError: If the store cannot be read.
         """
-        files, path = self._place()
-        with told(str(self), DownloadError):
+        with self._in_store(DownloadError) as (files, path):
             try:
                 content: bytes = files.cat(path)
             except FileNotFoundError:
@@ -136,8 +134,7 @@ class Stored:
         Raises:
             DownloadError: If the store cannot be read.
         """
-        files, path = self._place()
-        with told(str(self), DownloadError):
+        with self._in_store(DownloadError) as (files, path):
             return bool(files.exists(path))
 
     def below(self) -> list[str]:
@@ -146,8 +143,7 @@ class Stored:
         Raises:
             DownloadError: If the store cannot be read.
         """
-        files, path = self._place()
-        with told(str(self), DownloadError):
+        with self._in_store(DownloadError) as (files, path):
             files.invalidate_cache()
             return [name.removeprefix(f"{path}/") for name in files.find(path)]
 
@@ -157,8 +153,7 @@ class Stored:
         Raises:
             OutputError: If the store refuses.
         """
-        files, path = self._place()
-        with told(str(self), OutputError):
+        with self._in_store(OutputError) as (files, path):
             files.pipe_file(path, content)
 
     def remove(self) -> None:
@@ -167,15 +162,17 @@ class Stored:
         Raises:
             OutputError: If the store refuses.
         """
-        files, path = self._place()
-        with told(str(self), OutputError):
+        with self._in_store(OutputError) as (files, path):
             files.invalidate_cache()
             if files.exists(path):
                 files.rm(path, recursive=True)
 
-    def _place(self) -> tuple[Any, str]:
+    @contextlib.contextmanager
+    def _in_store(self, kind: type[RemttaError]) -> Iterator[tuple[Any, str]]:
+        """The store's files and the path of this there; what goes wrong with them is of this kind."""
         remote = _opened(self.address)
-        return remote.files, "/".join((remote.path, *self.parts))
+        with told(str(self), kind):
+            yield remote.files, "/".join((remote.path, *self.parts))
 
 
 Folder = Path | Stored

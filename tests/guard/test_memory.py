@@ -19,12 +19,11 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, SourceConfig, TentConfig
 from remtta.methods.settings.names import check_method_names, has_memory, has_preset, method_of
 from remtta.options import EvalOptions, RunOptions
-from remtta.runs.interrupts import Interrupts
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 from tests.records import lines_of, record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.tiny import adapt_in_parts, adapt_tiny
 
 CONFIG = TentConfig(lr=0.05)
 
@@ -145,12 +144,7 @@ def test_a_run_goes_on_bit_for_bit_and_inspect_shows_its_conditions(
     assert [row["update"] for row in rows_of(whole)][::10] == [0, 1, 2, 3, 2, 3, 4, 5]
     fields, _ = read_arrays(whole / "delta.safetensors")
     assert (fields["frames"], fields["updates"]) == (60, 6)  # what the night's weights have seen
-    for batches in (3, 5):
-        with Interrupts() as interrupts:
-            adapt_tiny(
-                nights, parts, "tent", options=options, on_batch=StopAfter(batches), interrupts=interrupts, resume=True
-            )
-    adapt_tiny(nights, parts, "tent", options=options, resume=True)
+    adapt_in_parts((3, 5), nights, parts, "tent", options=options)
     assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert record_of(parts)["memory"] == record["memory"]
     with pytest.raises(UsageError, match="memory was 4, is 0"):

@@ -19,12 +19,11 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, TentConfig
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs.adapter import Adapter
-from remtta.runs.interrupts import Interrupts
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit
 from tests.guard.test_memory import condition
 from tests.records import lines_of, record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.tiny import adapt_in_parts, adapt_tiny
 
 CONFIG = TentConfig(lr=0.05)
 
@@ -160,12 +159,7 @@ def test_a_run_goes_on_bit_for_bit_and_tells_what_it_adapted_on(
     assert (record["counts"]["not_adapted"], record["counts"]["updates"]) == (90, 9)
     assert {"event": "changed", "frames": 120, "frame": 120}.items() <= lines_of(whole / "events.jsonl")[0].items()
     assert "adapted on 50 % of frames" in summary.report()
-    for batches in (6, 4):
-        with Interrupts() as interrupts:
-            adapt_tiny(
-                shift, parts, "tent", options=options, on_batch=StopAfter(batches), interrupts=interrupts, resume=True
-            )
-    adapt_tiny(shift, parts, "tent", options=options, resume=True)
+    adapt_in_parts((6, 4), shift, parts, "tent", options=options)
     assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert record_of(parts)["pace"] == record["pace"]
     with pytest.raises(UsageError, match='adapt was "auto", is "always"'):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from remtta import adapt_stream
 from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
 from remtta.options import RunOptions
 from remtta.runs.adapt import RunSummary
+from remtta.runs.interrupts import Interrupts
 from tests.conftest import tiny_vit
 
 CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
@@ -33,6 +34,14 @@ def adapt_tiny(
     run_options = RunOptions(**{"batch_size": 3, "save_every": 2, **(options or {}), "resume": resume})
     config = more.pop("config", None) or CONFIGS[method]
     return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
+
+
+def adapt_in_parts(stops: Sequence[int], *run: Any, **more: Any) -> None:
+    """`adapt_tiny` that is stopped after so many batches, goes on, is stopped again, and in the end comes through."""
+    for batches in stops:
+        with Interrupts() as interrupts:
+            adapt_tiny(*run, **more, on_batch=StopAfter(batches), interrupts=interrupts, resume=True)
+    adapt_tiny(*run, **more, resume=True)
 
 
 class StopAfter:

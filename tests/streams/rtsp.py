@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socketserver
 import struct
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import cv2
 import numpy as np
 from PIL import Image
+
+from tests.streams.servers import in_thread
 
 _SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\nm=video 0 RTP/AVP 26\r\na=control:0\r\n"
 _TICKS = 1800  # of 90 kHz: 50 frames per second
@@ -72,11 +73,5 @@ def rtsp_camera(frames: Sequence[Image.Image]) -> Iterator[Any]:
     server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Camera)
     server.daemon_threads, server.frames, server.played, server.most = True, frames, 0, 1
     server.url = f"rtsp://127.0.0.1:{server.server_address[1]}/live"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with in_thread(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
