@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 
 from remtta.corruptions.options import CorruptOptions
+from remtta.corruptions.places import Place
 from remtta.corruptions.sources import SourceImage
-from remtta.corruptions.worker import Outcome, corrupt_file, kept_in
-from remtta.remote import Folder
+from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.runs.engines import in_processes, num_jobs
 from remtta.runs.interrupts import Interrupts
 from remtta.streams.opencv import load_opencv
@@ -19,7 +19,7 @@ _LARGEST_CHUNK = 16  # images; beyond it, handing them out costs next to nothing
 
 
 def outcomes(
-    images: Sequence[SourceImage], destination: Folder, options: CorruptOptions, interrupts: Interrupts
+    images: Sequence[SourceImage], destination: Place, options: CorruptOptions, interrupts: Interrupts
 ) -> Generator[Outcome]:
     """Corrupt all images; what became of each, as they are finished.
 
@@ -28,7 +28,6 @@ def outcomes(
         UsageError: If there is no Ray.
         Stopped: On a signal, once no process is left and every file begun is written.
     """
-    kept_in.cache_clear()
     jobs = min(num_jobs(options.jobs), len(images))
     if jobs == 1 and options.engine == "processes":
         for image in images:
@@ -53,7 +52,7 @@ def _chunks(images: Sequence[SourceImage], jobs: int) -> Iterator[Sequence[Sourc
 
 
 def _corrupt_files(
-    shared: tuple[Folder, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
+    shared: tuple[Place, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
 ) -> list[Outcome]:
     destination, options = shared
     warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remtta.corruptions.options import CorruptOptions
+from remtta.corruptions.places import place_of
 from remtta.corruptions.pool import outcomes
 from remtta.corruptions.record import claim, write_record
 from remtta.corruptions.sources import find_images
@@ -102,11 +103,12 @@ def corrupt_tree(
     images = find_images(source, destination, options.limit)
     from remtta.corruptions import functions  # noqa: F401 - without OpenCV, nothing is to be touched
 
-    contents = claim(destination, source, options)
+    place = place_of(destination)
+    contents = claim(place, source, options)
     summary = TreeSummary(destination, len(images))
     started = time.monotonic()
     try:
-        with contextlib.closing(outcomes(images, destination, options, interrupts)) as finished:
+        with contextlib.closing(outcomes(images, place, options, interrupts)) as finished:
             for outcome in finished:
                 if outcome.error is not None:
                     _log.warning("skipping %s: %s", outcome.name, outcome.error)
@@ -116,7 +118,7 @@ def corrupt_tree(
     except Stopped as stop:
         summary.signum = stop.signum
     with interrupts.finishing():
-        write_record(destination, source, options, contents, _outcome(summary))
+        write_record(place, source, options, contents, _outcome(summary))
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
         raise StreamError(f"none of {summary.num_images} image(s) could be read; the first, {name}: {error}")

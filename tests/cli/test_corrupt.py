@@ -353,7 +353,7 @@ def test_a_full_disk_ends_the_run(frames: Path, tmp_path: Path, monkeypatch: pyt
 
     def full(path: Path, content: Any) -> int:
         nonlocal written
-        written += 1
+        written += not path.name.startswith(".corrupt.json")
         if written > 5:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, content)
