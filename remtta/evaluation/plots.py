@@ -73,7 +73,7 @@ def draw_plots(
     pictures: dict[str, Callable[[], Figure | None]] = {
         "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
         "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
-        "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(figsize=(8, 4.5)), results, which, colours),
+        "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(), results, which, colours),
         "reliability": lambda: draw_reliability(Figure(), tallies, colours),
         "masks": lambda: draw_masks(Figure(), folder, results, model, dataset, preprocessing),
     }
@@ -189,33 +189,43 @@ def _entropy_by_ratio(
     shown = {name: first for name, first in firsts.items() if "mask_ratios" in first["config"] and "entropies" in first}
     if not shown:
         return None
-    axes = _plain(figure.subplots())
-    for name, first in shown.items():
+    figure.set_size_inches(6 * len(shown), 4.5)
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for axes, (name, first) in zip(panels, shown.items(), strict=True):
         ratios = [100 * ratio for ratio in first["config"]["mask_ratios"]]
-        # In limited time there may be domains no batch of which was learned from, and looked at under masks.
-        domains = {domain: summary for domain, summary in first["domains"].items() if "entropies" in summary}
-        for summary in domains.values():
+        _plain(axes)
+        for summary in _looked_at(first).values():
             axes.plot(ratios, summary["entropies"], color="#cccccc", lw=0.8, zorder=0)
-        axes.plot(ratios, first["entropies"], "o-", color=colours[name], label=f"{name}, all domains")
-        low, high = axes.get_ylim()
-        ends = sorted((summary["entropies"][-1], domain) for domain, summary in domains.items())
-        height = low
-        for end, domain in ends:  # from below, each label at least a line above the one before
-            height = max(end, height + _LABEL_SHARE * (high - low))
-            axes.annotate(
-                domain,
-                (ratios[-1], end),
-                xytext=(ratios[-1] + 0.05 * ratios[-1], height),
-                fontsize=6,
-                color="#888888",
-                va="center",
-                arrowprops={"arrowstyle": "-", "color": "#dddddd", "lw": 0.5},
-            )
-    axes.set_xlabel(f"mask ratio in %{which}")
-    axes.set_ylabel("mean entropy in nats")
-    # Below: the domains' names are beside the axes.
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
+        axes.plot(ratios, first["entropies"], "o-", color=colours[name])
+        axes.set_title(f"{name}, all domains and each", fontsize=9)
+        axes.set_xlabel(f"mask ratio in %{which}")
+    panels[0].set_ylabel("mean entropy in nats")
+    for axes, first in zip(panels, shown.values(), strict=True):  # once all have the same limits
+        right = 100 * first["config"]["mask_ratios"][-1]
+        _name_ends(axes, right, {domain: summary["entropies"][-1] for domain, summary in _looked_at(first).items()})
     return figure
+
+
+def _looked_at(first: Mapping[str, Any]) -> dict[str, Any]:
+    """In limited time there may be domains no batch of which was learned from, and looked at under masks."""
+    return {domain: summary for domain, summary in first["domains"].items() if "entropies" in summary}
+
+
+def _name_ends(axes: Axes, right: float, ends: Mapping[str, float]) -> None:
+    """Write the names of lines beside where they end at the right, each at least a line above the one before."""
+    low, high = axes.get_ylim()
+    height = low
+    for end, name in sorted((end, name) for name, end in ends.items()):
+        height = max(end, height + _LABEL_SHARE * (high - low))
+        axes.annotate(
+            name,
+            (right, end),
+            xytext=(1.05 * right, height),
+            fontsize=6,
+            color="#888888",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "#dddddd", "lw": 0.5},
+        )
 
 
 def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
