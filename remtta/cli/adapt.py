@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import typer
 
 from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
+from remtta.cli.options.answers import AnswerOptions
 from remtta.cli.options.method import MethodOptions
 from remtta.cli.options.model import ModelOptions
+from remtta.cli.options.run import OutputOptions, ServiceOptions, run_options
 from remtta.cli.options.running import RunningOptions, under_torchrun
-from remtta.cli.options.stream import OutputOptions, ServiceOptions, Source, StreamOptions, run_options
+from remtta.cli.options.stream import Source, StreamOptions
 from remtta.cli.options.viewing import ViewOptions
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
@@ -38,6 +40,7 @@ def adapt(
     source: Source,
     model: ModelOptions,
     method: MethodOptions,
+    answers: AnswerOptions,
     output: OutputOptions,
     stream: StreamOptions,
     service: ServiceOptions,
@@ -71,7 +74,7 @@ def adapt(
             how: dict[str, Any] = {
                 "method": method.method,
                 "config": method.config(running.precision),
-                "options": run_options(method, output, stream, service, seed=running.seed),
+                "options": run_options(method, answers, output, stream, service, seed=running.seed),
             }
             if not running.follows:
                 how["metrics"] = during.enter_context(service.watched())
@@ -79,7 +82,7 @@ def adapt(
                 folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
                 view.check(folder, frames, output)
             import_uncollected("remtta.runs.adapt")
-            how["source_data"] = method.source.checked([method.method], calibrates=output.estimate is not None)
+            how["source_data"] = method.source.checked([method.method], calibrates=answers.estimate is not None)
             ranks = during.enter_context(running.ranks(interrupts))
             start = model.start()
             classifier = _load(model_arguments(given, start), labels, method, running)

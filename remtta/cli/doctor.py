@@ -12,7 +12,7 @@ import typer
 from remtta.cli.groups import Only
 from remtta.cli.loading import load_classifier, model_arguments
 from remtta.cli.models import rem_lines
-from remtta.cli.options.evaluation import DataOptions
+from remtta.cli.options.data import DataOptions
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import PrintOptions, RunningOptions
 from remtta.cli.options.stream import Source, StreamOptions

@@ -13,15 +13,8 @@ import typer
 
 from remtta.cli.groups import Only
 from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
-from remtta.cli.options.evaluation import (
-    Checkpoints,
-    DataOptions,
-    MethodsOptions,
-    ProtocolOptions,
-    ResultOptions,
-    Root,
-    eval_options,
-)
+from remtta.cli.options.data import Checkpoints, DataOptions, Root
+from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, ResultOptions, eval_options
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import RunningOptions
 from remtta.errors import UsageError, without_password

@@ -16,11 +16,13 @@ from remtta.cli import COMMANDS
 from remtta.cli.bench import RoundOptions, SubjectOptions, bench_options
 from remtta.cli.corrupt import TreeOptions
 from remtta.cli.groups import flat
+from remtta.cli.options.answers import AnswerOptions
 from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, ResultOptions, eval_options
 from remtta.cli.options.method import MethodOptions, SharedSettings, SourceDataOptions, StreamSettings
 from remtta.cli.options.model import ModelOptions
+from remtta.cli.options.run import OutputOptions, ServiceOptions, run_options
 from remtta.cli.options.running import RunningOptions
-from remtta.cli.options.stream import OutputOptions, ServiceOptions, StreamOptions, run_options
+from remtta.cli.options.stream import StreamOptions
 from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.frozen import SourceConfig
@@ -115,9 +117,8 @@ def test_what_is_not_given_is_as_in_the_library() -> None:
     method = MethodOptions(shared=StreamSettings(), source=SourceDataOptions())
     methods = MethodsOptions(shared=SharedSettings(), source=SourceDataOptions())
     running, protocol, shared = RunningOptions(), ProtocolOptions(), methods.shared.given("auto")
-    assert run_options(method, OutputOptions(), StreamOptions(), ServiceOptions(), seed=running.seed) == RunOptions(
-        preset=PRESET
-    )
+    groups = (method, AnswerOptions(), OutputOptions(), StreamOptions(), ServiceOptions())
+    assert run_options(*groups, seed=running.seed) == RunOptions(preset=PRESET)
     assert method.config(running.precision) == named_config("remtta", {}, batch_size=50)
     size, scenario = methods.batch_size(None), protocol.chosen_scenario()
     assert eval_options(scenario, size, protocol, methods, ResultOptions()) == EvalOptions()

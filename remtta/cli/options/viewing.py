@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remtta.cli.live import live_view
+from remtta.cli.options.run import OutputOptions
 from remtta.cli.options.running import RunningOptions
-from remtta.cli.options.stream import OutputOptions
 from remtta.errors import UsageError
 from remtta.runs.annotated import AnnotatedVideo, check_video
 from remtta.runs.publishing import Publisher, parse_topic
