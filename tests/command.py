@@ -2,13 +2,101 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Self
 
 import pytest
 
 REMTTA = [sys.executable, "-m", "remtta"]
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["remtta.cli.adapt", "remtta.runs.adapt", "remtta.runs.site", "remtta.streams.video"])
+
+
+class Started:
+    """The command in a process of its own, to be used as a `subprocess.Popen`, but there in no time.
+
+    It is forked from one that has imported torch, which takes seconds, and has run nothing and has no other threads.
+
+    Args:
+        args: What comes behind `remtta`.
+        env: The environment, by default this process's.
+        before: Called in the new process first; a function of a module.
+    """
+
+    def __init__(
+        self, *args: str | Path, env: Mapping[str, str] | None = None, before: Callable[[], object] = int
+    ) -> None:
+        given, stdin = os.pipe()
+        self.stdin = open(stdin, "wb", buffering=0)  # noqa: SIM115  # `__exit__` closes all three
+        self._told = TemporaryFile(), TemporaryFile()  # noqa: SIM115
+        ends = [Connection(os.dup(end)) for end in (given, *(file.fileno() for file in self._told))]
+        os.close(given)
+        what = (list(map(str, args)), os.getcwd(), dict(os.environ if env is None else env), ends, before)
+        self._process = _server.Process(target=_be_remtta, args=what)
+        self._process.start()
+        for end in ends:
+            end.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, signum: signal.Signals) -> None:
+        assert self._process.pid
+        os.kill(self._process.pid, signum)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, given: bytes = b"", timeout: float = 60) -> tuple[bytes, bytes]:
+        """Give it the rest of its input, and wait for its end.
+
+        Returns:
+            What it wrote to standard output and to standard error.
+        """
+        with self.stdin:
+            self.stdin.write(given)
+        self._process.join(timeout)
+        assert self.returncode is not None, "it has not ended in time"
+        for file in self._told:
+            file.seek(0)
+        out, err = (file.read() for file in self._told)
+        return out, err
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+        self.stdin.close()
+        for file in self._told:
+            file.close()
+
+
+def _be_remtta(
+    args: list[str], folder: str, env: dict[str, str], ends: list[Connection], before: Callable[[], object]
+) -> None:
+    for number, end in enumerate(ends):
+        os.dup2(end.fileno(), number)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["remtta", *args]
+    before()
+    from remtta.cli import main
+
+    main()
 
 
 def remtta(

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from remtta import load_delta
-from tests.command import REMTTA, remtta
+from tests.command import Started
 from tests.conftest import TINY_OPTIONS, draw_image, happens
 from tests.records import parsed, record_of, rows_of
 
@@ -44,11 +45,12 @@ def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_prin
         tmp_path / "run",
     ]
     paths = b"\0".join(map(os.fsencode, given))
-    done = remtta("adapt", "-", "-0", *options, "--predictions", "-", stdin=paths)
-    assert done.returncode == 0
-    assert [row["source"] for row in parsed(done.stdout)] == [str(path) for path in given]
-    assert done.stdout == (tmp_path / "run" / "predictions.jsonl").read_bytes()
-    assert b"\x1b[31m" not in done.stdout + done.stderr
+    with Started("adapt", "-", "-0", *options, "--predictions", "-") as process:
+        out, err = process.communicate(paths)
+        assert process.returncode == 0
+    assert [row["source"] for row in parsed(out)] == [str(path) for path in given]
+    assert out == (tmp_path / "run" / "predictions.jsonl").read_bytes()
+    assert b"\x1b[31m" not in out + err
 
 
 def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
@@ -65,19 +67,20 @@ def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
     assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
 
 
-def start_on_stdin(frames: Path, checkpoint: Path, run: Path, hangup: signal.Handlers) -> subprocess.Popen[bytes]:
+def as_shells_do() -> None:
+    """The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def as_nohup_does() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def start_on_stdin(frames: Path, checkpoint: Path, run: Path, before: Callable[[], object]) -> Started:
     """A run that has predicted four frames and waits for the path of its sixth."""
-    command = [*REMTTA, "adapt", "-", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "2", "-o", str(run)]
-
-    def as_shells_do() -> None:
-        # The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, hangup)
-
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_shells_do)
-    assert process.stdin is not None
+    process = Started("adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", run, before=before)
     process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
-    process.stdin.flush()
     predictions = run / "predictions.jsonl"
     assert happens(lambda: predictions.exists() and predictions.read_bytes().count(b"\n") >= 4, within_s=60)
     return process
@@ -90,10 +93,10 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
     signum: signal.Signals, code: int, frames: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start_on_stdin(frames, checkpoint, run, hangup=signal.SIG_DFL)
-    process.send_signal(signum)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == code, stderr
+    with start_on_stdin(frames, checkpoint, run, before=as_shells_do) as process:
+        process.send_signal(signum)
+        _, stderr = process.communicate()
+        assert process.returncode == code, stderr
     rows = rows_of(run)
     assert len(rows) in (4, 5) and all(row["early"] for row in rows[4:])  # the fifth waits for a sixth, or is decoded
     assert not any("early" in row for row in rows[:4])
@@ -102,8 +105,8 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
 
 
 def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    process = start_on_stdin(frames, checkpoint, tmp_path / "run", hangup=signal.SIG_IGN)
-    process.send_signal(signal.SIGHUP)
-    _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n", timeout=60)
-    assert process.returncode == 0, stderr
+    with start_on_stdin(frames, checkpoint, tmp_path / "run", before=as_nohup_does) as process:
+        process.send_signal(signal.SIGHUP)
+        _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n")
+        assert process.returncode == 0, stderr
     assert len(rows_of(tmp_path / "run")) == 6

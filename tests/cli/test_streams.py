@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.command import REMTTA, refusal_of, remtta_here
+from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
 from tests.records import json_of, lines_of
 
@@ -28,7 +27,7 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
 ) -> None:
     command = [*site, "--save-every", "3", "-o", "site"]
     rows = Path("site/long/predictions.jsonl")
-    with subprocess.Popen([*REMTTA, *command], stderr=subprocess.DEVNULL) as process:
+    with Started(*command) as process:
         begun = happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 6, 120)
         process.kill()
     assert begun

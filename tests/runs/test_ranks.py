@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +31,7 @@ from remtta.runs.ranks import Ranks
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.command import REMTTA
+from tests.command import Started
 from tests.conftest import TINY_OPTIONS, draw_image, random_images, tiny_vit
 from tests.records import record_of, rows_of
 
@@ -80,18 +79,18 @@ def test_two_processes_come_to_what_one_does_and_one_goes_on_when_the_other_dies
 ) -> None:
     options = RunOptions(batch_size=BATCH, logits=True, memory=3, adapt="auto")
     save_file(tiny_vit().state_dict(), tmp_path / "tiny.safetensors")
-    command = [*REMTTA, "adapt", "not-read-here", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "-b", str(BATCH)]
-    command += ["--memory", "3", "--adapt", "auto"]
-    other = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    model = [*TINY_OPTIONS, "--checkpoint", str(tmp_path / "tiny.safetensors")]
+    how = ["-b", str(BATCH), "--memory", "3", "--adapt", "auto"]
+    other = Started("adapt", "not-read-here", *model, *how, env=environment)
 
     def kill(summary: RunSummary) -> None:
         if summary.num_frames == BATCH * KILLED_AFTER:
             other.kill()
-            other.wait()
+            assert other.communicate()[1] == b""
 
-    with Ranks("cpu", Interrupts()) as ranks, pytest.raises(RemttaError, match="another process of this run is gone"):
+    gone = pytest.raises(RemttaError, match="another process of this run is gone")
+    with other, Ranks("cpu", Interrupts()) as ranks, gone:
         adapt_stream(tiny_vit(), stream(), tmp_path / "run", options=options, ranks=ranks, on_batch=kill)
-    assert other.communicate()[1] == b""
     assert record_of(tmp_path / "run")["exit_reason"].startswith("error: another process")
     assert record_of(tmp_path / "run")["counts"]["frames"] == BATCH * KILLED_AFTER
 

@@ -7,7 +7,6 @@ import io
 import os
 import pty
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from remtta.cli.live import LiveView, sparkline
 from remtta.runs.annotated import check_video
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import View
-from tests.command import REMTTA, refusal_of, remtta_here
+from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, happens
 from tests.records import rows_of
 
@@ -53,11 +52,10 @@ def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
     frames: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     path, run = tmp_path / "out.mp4", tmp_path / "run"
-    options = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", run, "--batch-size", "3", "--annotate", path]
-    with subprocess.Popen([*REMTTA, "adapt", "-", *map(str, options)], stdin=subprocess.PIPE) as process:
-        assert process.stdin
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", run, "--batch-size", "3"]
+    options += ["--annotate", path]
+    with Started("adapt", "-", *options) as process:
         process.stdin.write("".join(f"{frame}\n" for frame in sorted(frames.iterdir())[:9]).encode())
-        process.stdin.flush()
         rows = run / "predictions.jsonl"
         assert happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") == 9, 100.0)
         assert happens(lambda: len(pictures_of(path)) >= 8)

@@ -18,7 +18,7 @@ from remtta.streams import pillow
 from remtta.streams.images import load_image
 from remtta.streams.pillow import load_plugins
 from remtta.streams.sources import open_stream
-from tests.command import remtta, remtta_here
+from tests.command import Started, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 
 KINDS = "tga ico png pcx jpg bmp gif tif webp ppm sgi jp2 dds qoi icns"
@@ -94,7 +94,9 @@ def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(
     assert remtta_here(*command, tmp_path / "whole") == 0
     assert remtta_here(*command, tmp_path / "parts", "--limit", "8") == 0
     # In a process that has opened none of the first formats.
-    assert remtta(*command, tmp_path / "parts", "--resume", stdin=listed.encode()).returncode == 0
+    with Started(*command, tmp_path / "parts", "--resume") as process:
+        process.communicate(listed.encode())
+        assert process.returncode == 0
     whole, parts = ((tmp_path / name / "predictions.jsonl").read_text() for name in ("whole", "parts"))
     assert parts == whole
     assert "error" not in whole

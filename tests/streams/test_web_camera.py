@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from remtta import load_delta
-from tests.command import REMTTA, remtta_here
+from tests.command import Started, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image, happens
 from tests.records import record_of, rows_of
 from tests.streams.servers import QuietHandler, serving
@@ -94,13 +94,12 @@ def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
 ) -> None:
     run = tmp_path / "run"
     options = ["--checkpoint", str(checkpoint), "--buffer", "all", "-b", "4", "-o", str(run)]
-    command = [*REMTTA, "adapt", web_camera.url, *TINY_OPTIONS, *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    assert happens(lambda: web_camera.connections > 2 and len(rows_of(run)) == 13, within_s=60)
-    process.send_signal(signal.SIGTERM)
-    signalled = time.monotonic()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 143, stderr
+    with Started("adapt", web_camera.url, *TINY_OPTIONS, *options) as process:
+        assert happens(lambda: web_camera.connections > 2 and len(rows_of(run)) == 13, within_s=60)
+        process.send_signal(signal.SIGTERM)
+        signalled = time.monotonic()
+        _, stderr = process.communicate()
+        assert process.returncode == 143, stderr
     assert time.monotonic() - signalled < 30  # a second, but for the end of a busy machine's interpreter; or else 60
     assert record_of(run)["exit_reason"] == "SIGTERM"
     assert load_delta(run).updates == 3
