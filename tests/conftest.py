@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -32,8 +33,23 @@ TINY_OPTIONS = [
 ]
 
 
+_built: dict[str, tuple[nn.Module, Tensor]] = {}
+
+
 def tiny_vit(seed: int = 0, **changes: Any) -> nn.Module:
-    """A random 4-block ViT at 32 x 32 pixels whose predictions are far from uniform."""
+    """A random 4-block ViT at 32 x 32 pixels whose predictions are far from uniform.
+
+    It is copied from one that was built before, if there is one, which leaves the generator at the same place.
+    """
+    key = f"{seed} {sorted(changes.items())}"
+    if key not in _built:
+        _built[key] = _build(seed, changes), torch.get_rng_state()
+    model, state = _built[key]
+    torch.set_rng_state(state)
+    return copy.deepcopy(model)
+
+
+def _build(seed: int, changes: dict[str, Any]) -> nn.Module:
     torch.manual_seed(seed)
     kwargs = {**TINY, "num_classes": NUM_CLASSES, **changes}
     model: nn.Module = timm.create_model("vit_tiny_patch16_224", pretrained=False, **kwargs)

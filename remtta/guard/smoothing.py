@@ -5,6 +5,10 @@ any. Whether frames come in order at all is judged by the same kind of filter un
 predictions foretell the next better than what is usual of late does? If frames are in any order, they cannot, whatever
 class the model prefers: the ratio's mean is 1, so that its product seldom gets far.
 
+How long classes stay is told by how often a prediction is that of two frames before, against how often it is that of
+the one before: if a class stays with a probability p, p times as often, however often the model errs. This is squared,
+as classes that come in turn and look alike are mistaken for one that stays.
+
 The idea of a filter behind a gate of likelihood ratios is that of Order-Aware Test-Time Adaptation, arXiv:2601.21012,
 which learns a matrix of transitions; here one number says how long classes stay.
 """
@@ -13,19 +17,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_STAYS = 0.7  # probability that the next frame shows the same class by itself, not by chance
+_STAYS = 0.7  # probability that the next frame shows the same class, by which it is judged whether there is an order
+_MOST_STAYS = 0.98  # the most that is believed of it in answers
+_COMPARED = 0.01  # share of the newest frame in how often predictions come again, which is of the last 100 or so
 _RENEWED = 0.02  # share of the newest frame in what is usual of late, which is the last 50 frames or so
 _UNKNOWN = 5  # frames that the assumption that all classes are as usual counts for at the start
 _ENOUGH = 20.0  # nats of evidence for an order: by chance once in e^20 streams
 _MOST, _LEAST = 40.0, -10.0  # nats that it is kept within, so that a change is noticed soon
 _FLOOR = 1e-9  # of a probability
 _PREFIX = "smooth."
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """How often of late a prediction was that of one and of two frames before, and what these two were (-1: none)."""
+
+    once: float = 0.0
+    twice: float = 0.0
+    last: int = -1
+    before: int = -1
+
+    def then(self, said: int, newest: float) -> _Repeats:
+        """The same with one more prediction, which counts for this share."""
+        once = (1 - newest) * self.once + newest * (said == self.last)
+        twice = (1 - newest) * self.twice + newest * (said == self.before)
+        return _Repeats(once, twice, said, self.last)
+
+    @property
+    def stays(self) -> float:
+        """Probability that the next frame shows the same class."""
+        return min(self.twice / self.once, _MOST_STAYS) ** 2 if self.once > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +65,7 @@ class Past:
         belief: The class of the moment, as it answers: shape (C,).
         evidence: For an order, in nats.
         frames: How many there were.
+        repeats: How predictions come again.
     """
 
     usual: np.ndarray
@@ -45,6 +73,7 @@ class Past:
     belief: np.ndarray
     evidence: float = 0.0
     frames: int = 0
+    repeats: _Repeats = _Repeats()
 
     @classmethod
     def nothing(cls, num_classes: int) -> Past:
@@ -67,22 +96,24 @@ class Past:
     def state(self) -> dict[str, Tensor]:
         """All of it."""
         vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief]))
-        return {"classes": vectors, "numbers": torch.tensor([self.evidence, self.frames], dtype=torch.float64)}
+        numbers = [self.evidence, self.frames, *astuple(self.repeats)]
+        return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> Past:
         """What `state` returned."""
         usual, expected, belief = state["classes"].double().numpy()
-        evidence, frames = state["numbers"].tolist()
-        return cls(usual, expected, belief, evidence, int(frames))
+        evidence, frames, once, twice, last, before = state["numbers"].tolist()
+        repeats = _Repeats(once, twice, int(last), int(before))
+        return cls(usual, expected, belief, evidence, int(frames), repeats)
 
     def _then(self, probs: np.ndarray) -> Past:
         """The same with one more frame, whose predicted probabilities (C,) are all above 0."""
         foretold = (_STAYS * self.expected / self.usual + 1 - _STAYS) * probs
         ratio = foretold.sum()
         # By the root: a model that says one class too often is corrected, a camera that sees it often is believed.
-        share = np.sqrt(self.usual)
-        belief = (_STAYS * share.sum() * self.belief / share + 1 - _STAYS) * probs
+        prior, stays = np.sqrt(self.usual), self.repeats.stays
+        belief = (stays * prior.sum() * self.belief / prior + 1 - stays) * probs
         newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
         return Past(
             usual=(1 - newest) * self.usual + newest * probs,
@@ -90,6 +121,7 @@ class Past:
             belief=belief / belief.sum(),
             evidence=min(max(self.evidence + math.log(ratio), _LEAST), _MOST),
             frames=self.frames + 1,
+            repeats=self.repeats.then(int(probs.argmax()), max(_COMPARED, 1 / (self.frames + 1))),
         )
 
 

@@ -58,6 +58,16 @@ def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
         assert torch.equal(Smoother(CLASSES)(logits), logits)
 
 
+def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(400), rng.integers(1, 3, size=400))
+    own, alike = np.eye(400)[labels], np.arange(400) // 4 == labels[:, None] // 4
+    logits = torch.from_numpy(1.5 * rng.standard_normal((len(labels), 400)) + 4 * own + 3 * alike)
+    answers = Smoother(400)(logits)
+    assert not torch.equal(answers, logits)  # there is an order
+    assert error(answers, labels) < error(logits, labels) + 0.01
+
+
 def test_it_ends_soon_after_the_order_does() -> None:
     rng = np.random.default_rng(1)
     labels = np.concatenate([in_runs(), rng.integers(CLASSES, size=FRAMES)])
