@@ -3,7 +3,8 @@
     python examples/measure_estimates.py imagenetc/ clean/ --model vit_tiny_patch16_224 --checkpoint vit.safetensors
         --mean 0.5 --std 0.5 --adapt
 
-ROOT is a tree of corrupted images that remtta eval takes, CLEAN another, of clean ones; its first half calibrates.
+ROOT is a tree of corrupted images that remtta eval takes, CLEAN another, of clean ones, which calibrate: up to 500 of
+them, which should be others than those of ROOT.
 Without --adapt only the source model is measured; with it also REM as remtta adapt runs it, over one domain after the
 other, and the mean of both. --dropout 0.2 adds AETTA, with dropout before the head alone. Prints two
 Markdown tables: errors of the estimates in points, over windows of 500 images at most of one domain; errors of the
@@ -34,6 +35,7 @@ from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 
 BATCH = 50
+CALIBRATING = 500  # clean images at most, as in remtta adapt
 DROPOUTS = 10  # passes with dropout, in AETTA
 MOST_FOLLOWED = 100  # classes of which it is learned which follows which
 
@@ -232,12 +234,12 @@ def main() -> None:
     method = build_method("rem", model, preset_of("remtta").config("rem", {}, batch_size=BATCH))
 
     @torch.no_grad()
-    def look(root: str, severity: int | None, *, adapt: bool) -> list[tuple[Said, Said]]:
+    def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Said, Said]]:
         """What the source and the adapted model say of every domain."""
         severities = None if severity is None else [severity]
         dataset, told = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities), []
         for domain in dataset.domains:
-            places = np.random.default_rng(0).permutation(len(domain.labels))[: args.limit]
+            places = np.random.default_rng(0).permutation(len(domain.labels))[:limit]
             parts = []
             for some in np.array_split(places, max(1, len(places) // BATCH)):
                 images = torch.stack([transform(domain.load(int(place))) for place in some])
@@ -251,9 +253,8 @@ def main() -> None:
             told.append((source, adapted))
         return told
 
-    (seen, _), *_ = look(args.clean, None, adapt=False)
-    clean = Said(*(each[: len(seen.labels) // 2] for each in seen))
-    told = look(args.root, args.severity, adapt=args.adapt)
+    (clean, _), *_ = look(args.clean, None, limit=CALIBRATING, adapt=False)
+    told = look(args.root, args.severity, limit=args.limit, adapt=args.adapt)
     source, adapted = [said[0] for said in told], [said[1] for said in told]
     both = mean_of(adapted, source)
     models = {"source": source, **({"adapted": adapted} if args.adapt else {})}
