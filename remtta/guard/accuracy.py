@@ -98,6 +98,19 @@ def _diversity(classes: Tensor) -> float:
     return -math.log(pairs + _FEWEST_PAIRS)
 
 
+def _fewer(classes: Tensor, known: Calibration) -> float:
+    """How much less diverse predicted classes are than those of clean images, in nats, less one standard error."""
+    diversity = _diversity(classes)
+    errors = [_chance(diversity, len(classes)), _chance(known.diversity, known.images)] if known.images else [0.0]
+    return diversity - known.diversity + math.hypot(*errors)
+
+
+def _chance(diversity: float, images: int) -> float:
+    """Standard error of a diversity found in so many images: one over the root of the number of pairs of one class."""
+    pairs = math.exp(-diversity) * images * (images - 1) / 2
+    return 1 / math.sqrt(pairs) if pairs else math.inf
+
+
 class Estimator:
     """Estimates the accuracy of the last frames' predictions.
 
@@ -179,7 +192,7 @@ class Estimator:
         if self._past.ordered:
             change = min(0.0, _ORDERED_WEIGHT * likeliest)
         else:
-            less = min(0.0, _diversity(window[:, 2]) - known.diversity) / self._log_classes
+            less = min(0.0, _fewer(window[:, 2], known)) / self._log_classes
             change = min(0.0, _WEIGHTS[0] * likeliest + _WEIGHTS[1] * among_all) + _WEIGHTS[2] * less
         return min(1.0, max(0.0, float(known.accuracy + change)))
 

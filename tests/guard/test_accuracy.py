@@ -59,6 +59,18 @@ def test_an_estimate_falls_with_the_accuracy(signal: float) -> None:
     assert tells.estimates["adapted"] == tells.estimates["answers"]
 
 
+def test_fewer_classes_by_chance_alone_cost_nothing() -> None:
+    many = 1000
+    classes = torch.from_numpy(np.random.default_rng(3).integers(many, size=700))
+    logits = 20.0 * torch.nn.functional.one_hot(classes, many)  # sure, and known to be right in eight of ten
+    for calibrating, least in ((200, 0.79), (1, 0.79)):
+        tells = Estimator(Calibration.seen(0.8, logits[:calibrating]), many)
+        tells.see(ALONE, logits[200:])
+        assert least <= tells.estimates["answers"] <= 0.8
+    tells.see(ALONE, logits[200].expand(WINDOW, -1))
+    assert tells.estimates["answers"] == 0.8  # a single image tells nothing of how diverse classes are
+
+
 def test_a_model_that_collapses_to_a_class_with_certainty_is_told() -> None:
     logits = 3 * seen(500)[0]
     collapsed = logits.clone()
