@@ -24,7 +24,7 @@ from remtta.errors import ModelError, UsageError
 from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
 from remtta.methods.settings import REMConfig
-from remtta.methods.settings.names import PRESET, answer_of, is_guarded, method_of
+from remtta.methods.settings.names import FAST, PRESET, answer_of, is_guarded, method_of
 from remtta.methods.settings.presets import named_config
 from remtta.models.devices import select_device
 from remtta.models.loading import create, load_model
@@ -39,7 +39,7 @@ FORWARD = "forward"
 SOURCE = "source"
 PLAIN_REM = "rem-plain"
 ANSWER = "rem-answer"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", PRESET, ANSWER, PLAIN_REM)
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", PRESET, FAST, ANSWER, PLAIN_REM)
 MEMORY_STEPS = 2
 
 Step = Callable[[], object]
@@ -75,7 +75,7 @@ class BenchOptions:
         threads: CPU threads, or None for all.
         memory: Measure peak memory as well, each subject in a process of its own.
         subjects: Which of SUBJECTS.
-        mask_ratios: Those of "rem", "remtta" and "rem-answer", in place of the default ones.
+        mask_ratios: Those of "rem", "remtta", "fast" and "rem-answer", in place of the default ones.
     """
 
     model: str = "vit_small_patch16_224"

@@ -72,7 +72,7 @@ def adapt(
             output.check_resume()
             given, labels = model.given(), model.class_names()
             how: dict[str, Any] = {
-                "method": method.method,
+                "method": method.name,
                 "config": method.config(running.precision),
                 "options": run_options(method, answers, output, stream, service, seed=running.seed),
             }
@@ -82,7 +82,7 @@ def adapt(
                 folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
                 view.check(folder, frames, output)
             import_uncollected("remtta.runs.adapt")
-            how["source_data"] = method.source.checked([method.method], calibrates=answers.estimate is not None)
+            how["source_data"] = method.source.checked([method.name], calibrates=answers.estimate is not None)
             ranks = during.enter_context(running.ranks(interrupts))
             start = model.start()
             classifier = _load(model_arguments(given, start), labels, method, running)

@@ -41,7 +41,8 @@ class RoundOptions:
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 16
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5
     methods: Annotated[
-        str | None, typer.Option(help="Of source, tent, rem, rem-n1, remtta, rem-answer, rem-plain. Default: all.")
+        str | None,
+        typer.Option(help="Of source, tent, rem, rem-n1, remtta, fast, rem-answer, rem-plain. Default: all."),
     ] = None
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True
 
@@ -62,10 +63,10 @@ def bench(
 
     The rounds are interleaved: noise of the machine meets all methods alike.
     forward is a plain timm forward pass, rem-plain is REM as the reference code
-    runs it, remtta REM as adapt runs it, rem-answer the time to a prediction with
-    --latency. "products" is the share of the time that the bare matrix products
-    would take; "CPU s/1k" and "J/1k" are the time of all cores, and the energy where
-    it can be read, for 1,000 images.
+    runs it, remtta REM as adapt runs it, fast what --preset fast runs,
+    rem-answer the time to a prediction with --latency. "products" is the share of
+    the time that the bare matrix products would take; "CPU s/1k" and "J/1k" are the
+    time of all cores, and the energy where it can be read, for 1,000 images.
 
     Example:
 

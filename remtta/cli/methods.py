@@ -14,7 +14,7 @@ import typer
 from remtta.cli.completion import method_names
 from remtta.cli.reporting import command
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig, check_method
-from remtta.methods.settings.names import PRESET, method_of
+from remtta.methods.settings.names import PRESET, method_of, preset_in
 from remtta.methods.settings.presets import PRESETS
 
 _INDENT = " " * 6
@@ -40,7 +40,7 @@ def methods(
             width = max(map(len, METHOD_CONFIGS))
             typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
             return
-        name = method_of(name) if name == PRESET else name
+        name = method_of(name) if preset_in(name) else name
         check_method(name, METHOD_CONFIGS)
         typer.echo(f"{name}: {METHOD_SUMMARIES[name]}\n")
         kind = METHOD_CONFIGS[name]

@@ -17,7 +17,7 @@ from remtta.guard.conditions import statistics
 from remtta.guard.memory import Memory
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, SourceConfig, TentConfig
-from remtta.methods.settings.names import check_method_names, has_memory, has_preset, method_of
+from remtta.methods.settings.names import check_method_names, has_memory, method_of, preset_in
 from remtta.options import EvalOptions, RunOptions
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit
@@ -177,5 +177,5 @@ def test_what_has_nothing_to_keep_is_refused(nights: Path, tmp_path: Path) -> No
     names = ["remtta+memory", "a=remtta+smooth+memory", "tent+guard+memory", "remtta"]
     check_method_names(names)
     assert [has_memory(name) for name in names] == [True, True, True, False]
-    assert [has_preset(name) for name in names] == [True, True, False, True]
+    assert [preset_in(name) for name in names] == ["remtta", "remtta", None, "remtta"]
     assert [method_of(name) for name in names] == ["rem", "rem", "tent", "rem"]

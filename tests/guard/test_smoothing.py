@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.evaluation.runner import evaluate
 from remtta.guard.smoothing import Smoother
-from remtta.methods.settings.names import check_method_names, has_preset, is_smoothed, label_of, method_of
+from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of, preset_in
 from remtta.options import EvalOptions, RunOptions
 from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_image, tiny_vit
@@ -156,7 +156,7 @@ def test_names_of_smoothed_methods() -> None:
     names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+auto+smooth"]
     check_method_names(names)
     assert [is_smoothed(name) for name in names] == [True, True, True, False, True]
-    assert [has_preset(name) for name in names] == [False, True, True, False, False]
+    assert [preset_in(name) for name in names] == [None, "remtta", "remtta", None, None]
     assert [method_of(name) for name in names] == ["rem", "rem", "rem", "rem", "tent"]
     assert [label_of(name) for name in names] == ["rem", "remtta", "x", "rem", "a"]
     with pytest.raises(UsageError, match="leave \\+guard out"):

@@ -82,5 +82,5 @@ class AnswerOptions:
                 "--each writes what both models said, and only the adapted one answers; add --answer auto or both"
             )
         if self.answer not in (None, "adapted") and not method.adapts:
-            _log.warning("--answer %s changes nothing: %s is the source model", self.answer, method.method)
+            _log.warning("--answer %s changes nothing: %s is the source model", self.answer, method.name)
         return GuardOptions(action=self.guard or preset.action, answer=answer, retries=self.guard_retries)

@@ -17,7 +17,7 @@ from remtta.cli.parsing import parse_names, parse_numbers, parse_pairs
 from remtta.cli.reporting import refused_values
 from remtta.errors import RemttaError, UsageError, without_password
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
-from remtta.methods.settings.names import PRESET, check_method_names, label_of, method_of
+from remtta.methods.settings.names import FAST, PRESET, check_method_names, label_of, method_of
 from remtta.methods.settings.presets import named_config
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
 from remtta.remote import is_address
@@ -95,10 +95,10 @@ class MethodsOptions:
     methods: Annotated[
         str,
         _method(
-            help=f"Of {', '.join(METHOD_CONFIGS)}. {PRESET}: rem as remtta adapt runs it. rem+guard: under the guard; "
-            "rem+both, rem+auto: answered by the source model, too. rem+smooth: by the frames before, "
-            "too, where they come in order; rem+memory: from what a condition that comes back had taught. LABEL=rem: "
-            "one more row, for --set LABEL.KEY=VALUE.",
+            help=f"Of {', '.join(METHOD_CONFIGS)}. {PRESET}: rem as remtta adapt runs it; {FAST}: by --preset {FAST}. "
+            "rem+guard: under the guard; rem+both, rem+auto: answered by the source model, too. rem+smooth: by the "
+            "frames before, too, where they come in order; rem+memory: from what a condition that comes back had "
+            "taught. LABEL=rem: one more row, for --set LABEL.KEY=VALUE.",
             autocompletion=method_list,
         ),
     ] = "source,rem"

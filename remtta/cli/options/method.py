@@ -119,13 +119,18 @@ class MethodOptions:
     """The one method of a stream."""
 
     method: Annotated[
-        str, _option(help=f"{', '.join(_METHODS)}; see remtta methods.", autocompletion=stream_methods)
-    ] = "rem"
+        str | None,
+        _option(
+            help=f"{', '.join(_METHODS)}; see remtta methods. Default: by the preset, rem or eta.",
+            autocompletion=stream_methods,
+        ),
+    ] = None
     preset: Annotated[
         PresetName,
         _option(
             help="What holds where nothing else is asked for: remtta, what helps most and harms least by this "
-            "project's measurements; paper, the method as published: its rate, no anchor, guard off, answer adapted."
+            "project's measurements; fast, the same with ETA for REM, in half of the time; paper, the method as "
+            "published: its rate, no anchor, guard off, answer adapted."
         ),
     ] = "remtta"
     adapt: Annotated[
@@ -145,13 +150,18 @@ class MethodOptions:
     reset_every: Annotated[int | None, _option(help="Back to the source weights after this many frames.")] = None
 
     @property
+    def name(self) -> str:
+        """The method's name: the preset's where none is given."""
+        return preset_of(self.preset).method if self.method is None else self.method
+
+    @property
     def adapts(self) -> bool:
         """Whether it learns anything."""
-        return self.method != "source"
+        return self.name != "source"
 
     def check(self) -> None:
         """Refuse a method that there is not."""
-        check_method(self.method, _METHODS)
+        check_method(self.name, _METHODS)
 
     @refused_values()
     def config(self, precision: Precision) -> MethodConfig:
@@ -161,10 +171,10 @@ class MethodOptions:
             UsageError: If it has no such setting, or a value is out of range.
         """
         settings = self.shared.given(precision) | self._forgetting() | parse_pairs(self.settings, "--set")
-        for name in METHOD_CONFIGS[self.method].unused:
+        for name in METHOD_CONFIGS[self.name].unused:
             if settings.get(name):
-                _log.warning("%s has no use for the setting %s=%s", self.method, name, settings[name])
-        return preset_of(self.preset).config(self.method, settings, batch_size=self.shared.batch_size)
+                _log.warning("%s has no use for the setting %s=%s", self.name, name, settings[name])
+        return preset_of(self.preset).config(self.name, settings, batch_size=self.shared.batch_size)
 
     def _forgetting(self) -> dict[str, Any]:
         """--episodic where it was given: some methods are so by default."""

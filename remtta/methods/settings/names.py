@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth][+memory]`; `remtta` is one, too."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth][+memory]`; presets are some, too."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from remtta.options import Action, Answer
 PRESET = "remtta"
 """REM as `remtta adapt` runs it where nothing is asked for."""
 
-_PRESET_METHOD = "rem+guard+auto"
+FAST = "fast"
+"""What `remtta adapt --preset fast` runs: ETA, likewise."""
+
+_PRESET_METHODS = {PRESET: "rem+guard+auto", FAST: "eta+guard+auto"}
 _GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY = "guard", "both", "auto", "smooth", "memory"
 
 
 def _parts(name: str) -> list[str]:
     """The method's name, and what is added to it."""
     method, *added = name.rpartition("=")[2].split("+")
-    return [*_PRESET_METHOD.split("+"), *added] if has_preset(name) else [method, *added]
+    preset = preset_in(name)
+    return [*_PRESET_METHODS[preset].split("+"), *added] if preset else [method, *added]
 
 
 def method_of(name: str) -> str:
-    """The method that an evaluation calls so: `rem` for `random=rem+guard`, and for `remtta`."""
+    """The method that an evaluation calls so: `rem` for `random=rem+guard`, and for presets."""
     return _parts(name)[0]
 
 
-def has_preset(name: str) -> bool:
-    """Whether its settings are the preset's."""
+def preset_in(name: str) -> str | None:
+    """The preset that its settings are of, if there is one in the name."""
     method, *added = name.rpartition("=")[2].split("+")
-    return method == PRESET and set(added) <= {_SMOOTH, _MEMORY}
+    return method if method in _PRESET_METHODS and set(added) <= {_SMOOTH, _MEMORY} else None
 
 
 def is_guarded(name: str) -> bool:
@@ -60,8 +64,8 @@ def action_of(name: str, action: Action) -> Action:
 
 
 def label_of(name: str) -> str:
-    """What its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`, `remtta` for itself."""
-    return name.rpartition("=")[0] or (PRESET if has_preset(name) else method_of(name))
+    """What its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`, a preset for itself."""
+    return name.rpartition("=")[0] or preset_in(name) or method_of(name)
 
 
 def check_method_names(names: Sequence[str]) -> None:
@@ -70,13 +74,13 @@ def check_method_names(names: Sequence[str]) -> None:
     Raises:
         UsageError: Naming the first of them.
     """
-    known = [*METHOD_CONFIGS, PRESET]
+    known = [*METHOD_CONFIGS, *_PRESET_METHODS]
     if not names:
         raise UsageError(f"no method is named; choose {', '.join(known)}")
     for name in names:
         (method, *added), label = _parts(name), label_of(name)
-        if method == PRESET:
-            raise UsageError(f"{name}: {PRESET} stands for {_PRESET_METHOD} already; leave +{'+'.join(added)} out")
+        if stands_for := _PRESET_METHODS.get(method):
+            raise UsageError(f"{name}: {method} stands for {stands_for} already; leave +{'+'.join(added)} out")
         check_method(method, known)
         additions = {_GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY}
         if not set(added) <= additions or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):

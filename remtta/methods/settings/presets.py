@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from remtta.errors import UsageError
 from remtta.methods.settings import MethodConfig, method_config
-from remtta.methods.settings.names import PRESET, has_preset, method_of
+from remtta.methods.settings.names import FAST, PRESET, method_of, preset_in
 from remtta.options import Action, Answer
 
-PresetName = Literal["remtta", "paper"]
+PresetName = Literal["remtta", "fast", "paper"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class Preset:
     """Defaults that go together.
 
     Attributes:
+        method: The method.
         action: The guard's.
         answer: Who answers.
         settings: Settings of some methods in place of the published ones, by method.
     """
 
+    method: str
     action: Action
     answer: Answer
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -47,10 +49,12 @@ FULL_BATCH = 20
 """Frames from which on a batch tells enough for the preset's whole rate."""
 
 _STEADY = {"lr": 0.01, "anchor": "auto"}
+_REM = dict.fromkeys(("rem", "rem-n1", "rem-come"), _STEADY)
 
 PRESETS: dict[str, Preset] = {
-    PRESET: Preset("rollback", "auto", {"rem": _STEADY, "rem-n1": _STEADY, "rem-come": _STEADY}),
-    "paper": Preset("off", "adapted"),
+    PRESET: Preset("rem", "rollback", "auto", _REM),
+    FAST: Preset("eta", "rollback", "auto", {**_REM, "eta": {"optimizer": "adam", **_STEADY}}),
+    "paper": Preset("rem", "off", "adapted"),
 }
 """By their names on the command line; measured in `docs/results.md`."""
 
@@ -61,8 +65,7 @@ def named_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> 
     Raises:
         UsageError: As of `method_config`.
     """
-    preset = PRESETS[PRESET if has_preset(name) else "paper"]
-    return preset.config(method_of(name), settings, batch_size=batch_size)
+    return PRESETS[preset_in(name) or "paper"].config(method_of(name), settings, batch_size=batch_size)
 
 
 def preset_of(name: str) -> Preset:
