@@ -155,11 +155,13 @@ def print_version(wanted: bool) -> None:
     """`--version`: remtta, torch, timm and the device, on one line."""
     if not wanted:
         return
-    import timm
+    from importlib.metadata import version
+
     import torch
 
     from remtta._version import __version__
     from remtta.models.devices import select_device
 
-    typer.echo(f"remtta {__version__}, torch {torch.__version__}, timm {timm.__version__}, {select_device('auto')}")
+    timm = version("timm")  # importing it takes as long as torch
+    typer.echo(f"remtta {__version__}, torch {torch.__version__}, timm {timm}, {select_device('auto')}")
     raise typer.Exit
