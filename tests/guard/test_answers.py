@@ -19,7 +19,7 @@ from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
 from remtta.methods.registry import build_method
-from remtta.methods.settings import METHOD_CONFIGS, ETAConfig, LAMEConfig, SourceConfig, TentConfig
+from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
 from remtta.methods.settings.presets import PRESETS, named_config, preset_of
 from remtta.options import EvalOptions, GuardOptions
@@ -256,7 +256,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
 def test_names_in_an_evaluation() -> None:
     names = ["rem", "rem+guard", "rem+auto", "a=tent+guard+both", "remtta", "b=fast"]
     check_method_names(names)
-    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "rem", "eta"]
+    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "rem", "tent"]
     assert [label_of(name) for name in names] == ["rem", "rem", "rem", "a", "remtta", "b"]
     assert [is_guarded(name) for name in names] == [False, True, False, True, True, True]
     assert [answer_of(name) for name in names] == ["adapted", "adapted", "auto", "both", "auto", "auto"]
@@ -285,8 +285,8 @@ def test_the_preset_is_rem_with_a_rate_and_its_anchor_and_the_paper_s_is_rem_to_
     assert (sgd.lr, sgd.anchor) == (1e-3, 0.0)  # the pair is Adam's
     assert PRESETS["paper"].config("rem", {}, batch_size=50) == METHOD_CONFIGS["rem"]()
     fast, sgd = (named_config("fast", own, batch_size=50) for own in ({}, {"optimizer": "sgd"}))
-    assert fast == ETAConfig(lr=ours.lr, anchor=ours.anchor, optimizer="adam", nesterov=False)
-    assert sgd == PRESETS["paper"].config("eta", {"optimizer": "sgd"}, batch_size=50)
+    assert fast == TentConfig(lr=ours.lr, anchor=ours.anchor, optimizer="adam", nesterov=False)
+    assert sgd == PRESETS["paper"].config("tent", {"optimizer": "sgd"}, batch_size=50)
     assert PRESETS["fast"].config("rem", {}, batch_size=50) == ours
     with pytest.raises(UsageError, match="unknown preset"):
         preset_of("best")
@@ -325,7 +325,7 @@ def test_presets_on_the_command_line(
     ).read_bytes()
     assert (paper["method"]["lr"], paper["method"]["anchor"], paper["guard"]) == (1e-3, 0.0, None)
     assert not any("answered_by" in row for row in rows_of(tmp_path / "paper"))
-    assert go("fast", "--preset", "fast", "--limit", "4")["method"]["name"] == "eta"
+    assert go("fast", "--preset", "fast", "--limit", "4")["method"]["name"] == "tent"
     assert go("named", "--preset", "fast", "--method", "rem", "--limit", "4")["method"] == ours["method"]
     spelt = go("spelt", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
     assert spelt["method"] == paper["method"]

@@ -121,7 +121,7 @@ class MethodOptions:
     method: Annotated[
         str | None,
         _option(
-            help=f"{', '.join(_METHODS)}; see remtta methods. Default: by the preset, rem or eta.",
+            help=f"{', '.join(_METHODS)}; see remtta methods. Default: by the preset, rem or tent.",
             autocompletion=stream_methods,
         ),
     ] = None
@@ -129,7 +129,7 @@ class MethodOptions:
         PresetName,
         _option(
             help="What holds where nothing else is asked for: remtta, what helps most and harms least by this "
-            "project's measurements; fast, the same with ETA for REM, in half of the time; paper, the method as "
+            "project's measurements; fast, the same with Tent for REM, in half of the time; paper, the method as "
             "published: its rate, no anchor, guard off, answer adapted."
         ),
     ] = "remtta"

@@ -13,9 +13,9 @@ PRESET = "remtta"
 """REM as `remtta adapt` runs it where nothing is asked for."""
 
 FAST = "fast"
-"""What `remtta adapt --preset fast` runs: ETA, likewise."""
+"""What `remtta adapt --preset fast` runs: Tent, likewise."""
 
-_PRESET_METHODS = {PRESET: "rem+guard+auto", FAST: "eta+guard+auto"}
+_PRESET_METHODS = {PRESET: "rem+guard+auto", FAST: "tent+guard+auto"}
 _GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY = "guard", "both", "auto", "smooth", "memory"
 
 

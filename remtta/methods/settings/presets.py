@@ -53,7 +53,7 @@ _REM = dict.fromkeys(("rem", "rem-n1", "rem-come"), _STEADY)
 
 PRESETS: dict[str, Preset] = {
     PRESET: Preset("rem", "rollback", "auto", _REM),
-    FAST: Preset("eta", "rollback", "auto", {**_REM, "eta": {"optimizer": "adam", **_STEADY}}),
+    FAST: Preset("tent", "rollback", "auto", {**_REM, "tent": {"optimizer": "adam", **_STEADY}}),
     "paper": Preset("rem", "off", "adapted"),
 }
 """By their names on the command line; measured in `docs/results.md`."""
