@@ -125,7 +125,7 @@ def _memory_lines(conditions: list[dict[str, int]] | None) -> list[str]:
         return []
     returns = sum(condition["visits"] - 1 for condition in conditions)
     lines = [
-        f"memory       {len(conditions)} conditions, of which some came back {returns} times; the present one first:"
+        f"memory       {len(conditions)} conditions, which came back {returns} times in all; the present one first:"
     ]
     for each in conditions:
         gone = f", gone for {each['away']}" if each["away"] else ""
@@ -164,13 +164,13 @@ def _settings(method: dict[str, Any]) -> str:
 
 
 def _prediction_lines(predictions: dict[str, Any]) -> list[str]:
-    common = ", ".join(f"{entry['label'] or entry['class']} {entry['frames']}" for entry in predictions["most_common"])
+    common = [f"{entry['label'] or entry['class']} ({entry['frames']})" for entry in predictions["most_common"]]
     if not predictions["predicted"]:
         return ["predictions  none"]
     return [
         f"predictions  {predictions['predicted']}, mean entropy {predictions['mean_entropy']:.3f} nats, "
         f"{predictions['classes_predicted']} classes",
-        f"most common  {common}",
+        f"most common  {', '.join(common)}",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
     from remtta.runs.tuning import Choice, Lead, Trial
+
+_log = logging.getLogger("remtta")
 
 _LIMIT = 500
 _OPTIONS = ("method", "batch_size", "lr", "anchor", "optimizer", "momentum", "steps", "margin", "adapt_layers")
@@ -104,11 +107,11 @@ def tune(
         from remtta.models.labels import labels_of
         from remtta.runs.tuning import choose, read_true_labels, try_all
 
-        _check(stream, source)
+        again = replace(stream, limit=stream.limit or _LIMIT)
+        _check(again, source, labelled=grid.true_labels is not None)
         running.set_threads()
         classifier = load_classifier(model_arguments(given), names, running.device, adapts=True)
         labels = read_true_labels(grid.true_labels, labels_of(classifier)) if grid.true_labels else {}
-        again = replace(stream, limit=stream.limit or _LIMIT)
         with tune_progress(len(settings) + 1, hidden=running.quiet) as advance:
             trials = try_all(
                 classifier,
@@ -127,12 +130,17 @@ def tune(
             typer.echo("\n".join(map(printable, [*_table(trials), "", _verdict(trials, choice), command])))
 
 
-def _check(stream: StreamOptions, source: str) -> None:
-    """Refuse a source that cannot be read several times."""
+def _check(stream: StreamOptions, source: str, *, labelled: bool) -> None:
+    """Refuse a source that cannot be read several times, and tell at once if it is too short."""
+    from remtta.runs.tuning import LEAST_WINDOWS, WINDOW
+
     opened = None if source == "-" else stream.open(source, resume=False)
     if opened is None or opened.live:
         told = opened.name if opened else "standard input"
         raise UsageError(f"{told} cannot be read several times; record a stretch of it to files first")
+    least, frames = LEAST_WINDOWS * WINDOW, opened.num_frames
+    if frames is not None and frames < least and not labelled:
+        _log.warning("to choose without labels takes %d frames, and there are %d: the default will stay", least, frames)
 
 
 def _table(trials: Sequence[Trial]) -> list[str]:

@@ -135,6 +135,7 @@ class _Evaluation:
         remove_leftovers(folder / DELTAS, ("*.safetensors",))
         remove_leftovers(folder / CONFUSION, ("*.csv",))
         try:
+            _check_additions(self._plan)
             if source_data is not None:
                 self._refuse_earlier()
                 self._learn_from_source(source_data)
@@ -199,22 +200,12 @@ class _Evaluation:
         method = build_method(method_of(name), self._plan.model, self._plan.methods[name])
         try:
             method.reset()
-            adapter = self._guarded(name, method)
+            adapter = _adapter(self._plan, name, method)
             if name in self._plan.learned:
                 self._learn(method, name, self._plan.learned[name]["path"])
             return Trial(self._plan, name, seed, adapter, ledger, self._interrupts).run(state)
         finally:
             method.reset()
-
-    def _guarded(self, name: str, method: Method) -> Adapter:
-        wanted = self._plan.options.guard
-        options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
-        guard = guarded(method, options, self._plan.methods[name])
-        if is_guarded(name) and (guard is None or guard.options.action == "off"):
-            raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
-        smoother = Smoother(len(self._plan.numbers)) if is_smoothed(name) else None
-        memory = remembering(method, REMEMBERED if has_memory(name) else 0, self._plan.methods[name])
-        return Adapter(method, guard, smoother, memory=memory)
 
     def _learn_from_source(self, source_data: str | Path) -> None:
         """Have the statistics of every method that needs some on the disk, before anything is recorded."""
@@ -314,3 +305,27 @@ class _Evaluation:
         names = dict(zip(plan.numbers, plan.card.labels or (), strict=False))
         write_results(self._folder, content, tallies, names)
         return content
+
+
+def _check_additions(plan: EvalPlan) -> None:
+    """Refuse a guard or a memory of a method that cannot have one, before anything is run."""
+    for name, config in plan.methods.items():
+        if is_guarded(name) or has_memory(name):
+            method = build_method(method_of(name), plan.model, config)
+            try:
+                _adapter(plan, name, method)
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}") from None
+            finally:
+                method.reset()
+
+
+def _adapter(plan: EvalPlan, name: str, method: Method) -> Adapter:
+    """A method with what its name adds to it."""
+    wanted, config = plan.options.guard, plan.methods[name]
+    options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
+    guard = guarded(method, options, config)
+    if is_guarded(name) and (guard is None or guard.options.action == "off"):
+        raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
+    smoother = Smoother(len(plan.numbers)) if is_smoothed(name) else None
+    return Adapter(method, guard, smoother, memory=remembering(method, REMEMBERED if has_memory(name) else 0, config))

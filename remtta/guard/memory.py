@@ -82,8 +82,8 @@ def remembering(method: Method, most: int, config: MethodConfig) -> Memory | Non
     lasts = isinstance(method, GradientMethod) and method.accumulates and not config.episodic
     if not (lasts and method.norms_only):
         raise UsageError(
-            "a memory keeps what norms have learned, and this method changes every weight, or nothing that lasts; "
-            "leave it out, or choose another method"
+            "a memory (--memory, +memory) keeps what norms have learned, and this method changes every weight or, as "
+            "with --episodic, nothing that lasts; leave it out, or choose another method"
         )
     return Memory(method, most)
 

@@ -62,7 +62,10 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
             "name a folder of them with --source-data FOLDER"
         )
     if source_data is not None and not learners and not calibrates:
-        raise UsageError(f"{', '.join(names)} does not learn from source images; leave --source-data out")
+        raise UsageError(
+            f"{', '.join(names)} does not learn from source images; leave --source-data out (in "
+            "remtta adapt it also is what --estimate SHARE goes by)"
+        )
     if source_data is not None and not Path(source_data).exists():
         raise UsageError(f"--source-data: {source_data}: no such file or folder")
     if calibrates and source_data is not None and not Path(source_data).is_dir():

@@ -143,6 +143,10 @@ class RunSummary:
     def _adapted_share(self) -> float:
         return 1 - self.num_not_adapted / self.num_predicted if self.num_predicted else 0.0
 
+    @property
+    def _smoothing(self) -> str:
+        return f"{self.num_smoothed} frames" if self.num_smoothed else "none, as no order was seen in them"
+
     def figures(self) -> dict[str, Any]:
         """What the report says, by name."""
         return {
@@ -171,7 +175,7 @@ class RunSummary:
             *([f"adapted on {100 * self._adapted_share:.0f} % of frames"] if self.paced else []),
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
-            *([f"answered by the frames before, too: {self.num_smoothed} frames"] if self.smooths else []),
+            *([f"answered by the frames before, too: {self._smoothing}"] if self.smooths else []),
             *([f"estimated accuracy of the last frames: {self._told_estimates}"] if self.estimates else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]

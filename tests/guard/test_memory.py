@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_run_goes_on_bit_for_bit_and_inspect_shows_its_conditions(
         adapt_tiny(nights, parts, "tent", options={"batch_size": 10}, resume=True)
     assert remtta_here("inspect", whole) == 0
     told = capsys.readouterr().out
-    assert "memory       2 conditions, of which some came back 2 times" in told and "40 frames in 2 visits" in told
+    assert "memory       2 conditions, which came back 2 times in all" in told and "40 frames in 2 visits" in told
 
 
 def test_an_evaluation_has_memories_for_methods_that_are_named_so(tmp_path: Path) -> None:
@@ -172,6 +173,11 @@ def test_what_has_nothing_to_keep_is_refused(nights: Path, tmp_path: Path) -> No
     for method, config in (("source", MethodConfig()), ("tent", TentConfig(episodic=True))):
         with pytest.raises(UsageError, match="leave it out, or choose another method"):
             adapt_tiny(nights, tmp_path / "run", method, config=config, options={"memory": 3})
+    tree = open_tree(write_tree(tmp_path / "tree", ["fog"], each=1))
+    for name in ("source+memory", "source+guard"):
+        with pytest.raises(UsageError, match=re.escape(f"{name}: ")):
+            evaluate(tiny_vit(), tree, tmp_path / "out", methods=["source", name])
+        assert not any((tmp_path / "out").glob("*.json*"))  # nor was the first method run
     with pytest.raises(UsageError, match="memory must be of 2 conditions or more"):
         RunOptions(memory=1)
     names = ["remtta+memory", "a=remtta+smooth+memory", "tent+guard+memory", "remtta"]
