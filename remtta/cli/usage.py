@@ -40,7 +40,7 @@ class Application(TyperGroup):
         else:
             sys.exit(code)
         if text.strip():  # without any command the help is shown, and no error
-            say(f"Error: {one_line(text)}")
+            say(f"Error: {one_line(text).replace(': Value error, ', ': ')}")  # words of what Typer checks values by
         sys.exit(code)
 
 

@@ -15,7 +15,7 @@ from remtta.cli import app
 from remtta.cli.usage import spread_values
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS
-from tests.command import remtta, remtta_here
+from tests.command import refusal_of, remtta, remtta_here
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,8 @@ def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) ->
     done = remtta("adapt", "a.jpg", "b.jpg", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
+
+
+def test_a_value_that_there_is_not_is_told_with_those_that_there_are(capfd: pytest.CaptureFixture[str]) -> None:
+    told = "Error: Invalid value for '--adapt': 'sometimes' is not one of 'always', 'auto'."
+    assert refusal_of(capfd, "adapt", "frames", "--adapt", "sometimes") == (2, told)
