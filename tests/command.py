@@ -55,7 +55,9 @@ class Started:
         os.kill(self._process.pid, signum)
 
     def kill(self) -> None:
-        self._process.kill()
+        if self.returncode is None:
+            self._process.kill()
+            self._process.join()
 
     def communicate(self, given: bytes = b"", timeout: float = 60) -> tuple[bytes, bytes]:
         """Give it the rest of its input, and wait for its end.
@@ -76,8 +78,7 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
+        self.kill()
         self.stdin.close()
         for file in self._told:
             file.close()
