@@ -127,6 +127,7 @@ class _Evaluation:
         self._packed = packed  # the model for workers, if there are to be any
 
     def execute(self, source_data: str | Path | None) -> dict[str, Any]:
+        _check_additions(self._plan)
         folder = self._folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,6 @@ class _Evaluation:
         remove_leftovers(folder / DELTAS, ("*.safetensors",))
         remove_leftovers(folder / CONFUSION, ("*.csv",))
         try:
-            _check_additions(self._plan)
             if source_data is not None:
                 self._refuse_earlier()
                 self._learn_from_source(source_data)

@@ -177,7 +177,7 @@ def test_what_has_nothing_to_keep_is_refused(nights: Path, tmp_path: Path) -> No
     for name in ("source+memory", "source+guard"):
         with pytest.raises(UsageError, match=re.escape(f"{name}: ")):
             evaluate(tiny_vit(), tree, tmp_path / "out", methods=["source", name])
-        assert not any((tmp_path / "out").glob("*.json*"))  # nor was the first method run
+        assert not (tmp_path / "out").exists()  # nor was the first method run
     with pytest.raises(UsageError, match="memory must be of 2 conditions or more"):
         RunOptions(memory=1)
     names = ["remtta+memory", "a=remtta+smooth+memory", "tent+guard+memory", "remtta"]
