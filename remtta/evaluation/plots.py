@@ -35,6 +35,7 @@ _COLOURS = {
     "source": "#969696",
     "tent": "#d98c1f",
     "pseudo-label": "#8c6bb1",
+    "remtta": "#1a1a1a",
     "rem": "#195fbe",
     "rem-n1": "#41a6d9",
     "supervised": "#14783c",
@@ -98,7 +99,7 @@ def _colours(methods: Sequence[str]) -> dict[str, Any]:
     """A colour for each method, the same in all pictures and for the usual ones in all evaluations."""
     from matplotlib import colormaps
 
-    free = cycle(colormaps["tab20"](range(2, 20)))  # the first two are much like REM's
+    free = cycle(colormaps["tab20"](range(4, 20)))  # the first four are much like REM's and Tent's
     return {name: _COLOURS.get(name) or next(free) for name in methods}
 
 
