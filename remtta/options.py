@@ -127,7 +127,6 @@ class RunOptions:
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
-        share: Of many streams on one model: how far each one's adapted weights go to the mean of all, at each save.
         preset: Name of the preset that the settings come from, for the records.
     """
 
@@ -156,7 +155,6 @@ class RunOptions:
     memory: int = 0
     estimate: float | None = None
     expire_below: float | None = None
-    share: float = 0.0
     preset: str | None = None
 
     def __post_init__(self) -> None:
@@ -167,7 +165,6 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be >= 1, got {getattr(self, name)}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
-        check(0 <= self.share <= 1, "share", self.share, "from 0 to 1")
         check(self.adapt in get_args(Adapt), "adapt", self.adapt, "always or auto")
         check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
         check(self.memory == 0 or self.memory > 1, "memory", self.memory, "of 2 conditions or more, or 0 for none")

@@ -98,9 +98,6 @@ class Adapter:
             return behind
         return self.memory.look(pixels[fit.to(pixels.device)], behind)
 
-    def share(self) -> None:
-        """Take something over of what others on the same model learned: here there are none."""
-
     def predict(
         self, pixels: Tensor, fit: Tensor | None = None, labels: Tensor | None = None, *, later: bool = False
     ) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from remtta.errors import UsageError
 
 _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
+    ("options", "share"): ("--share", 0.0),
     ("environment", "processes"): ("batches shared over ranks (torchrun)", 1),
 }
 """Entries of a record by group and name: what was removed, and the value that says that it was not used."""

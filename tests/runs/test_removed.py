@@ -24,6 +24,7 @@ def as_earlier(folder: Path, group: str, **entries: Any) -> None:
 @pytest.mark.parametrize(
     ("group", "entry", "unused", "used", "what"),
     [
+        ("options", "share", 0.0, 0.1, "--share"),
         ("environment", "processes", 1, 2, "torchrun"),
     ],
 )

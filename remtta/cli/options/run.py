@@ -198,6 +198,5 @@ def run_options(
         memory=answers.memory,
         estimate=answers.estimate,
         expire_below=answers.expire_below,
-        share=stream.checked_share(),
         preset=method.preset,
     )
