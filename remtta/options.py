@@ -123,7 +123,6 @@ class RunOptions:
             weights and in no episodic run; None for the adapted model, and never.
         adapt: "auto" leaves out updates that teach next to nothing: those on more of the same; "always" none.
         smooth: "auto" has answers go by the frames before, too, where frames come in order; "off" never.
-        memory: Conditions of which it is kept what they taught, for when they come back; 0 for none.
         estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
             estimate.
         expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
@@ -152,7 +151,6 @@ class RunOptions:
     guard: GuardOptions | None = GuardOptions(answer="auto")
     adapt: Adapt = "always"
     smooth: Smooth = "off"
-    memory: int = 0
     estimate: float | None = None
     expire_below: float | None = None
     preset: str | None = None
@@ -167,7 +165,6 @@ class RunOptions:
         check(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         check(self.adapt in get_args(Adapt), "adapt", self.adapt, "always or auto")
         check(self.smooth in get_args(Smooth), "smooth", self.smooth, "off or auto")
-        check(self.memory == 0 or self.memory > 1, "memory", self.memory, "of 2 conditions or more, or 0 for none")
         if self.estimate is not None:
             check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
         if self.expire_below is not None:

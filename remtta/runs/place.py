@@ -35,11 +35,10 @@ _OWN_OPTIONS = (
     "guard",
     "adapt",
     "smooth",
-    "memory",
     "estimate",
 )  # the others may change from one part to the next
 _BEFORE = {
-    name: getattr(RunOptions, name) for name in ("each", "adapt", "smooth", "memory")
+    name: getattr(RunOptions, name) for name in ("each", "adapt", "smooth")
 }  # what runs did of which older records say nothing
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack

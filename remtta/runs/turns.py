@@ -67,7 +67,7 @@ class SharingAdapter(Adapter):
     """
 
     def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts) -> None:
-        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory, alone.pace)
+        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.pace)
         self._turns, self._interrupts = turns, interrupts
 
     def in_turn(self, work: Callable[[], None]) -> None:

@@ -195,7 +195,6 @@ def run_options(
         guard=answers.guard_options(method),
         adapt=method.adapt,
         smooth=answers.smooth,
-        memory=answers.memory,
         estimate=answers.estimate,
         expire_below=answers.expire_below,
         preset=method.preset,

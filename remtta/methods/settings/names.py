@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth][+memory]`; presets are some, too."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth]`; presets are some, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST = "fast"
 """What `remtta adapt --preset fast` runs: Tent, likewise."""
 
 _PRESET_METHODS = {PRESET: "rem+guard+auto", FAST: "tent+guard+auto"}
-_GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY = "guard", "both", "auto", "smooth", "memory"
+_GUARDED, _BOTH, _AUTO, _SMOOTH = "guard", "both", "auto", "smooth"
 
 
 def _parts(name: str) -> list[str]:
@@ -34,7 +34,7 @@ def method_of(name: str) -> str:
 def preset_in(name: str) -> str | None:
     """The preset that its settings are of, if there is one in the name."""
     method, *added = name.rpartition("=")[2].split("+")
-    return method if method in _PRESET_METHODS and set(added) <= {_SMOOTH, _MEMORY} else None
+    return method if method in _PRESET_METHODS and set(added) <= {_SMOOTH} else None
 
 
 def is_guarded(name: str) -> bool:
@@ -51,11 +51,6 @@ def answer_of(name: str) -> Answer:
 def is_smoothed(name: str) -> bool:
     """Whether its answers go by the frames before, too, where those come in order."""
     return _SMOOTH in _parts(name)
-
-
-def has_memory(name: str) -> bool:
-    """Whether what a condition taught comes back with it."""
-    return _MEMORY in _parts(name)
 
 
 def action_of(name: str, action: Action) -> Action:
@@ -82,9 +77,9 @@ def check_method_names(names: Sequence[str]) -> None:
         if stands_for := _PRESET_METHODS.get(method):
             raise UsageError(f"{name}: {method} stands for {stands_for} already; leave +{'+'.join(added)} out")
         check_method(method, known)
-        additions = {_GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY}
+        additions = {_GUARDED, _BOTH, _AUTO, _SMOOTH}
         if not set(added) <= additions or len(set(added)) < len(added) or {_BOTH, _AUTO} <= set(added):
-            raise UsageError(f"{name}: add +guard, +both or +auto, +smooth and +memory to a method, once each")
+            raise UsageError(f"{name}: add +guard, +both or +auto, and +smooth to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
         if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in known):
