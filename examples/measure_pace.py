@@ -32,7 +32,7 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings.presets import PRESETS
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
-from remtta.runs.adapter import Adapter
+from remtta.guard.adapter import Adapter
 
 _CONFIDENT = 0.4  # entropy as a fraction of log C, EATA's
 

@@ -98,7 +98,6 @@ class RunOptions:
         batch_size: Frames per update; the last batch may be smaller.
         topk: Classes listed per prediction.
         logits: Write all logits as well.
-        each: Write what the adapted and the source model said, where both were asked.
         save_every: Updates between two saves of state and delta.
         save_every_s: Seconds after which they are saved all the same.
         save_full: Save a delta also of a method that changes every weight,
@@ -132,7 +131,6 @@ class RunOptions:
     batch_size: int = DEFAULT_BATCH_SIZE
     topk: int = 5
     logits: bool = False
-    each: bool = False
     save_every: int = 20
     save_every_s: float = 30.0
     save_full: bool = False

@@ -21,6 +21,7 @@ from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, s
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import ModelError, UsageError
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
 from remtta.methods.settings import REMConfig
@@ -229,7 +230,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     config = named_config(name, settings, batch_size=options.batch_size)
     method = build_method(method_of(name), model, config)
     guard = guarded(method, GuardOptions(answer=answer_of(name)), config) if is_guarded(name) else None
-    step = method.answer if subject == ANSWER else guard or method
+    step = method.answer if subject == ANSWER else Adapter(method, [guard]).predict if guard else method
     return Prepared(lambda: step(images), model, method)
 
 

@@ -99,7 +99,7 @@ def _facts(run: _Run) -> dict[str, object]:
     if said.get("predicted"):
         facts["mean entropy"] = f"{said['mean_entropy']:.3f} nats"
         facts["classes predicted"] = said["classes_predicted"]
-    if run.series.each:
+    if run.series.by_both:
         facts["adapted and source differ"] = f"{run.series.num_differing} frames"
     return facts
 

@@ -28,7 +28,6 @@ from remtta.streams.sources import Stream
 _OWN_OPTIONS = (
     "topk",
     "logits",
-    "each",
     "reset_every",
     "seed",
     "latency",
@@ -38,7 +37,7 @@ _OWN_OPTIONS = (
     "estimate",
 )  # the others may change from one part to the next
 _BEFORE = {
-    name: getattr(RunOptions, name) for name in ("each", "adapt", "smooth")
+    name: getattr(RunOptions, name) for name in ("adapt", "smooth")
 }  # what runs did of which older records say nothing
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack

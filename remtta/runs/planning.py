@@ -16,6 +16,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
@@ -28,7 +29,6 @@ from remtta.methods.settings.presets import PRESETS
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard
 from remtta.options import RunOptions
-from remtta.runs.adapter import Adapter
 from remtta.runs.folder import RECORD
 from remtta.runs.reading import read_record
 from remtta.runs.record import Plan
@@ -89,7 +89,8 @@ def plan_run(
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
     pace = pacing(built, options.adapt, config)
-    return Plan(card, Adapter(built, guard, smoother, estimator, pace), method, config, options, stream, delta, learned)
+    observers = [each for each in (pace, guard, estimator, smoother) if each]
+    return Plan(card, Adapter(built, observers), method, config, options, stream, delta, learned)
 
 
 def tell_plan(plan: Plan) -> None:

@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 from remtta.errors import OutputError, StreamError, UsageError
 from remtta.guard.accuracy import WINDOW
+from remtta.guard.pace import Pace
+from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
@@ -63,12 +65,11 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        self.summary = RunSummary(
-            folder, place, smooths=plan.adapter.smoother is not None, paced=plan.adapter.pace is not None
-        )
-        deciding = plan.adapter.watched or plan.adapter.pace
-        eventful = live or deciding or plan.options.expire_below is not None
-        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
+        smooths, paced = (plan.adapter.find(kind) is not None for kind in (Smoother, Pace))
+        self.summary = RunSummary(folder, place, smooths=smooths, paced=paced)
+        guard = plan.adapter.guard
+        eventful = live or paced or options.expire_below is not None or (guard is not None and guard.watches)
+        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
         self._scribe = Scribe(
@@ -203,7 +204,8 @@ class Run:
                 self._session.answer(Batch(early, early=True))
 
     def _stop_if_ended(self) -> None:
-        if self._plan.adapter.ended:
+        guard = self._plan.adapter.guard
+        if guard is not None and guard.judge.retired and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 
-from remtta.runs.adapter import Adapter
+from remtta.guard.adapter import Adapter
 from remtta.runs.interrupts import Interrupts, Stopped
 
 _POLL_S = 0.1
@@ -67,7 +67,7 @@ class SharingAdapter(Adapter):
     """
 
     def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts) -> None:
-        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.pace)
+        super().__init__(alone.method, alone.observers)
         self._turns, self._interrupts = turns, interrupts
 
     def in_turn(self, work: Callable[[], None]) -> None:

@@ -18,9 +18,9 @@ from remtta.methods.gradient import GradientMethod
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, TentConfig
 from remtta.options import GuardOptions, RunOptions
-from remtta.runs.adapter import Adapter
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit
+from tests.guard.asking import ask
 from tests.guard.test_conditions import condition
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_in_parts, adapt_tiny
@@ -125,12 +125,12 @@ def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.Monke
     adapted = method.delta()
     halves = {name: delta / 2 for name, delta in adapted.items()}
     monkeypatch.setattr(method, "predict_source", None)
-    answer = Adapter(method, guard).predict(images, torch.zeros(4, dtype=torch.bool))
-    assert guard.said.weight == 0.5 and guard.num_looked == 0
+    answers = ask(guard, images, learn=False)
+    assert answers.weight == 0.5 and guard.num_looked == 0
     assert all(torch.equal(delta, method.delta()[name]) for name, delta in adapted.items())
     other = build_method("tent", tiny_vit(), CONFIG)
     other.load_delta(halves)
-    torch.testing.assert_close(answer, other.predict(images))
+    torch.testing.assert_close(answers.logits, other.predict(images))
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path:
     run = tmp_path / "run"
     adapt_tiny(frames, run)
     record = record_of(run)
-    for name in ("each", "smooth", "estimate"):
+    for name in ("smooth", "estimate"):
         del record["options"][name]
     (run / RECORD).write_text(json.dumps(record))
     with pytest.raises(UsageError, match='smooth was "off", is "auto"'):

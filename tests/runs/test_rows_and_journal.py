@@ -6,14 +6,15 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from remtta.errors import OutputError
-from remtta.guard.guard import Said
-from remtta.runs.rows import prediction_rows
+from remtta.guard.observer import Answers
+from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
@@ -31,17 +32,35 @@ def _unreadable(index: int) -> DecodedFrame:
 
 
 def _rows(frames: list[DecodedFrame], logits: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
-    options: dict[str, Any] = {"update": 3, "adapted": True, "labels": ["cat", "dog", "owl"], "topk": 2, **changes}
-    return prediction_rows(frames, logits, **options)
+    form = RowFormat(
+        changes.pop("labels", ["cat", "dog", "owl"]), topk=changes.pop("topk", 2), **changes.pop("form", {})
+    )
+    answers = None
+    if logits is not None:
+        answers = Answers(
+            cast(Any, None), torch.empty(0), torch.empty(0), logits=logits, weight=changes.pop("weight", 1.0)
+        )
+    result = BatchResult(
+        Batch(frames),
+        answers,
+        3,
+        4,
+        True,
+        changes.pop("unfit", {}),
+        behind=(0, 0),
+        called=True,
+        answer_seconds=0.0,
+        seconds=0.0,
+    )
+    assert not changes
+    return prediction_rows(result, form)
 
 
 def test_every_field_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     gap, read_at = Gap(2.0, "lost", 1), "2026-11-21T12:00:00.000+00:00"
     frame = DecodedFrame(0, "camera 0", 7, 0.5, IMAGE, gap=gap, read_at=read_at)
-    rows = _rows(
-        [frame, _unreadable(1)], LOGITS, not_adapted={0: "black frame"}, said=Said(0.0, None, LOGITS), with_logits=True
-    )
+    rows = _rows([frame, _unreadable(1)], LOGITS, unfit={0: "black frame"}, weight=0.0, form={"logits": True})
     fields = {field for row in rows for field in row}
     assert len(rows) == 3 and {"gap", "attempts", "logits", "answered_by", "time", "time_s", "error"} <= fields
     assert [field for field in fields if f"`{field}`" not in page] == []
@@ -95,7 +114,7 @@ def test_no_more_classes_are_listed_than_there_are() -> None:
 
 def test_logits_are_added_on_request_and_restore_every_float() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 7
-    rows = _rows([_still(i) for i in range(4)], logits, labels=None, with_logits=True)
+    rows = _rows([_still(i) for i in range(4)], logits, labels=None, form={"logits": True})
     text = json.dumps([row["logits"] for row in rows])
     assert torch.equal(torch.tensor(json.loads(text)), logits)
     assert "logits" not in _rows([_still(0)], LOGITS)[0]

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from remtta.cli.options.method import MethodOptions
-from remtta.errors import UsageError
 from remtta.methods.settings.presets import preset_of
 from remtta.options import Action, Answer, GuardOptions, RunOptions, Smooth
 
@@ -46,9 +45,6 @@ class AnswerOptions:
         float | None,
         _option(metavar="SHARE", help="Tell, by an event and a warning, where the estimate for the answers is below."),
     ] = RunOptions.expire_below
-    each: Annotated[bool, _option("--each", help="Write what the adapted and the source model said by themselves.")] = (
-        RunOptions.each
-    )
     guard: Annotated[
         Action | None,
         _option(
@@ -68,10 +64,6 @@ class AnswerOptions:
         """
         preset = preset_of(method.preset)
         answer = self.answer or preset.answer
-        if self.each and answer == "adapted":
-            raise UsageError(
-                "--each writes what both models said, and only the adapted one answers; add --answer auto or both"
-            )
         if self.answer not in (None, "adapted") and not method.adapts:
             _log.warning("--answer %s changes nothing: %s is the source model", self.answer, method.name)
         return GuardOptions(action=self.guard or preset.action, answer=answer, retries=self.guard_retries)

@@ -177,7 +177,6 @@ def run_options(
         batch_size=method.shared.batch_size,
         topk=output.topk,
         logits=output.logits,
-        each=answers.each,
         save_every=output.save_every,
         save_full=output.save_full,
         reset_every=method.reset_every,
