@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
     ("options", "share"): ("--share", 0.0),
     ("options", "memory"): ("--memory", 0),
+    ("method", "gap_weighting"): ("gap_weighting", False),
     ("environment", "processes"): ("batches shared over ranks (torchrun)", 1),
 }
 """Entries of a record by group and name: what was removed, and the value that says that it was not used."""
@@ -21,7 +22,7 @@ _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
 _ADDITIONS = ("memory",)
 """What `NAME+ADDITION` of an evaluation was."""
 
-_TENSORS = {"memory.": "--memory"}
+_TENSORS = {"memory.": "--memory", "own.mean_gap": "gap_weighting", "own.gap_batches": "gap_weighting"}
 """Beginnings of tensors' names in a state: what was removed. All zeros say that it was not used."""
 
 

@@ -165,7 +165,7 @@ class REMWATTConfig(REMConfig):
     order: Order = "sequential"
     steps: int = 2
     episodic: bool = True
-    unused: ClassVar[tuple[str, ...]] = (*_UNUSED, "margin", "consistency_weight", "confident_below", "gap_weighting")
+    unused: ClassVar[tuple[str, ...]] = (*_UNUSED, "margin", "consistency_weight", "confident_below")
 
     def __post_init__(self) -> None:
         _check(self)
