@@ -19,6 +19,7 @@ from remtta.evaluation.datasets import Dataset
 from remtta.guard.evidence import Evidence, information_gap, mutual_information
 from remtta.guard.guard import Guard
 from remtta.guard.judge import describe
+from remtta.guard.observer import Answers
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, REMConfig, TentConfig, method_config
@@ -355,18 +356,18 @@ def test_an_evaluation_under_the_guard_goes_on_to_the_same_rows(tree: Dataset, t
     methods = {"rem+guard": REMConfig(lr=0.05)}
     guard = GuardOptions(**{**QUICK, "most_drift": 0.1})
     evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods, options=EvalOptions(batch_size=8, guard=guard))
-    step, calls = Guard.__call__, 0
+    look, calls = Guard.learned, 0
 
-    def stopped(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def stopped(self: Guard, answers: Answers) -> None:
         nonlocal calls
         calls += 1
         if calls == 7:
             raise KeyboardInterrupt
-        return step(self, images, labels)
+        look(self, answers)
 
     parts = EvalOptions(batch_size=8, guard=guard, save_every_s=0)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "__call__", stopped)
+        patch.setattr(Guard, "learned", stopped)
         evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=parts)
     resumed = EvalOptions(batch_size=8, guard=guard, resume=True)
     evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=resumed)

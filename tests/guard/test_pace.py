@@ -52,7 +52,7 @@ def walk(pace: Pace, *numbers: int, each: int = 20, first: int = 0) -> str:
     told = ""
     for number in numbers:
         for batch in range(first, first + each):
-            told += "x" if (wanted := pace.wants(condition(number, batch))) else "."
+            told += "x" if (wanted := pace.before(condition(number, batch)) is None) else "."
             if wanted:
                 cast(Any, pace._method).learn()
     return told
@@ -81,7 +81,7 @@ def test_a_change_is_learned_from_at_once() -> None:
 def test_a_slow_drift_is_noticed_in_the_end() -> None:
     pace = new_pace(straight=False)
     for batch in range(60):
-        pace.wants(0.3 * random_images(20, batch) + 0.01 * batch)
+        pace.before(0.3 * random_images(20, batch) + 0.01 * batch)
     assert 2 <= pace.record()["changes"] <= 6
 
 
@@ -95,7 +95,7 @@ def test_at_the_source_weights_all_is_new() -> None:
 def test_small_batches_are_looked_at_together() -> None:
     pace = new_pace()
     walk(pace, 0, each=2)
-    wanted = [pace.wants(part) for part in torch.cat([condition(0, 7), condition(1)]).split(5)]
+    wanted = [pace.before(part) is None for part in torch.cat([condition(0, 7), condition(1)]).split(5)]
     assert wanted == [False] * 3 + [True] * 5
 
 
