@@ -23,9 +23,7 @@ from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import ModelError, UsageError
 from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
-from remtta.methods.settings import REMConfig
-from remtta.methods.settings.names import FAST, PRESET, answer_of, is_guarded, method_of
-from remtta.methods.settings.presets import named_config
+from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.models.devices import select_device
 from remtta.models.loading import create, load_model
 from remtta.models.precision import ForwardContext
@@ -39,7 +37,7 @@ FORWARD = "forward"
 SOURCE = "source"
 PLAIN_REM = "rem-plain"
 ANSWER = "rem-answer"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", PRESET, FAST, ANSWER, PLAIN_REM)
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "fast", ANSWER, PLAIN_REM)
 MEMORY_STEPS = 2
 
 Step = Callable[[], object]
@@ -224,11 +222,12 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         return Prepared(lambda: plain.step(images), model)
     name = "rem" if subject == ANSWER else subject
     settings: dict[str, Any] = {"precision": options.precision}
-    if method_of(name) == "rem" and options.mask_ratios:
+    if algorithm_of(name) == "rem" and options.mask_ratios:
         settings["mask_ratios"] = options.mask_ratios
-    config = named_config(name, settings, batch_size=options.batch_size)
-    method = build_method(method_of(name), model, config)
-    guard = guarded(method, GuardOptions(answer=answer_of(name)), config) if is_guarded(name) else None
+    config = method_config(name, settings, batch_size=options.batch_size)
+    method = build_method(name, model, config)
+    named = METHOD_TABLE[name]
+    guard = guarded(method, GuardOptions(action=named.action, answer=named.answer), config)
     step = method.answer if subject == ANSWER else guard or method
     return Prepared(lambda: step(images), model, method)
 

@@ -15,9 +15,8 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.scenarios import Visit
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
 from remtta.methods.settings.names import check_method_names, method_of
-from remtta.methods.settings.presets import named_config
 from remtta.models.card import ModelCard
 from remtta.options import EvalOptions
 
@@ -98,7 +97,7 @@ def settings_of(config: MethodConfig) -> dict[str, Any]:
 def checked_methods(
     methods: Mapping[str, MethodConfig | None] | Sequence[str], batch_size: int
 ) -> dict[str, MethodConfig]:
-    """Every method's settings, the published ones where none are given.
+    """Every method's settings, those of its name where none are given.
 
     Raises:
         UsageError: If a name is unknown, or settings are not of the method's kind.
@@ -108,7 +107,7 @@ def checked_methods(
     chosen = {}
     for name, config in given.items():
         kind = METHOD_CONFIGS[method_of(name)]
-        chosen[name] = named_config(name, {}, batch_size=batch_size) if config is None else config
+        chosen[name] = method_config(method_of(name), {}, batch_size=batch_size) if config is None else config
         if not {entry.name for entry in fields(kind)} <= vars(chosen[name]).keys():
             raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(config).__name__}")
     return chosen

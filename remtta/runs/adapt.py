@@ -38,7 +38,7 @@ def adapt_stream(
     source: Stream | str | Path | Iterable[str | Path],
     output: str | Path | None = None,
     *,
-    method: str = "rem",
+    method: str = "remtta",
     config: MethodConfig | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,
@@ -63,8 +63,8 @@ def adapt_stream(
         model: A timm classifier, as from `load_model`; adapted in place.
         source: A stream, anything `open_stream` takes, or paths.
         output: Folder for the results; by default `runs/<UTC time>`.
-        method: Name of the adaptation method: "rem", or "source" for none.
-        config: The method's settings; those that `remtta adapt` has without options if None.
+        method: Name of the adaptation method, such as "remtta", "rem" (as published) or "source" (none).
+        config: The method's settings; those of its name if None.
         options: How the stream is run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or the statistics of some (a file), for
@@ -131,7 +131,7 @@ def follow_stream(
     model: nn.Module,
     ranks: Ranks,
     *,
-    method: str = "rem",
+    method: str = "remtta",
     config: MethodConfig | None = None,
     options: RunOptions | None = None,
     source_data: str | Path | None = None,
