@@ -22,7 +22,6 @@ NOT_RUN = {
     r"export|adapt cams.txt": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
     r"delta push .*s3://": "takes a server; has tests of its own",
-    r"adapt clip.mp4 .*--batch-size 128": "is for several processes; has tests of its own",
     r"adapt -|.*--print-config|.*--config": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
     r".*--by doubt|report run1 --masks": "takes the run's own model; has tests of its own",

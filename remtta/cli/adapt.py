@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
@@ -15,7 +15,7 @@ from remtta.cli.options.answers import AnswerOptions
 from remtta.cli.options.method import MethodOptions
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.run import OutputOptions, ServiceOptions, run_options
-from remtta.cli.options.running import RunningOptions, under_torchrun
+from remtta.cli.options.running import RunningOptions
 from remtta.cli.options.stream import Source, StreamOptions
 from remtta.cli.options.viewing import ViewOptions
 from remtta.cli.progress import progress
@@ -25,7 +25,6 @@ from remtta.errors import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.runs.ranks import Ranks
     from remtta.runs.site import SiteSummary
     from remtta.runs.summary import RunSummary
     from remtta.runs.viewing import Viewer
@@ -60,8 +59,6 @@ def adapt(
 
       remtta adapt cams.txt --streams --output site1
 
-      torchrun --nproc-per-node 8 -m remtta adapt clip.mp4 --output run1
-
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
     with running.command() as interrupts:
@@ -76,21 +73,17 @@ def adapt(
                 "config": method.config(running.precision),
                 "options": run_options(method, answers, output, stream, service, seed=running.seed),
             }
-            if not running.follows:
-                how["metrics"] = during.enter_context(service.watched())
-                echo, frames = output.echo(), _open(source, stream, output)
-                folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
-                view.check(folder, frames, output)
+            how["metrics"] = during.enter_context(service.watched())
+            echo, frames = output.echo(), _open(source, stream, output)
+            folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
+            view.check(folder, frames, output)
             import_uncollected("remtta.runs.adapt")
             how["source_data"] = method.source.checked([method.name], calibrates=answers.estimate is not None)
-            ranks = during.enter_context(running.ranks(interrupts))
             start = model.start()
             classifier = _load(model_arguments(given, start), labels, method, running)
-            if running.follows:
-                _follow(classifier, ranks, **how)
             how |= during.enter_context(_shown(view, folder, frames, output, running))
             how |= {"delta": start, "health": service.health, "interrupts": interrupts}
-            summary = _adapt(classifier, frames, folder, echo, ranks, **how)
+            summary = _adapt(classifier, frames, folder, echo, **how)
         _report(summary, output, running)
     raise typer.Exit(_exit_code(summary))
 
@@ -101,8 +94,6 @@ def _open(source: str, stream: StreamOptions, output: OutputOptions) -> Stream |
         return stream.open(source, resume=output.resume)
     if output.predictions:
         raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
-    if under_torchrun():
-        raise UsageError("torchrun has its processes share the batches of one stream; run --streams without it")
     return stream.open_all(source, resume=output.resume)
 
 
@@ -146,7 +137,6 @@ def _adapt(
     frames: Stream | dict[str, Stream],
     folder: Path,
     echo: BinaryIO | None,
-    ranks: Ranks | None,
     *,
     viewers: list[Viewer],
     **how: Any,
@@ -157,15 +147,7 @@ def _adapt(
         return adapt_streams(classifier, frames, folder, **how)
     from remtta.runs.adapt import adapt_stream
 
-    return adapt_stream(classifier, frames, folder, echo=echo, ranks=ranks, viewers=viewers, **how)
-
-
-def _follow(classifier: nn.Module, ranks: Ranks | None, **how: Any) -> NoReturn:
-    from remtta.runs.adapt import follow_stream
-
-    assert ranks is not None
-    follow_stream(classifier, ranks, **how)
-    raise typer.Exit
+    return adapt_stream(classifier, frames, folder, echo=echo, viewers=viewers, **how)
 
 
 def _exit_code(summary: RunSummary | SiteSummary) -> int:

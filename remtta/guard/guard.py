@@ -216,7 +216,7 @@ class Guard:
         self.num_looked += len(images)
         size = len(images)
         if isinstance(self.method, GradientMethod):
-            size = self.method.part_size(size) * self.method.shares.num_ranks
+            size = self.method.part_size(size)
         return torch.cat([self.method.predict_source(part) for part in images.split(size)])
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.gradient import ONE_AFTER_THE_OTHER, GradientMethod
+from remtta.methods.gradient import GradientMethod
 from remtta.methods.losses import entropy, rem_loss, total_variation
 from remtta.methods.settings import REMConfig
 from remtta.methods.views import MaskedViews
@@ -50,7 +50,6 @@ class REM(GradientMethod):
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
 
-    undivided = None
     _entropy = staticmethod(entropy)
 
     def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
@@ -59,8 +58,6 @@ class REM(GradientMethod):
         self.mean_gap = 0.0
         self._gap_batches = 0
         self._plain_views: list[tuple[Tensor, Tensor]] = []  # logits and scores of the answered batch's parts
-        if self.config.masking == "random":
-            self.undivided = ONE_AFTER_THE_OTHER
         super().__init__(model, self.config)
         log_classes = math.log(self._backbone.num_classes)
         self.margin_nats = self.config.margin * log_classes
@@ -131,9 +128,8 @@ class REM(GradientMethod):
     def _answer(self, images: Tensor) -> Tensor:
         if self._confident_nats is not None or self._batch_norms.mixes:
             return super()._answer(images)
-        own = images[self.shares.own(len(images))]
-        self._plain_views = [self._views.plain(part) for part in own.split(self.part_size(len(own)))]
-        return self.shares.gathered(torch.cat([logits for logits, _ in self._plain_views]).float(), len(images))
+        self._plain_views = [self._views.plain(part) for part in images.split(self.part_size(len(images)))]
+        return torch.cat([logits for logits, _ in self._plain_views]).float()
 
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         if self._confident_nats is not None:

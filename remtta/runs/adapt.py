@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from torch import nn
 
@@ -19,14 +18,11 @@ from remtta.runs.folder import check_folder, check_writable, default_folder
 from remtta.runs.health import HealthFile, check_health_path, vitals
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.metrics import Metrics, Watched
-from remtta.runs.planning import adapter_on, default_config, plan_run, tell_plan
+from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.streams.sources import Stream, open_stream, shown_counts
-
-if TYPE_CHECKING:
-    from remtta.runs.ranks import Ranks
 
 __all__ = ["RunSummary", "adapt_stream"]
 
@@ -49,7 +45,6 @@ def adapt_stream(
     on_batch: Callable[[RunSummary], None] | None = None,
     viewers: Sequence[Viewer] = (),
     interrupts: Interrupts | None = None,
-    ranks: Ranks | None = None,
 ) -> RunSummary:
     """Predict every frame of a stream, and adapt the model to it on the way.
 
@@ -75,7 +70,6 @@ def adapt_stream(
         on_batch: Called after every batch with the counts so far.
         viewers: Called with the frames and rows of every batch.
         interrupts: Turns signals into a clean stop.
-        ranks: Other processes, in `follow_stream`, that take a share of each batch.
 
     Returns:
         The counts and the reason why the run ended. A signal or a closed pipe
@@ -110,8 +104,6 @@ def adapt_stream(
         source_data=source_data,
         wait=interrupts.check,
     )
-    if ranks is not None:
-        plan = replace(plan, adapter=ranks.lead(plan.adapter, plan.card.sha256))
     tell_plan(plan)
     run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
     with contextlib.ExitStack() as during:
@@ -125,24 +117,3 @@ def adapt_stream(
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))
     return summary
-
-
-def follow_stream(
-    model: nn.Module,
-    ranks: Ranks,
-    *,
-    method: str = "remtta",
-    config: MethodConfig | None = None,
-    options: RunOptions | None = None,
-    source_data: str | Path | None = None,
-) -> None:
-    """Take a share of each batch of the run that the first process has with the same arguments, until it ends.
-
-    Raises:
-        UsageError: If the method cannot share its batches.
-        RemttaError: If the first process is gone, or has another model.
-    """
-    options = options or RunOptions()
-    config, card = config or default_config(method, options), card_of(model)
-    adapter, _ = adapter_on(model, method, config, options, source_data)
-    ranks.follow(adapter, card.sha256)

@@ -30,8 +30,6 @@ class Adapter:
         pace: What leaves updates out that teach next to nothing.
     """
 
-    num_processes = 1  # that take a share of each batch
-
     def __init__(
         self,
         method: Method,

@@ -229,7 +229,7 @@ class Record:
             "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),
-            "environment": {**self._environment, "processes": plan.adapter.num_processes},
+            "environment": self._environment,
         }
 
 

@@ -179,10 +179,9 @@ class Session(Generic[C]):
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
         """Put off a stop until the batch is done, if it is quick; else keep what the stop would have to save."""
-        divided = self.adapter.num_processes > 1  # no stop leaves the others alone; one of them may end the batch
-        if (divided or not self.quick) and self.adapter.method.norms_only:  # a state of gigabytes is not held twice
+        if not self.quick and self.adapter.method.norms_only:  # a state of gigabytes is not held twice
             self._mark.before = Moment(self._mark.counts or replace(self.counts), self.adapter.state())
-        with self._interrupts.held() if divided or self.quick else contextlib.nullcontext():
+        with self._interrupts.held() if self.quick else contextlib.nullcontext():
             self._mark.busy = True
             yield
 

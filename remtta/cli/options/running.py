@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +19,6 @@ from remtta.runs.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from remtta.runs.ranks import Ranks
 
 _option = partial(typer.Option, rich_help_panel="Running")
 
@@ -66,24 +60,6 @@ class RunningOptions:
         """Whether messages are JSON Lines."""
         return self.log_format == "json"
 
-    @property
-    def follows(self) -> bool:
-        """Whether this process only takes a share of the batches that the first process of torchrun reads."""
-        return under_torchrun() and os.environ["RANK"] != "0"
-
-    @contextlib.contextmanager
-    def ranks(self, interrupts: Interrupts) -> Iterator[Ranks | None]:
-        """The processes of torchrun, of which only the first tells what happens; None without it."""
-        if not under_torchrun():
-            yield None
-            return
-        from remtta.runs.ranks import Ranks
-
-        if self.follows:
-            logging.getLogger("remtta").setLevel(logging.ERROR)
-        with Ranks(self.device, interrupts) as ranks:
-            yield ranks
-
     def command(self) -> AbstractContextManager[Interrupts]:
         """`reporting.command` with these messages."""
         return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
@@ -101,11 +77,6 @@ class RunningOptions:
             from remtta.backbones.registry import compile_blocks
 
             compile_blocks(model)
-
-
-def under_torchrun() -> bool:
-    """Whether this is one of several processes that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @dataclass(frozen=True)
