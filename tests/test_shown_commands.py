@@ -25,7 +25,7 @@ NOT_RUN = {
     r"adapt clip.mp4 .*--batch-size 128": "is for several processes; has tests of its own",
     r"adapt -|.*--print-config|.*--config": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
-    r".*--by doubt|report run1 --masks": "takes the run's own model; has tests of its own",
+    r"report run1 --masks": "takes the run's own model; has tests of its own",
     r"report run1 run2 table1": "takes an evaluation; has tests of its own",
 }
 
@@ -83,5 +83,5 @@ def on_tiny_data(words: list[str]) -> list[str]:
 
 def test_most_commands_without_a_reason_are_there() -> None:
     names = {words[0] for shown in SHOWN.values() for words in shown}
-    assert {"adapt", "apply", "inspect", "report", "pick", "methods"} <= names
+    assert {"adapt", "apply", "inspect", "report", "methods"} <= names
     assert {"delta diff", "delta average", "delta scale", "delta push", "delta pull", "delta log"} <= names

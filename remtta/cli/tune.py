@@ -51,7 +51,7 @@ class GridOptions:
     ] = DEFAULT_BATCH_SIZE
     true_labels: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV of source and label_true, as remtta pick writes, of some frames."),
+        typer.Option(metavar="FILE", help="CSV of source and label_true, of some frames."),
     ] = None
 
     @refused_values()

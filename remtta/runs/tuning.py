@@ -248,7 +248,7 @@ def read_true_labels(path: Path, names: Sequence[str] | None) -> dict[Frame, int
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             reader = csv.DictReader(file)
             if not {"source", "label_true"} <= {*(reader.fieldnames or ())}:
-                raise UsageError(f"{path} needs the columns source and label_true, as remtta pick writes them")
+                raise UsageError(f"{path} needs the columns source and label_true")
             for row in reader:
                 told = row["label_true"].strip()
                 if told and not told.isdecimal() and told not in numbers:
