@@ -17,7 +17,7 @@ from tests.runs.tiny import adapt_tiny
 from tests.test_documents import PAGES, commands
 
 NOT_RUN = {
-    r"demo|bench|tune|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
+    r"demo|bench|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
     r"eval|corrupt|doctor": "takes a data set; has tests of its own",
     r"export|adapt cams.txt": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
