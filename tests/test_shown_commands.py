@@ -17,14 +17,14 @@ from tests.runs.tiny import adapt_tiny
 from tests.test_documents import PAGES, commands
 
 NOT_RUN = {
-    r"demo|bench|tune|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
+    r"demo|bench|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
     r"eval|corrupt|doctor": "takes a data set; has tests of its own",
     r"export|adapt cams.txt": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
     r"delta push .*s3://": "takes a server; has tests of its own",
     r"adapt -|.*--print-config|.*--config": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
-    r".*--by doubt|report run1 --masks": "takes the run's own model; has tests of its own",
+    r"report run1 --masks": "takes the run's own model; has tests of its own",
     r"report run1 run2 table1": "takes an evaluation; has tests of its own",
 }
 
@@ -82,5 +82,5 @@ def on_tiny_data(words: list[str]) -> list[str]:
 
 def test_most_commands_without_a_reason_are_there() -> None:
     names = {words[0] for shown in SHOWN.values() for words in shown}
-    assert {"adapt", "apply", "inspect", "report", "pick", "methods"} <= names
+    assert {"adapt", "apply", "inspect", "report", "methods"} <= names
     assert {"delta diff", "delta average", "delta scale", "delta push", "delta pull", "delta log"} <= names

@@ -22,11 +22,9 @@ from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.models import models
-from remtta.cli.pick import pick
 from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.text_embed import text_embed
-from remtta.cli.tune import tune
 from remtta.cli.usage import Application, Command, print_all_help
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -36,8 +34,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export,
     "inspect": inspect,
     "doctor": doctor,
-    "tune": tune,
-    "pick": pick,
     "report": report,
     "text-embed": text_embed,
     "delta diff": delta.diff,

@@ -100,7 +100,7 @@ def evaluate(
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
             arguments = model_arguments(given | {"checkpoint": path} | _fixed_inputs(given, fixed), start)
-            classifier = _load(root, arguments, labels, running, adapts=adapts)
+            classifier = _load(None if data.labels_file else root, arguments, labels, running, adapts=adapts)
             datasets = {
                 (*name, *severity): _open(root, classifier, severities=levels, **selection)
                 for severity, levels in severities.items()
@@ -140,13 +140,13 @@ def _check_root(root: str) -> None:
 
 
 def _load(
-    root: str, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
+    root: str | None, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
 ) -> nn.Module:
     """The model; a zero-shot model is told its classes by the data set's folders where nobody else does."""
     from remtta.evaluation.datasets import class_names
     from remtta.models.prompts import is_zero_shot
 
-    if labels is None and is_zero_shot(arguments["name"]) and not arguments.get("labels"):
+    if labels is None and root is not None and is_zero_shot(arguments["name"]) and not arguments.get("labels"):
         labels = class_names(root)
     return load_classifier(arguments, labels, running.device, adapts=adapts, quiet=running.quiet)
 

@@ -17,6 +17,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
 from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set, spoken_names
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of, wanted_domains
+from remtta.evaluation.listed import listed_domain
 from remtta.evaluation.shards import find_shards, shard_domain
 from remtta.evaluation.trees import choose_folders, choose_severities, image_at, image_sizes, list_images, scan_tree
 from remtta.remote import Folder, Stored, folder_at
@@ -78,6 +79,7 @@ def open_dataset(
     class_map: Mapping[str, int] | None = None,
     limit: int | None = None,
     complete: bool = False,
+    labels_file: Path | None = None,
 ) -> Dataset:
     """Find the labelled domains under a folder, and check everything that can go wrong before any work.
 
@@ -92,6 +94,7 @@ def open_dataset(
         class_map: Class folder to class number.
         limit: At most so many images per domain, the same for every corruption.
         complete: Where some of the fifteen standard corruptions are there, all must be, unless `domains` names some.
+        labels_file: A list of images and their classes, relative to the root, to evaluate on in its order.
 
     Raises:
         UsageError: If there is no such folder, domain or severity, a domain holds no images, arrays do not fit, or a
@@ -104,8 +107,15 @@ def open_dataset(
         return _open_tree(place, num_classes, labels, domains, severities, image_list, class_map, limit, complete)
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
+    selected = any(each is not None for each in (domains, severities, image_list, class_map))
+    if labels_file is not None:
+        if selected:
+            raise UsageError(
+                "--labels-file names the images; leave --domains, --severity, --image-list, --class-map out"
+            )
+        return _open_listed(place, labels_file, num_classes, labels, limit)
     if shards := find_shards(place):
-        if any(each is not None for each in (domains, severities, image_list, class_map)):
+        if selected:
             raise UsageError(
                 f"{place} is one stored stream; leave --domains, --severity, --image-list, --class-map out"
             )
@@ -231,6 +241,11 @@ def _warn_of_unequal(domains: Sequence[Domain]) -> None:
     if len({len(domain.sources) for domain in domains}) > 1:
         counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in domains)
         _log.warning("the domains differ in their number of images: %s", counts)
+
+
+def _open_listed(root: Path, file: Path, num_classes: int, names: Sequence[str] | None, limit: int | None) -> Dataset:
+    domain = listed_domain(file, root, num_classes, names, limit)
+    return _numbered(root, f"images listed in {file}", [domain], domain.labels, image_sizes(root, domain.sources))
 
 
 def _open_shards(root: Path, shards: list[Path], num_classes: int, limit: int | None) -> Dataset:

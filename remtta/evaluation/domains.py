@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from remtta.errors import UsageError
 from remtta.remote import Folder
-from remtta.streams.images import natural_key
+from remtta.streams.images import load_image, natural_key
 
 STANDARD = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -58,6 +59,15 @@ class Domain:
     def title(self) -> str:
         """Name and severity, as the field prints them: "gaussian_noise5"."""
         return title_of(self.name, self.severity)
+
+
+def load_at(sources: Sequence[str], position: int) -> Image.Image:
+    """Decode the image file at a position.
+
+    Raises:
+        FrameError: If it cannot be decoded.
+    """
+    return load_image(Path(sources[position]))
 
 
 def title_of(name: str, severity: int | None) -> str:

@@ -46,7 +46,7 @@ HOMONYMS = {
     "--model": "bench asks for one with random weights",
     "-m": "the same",
     "--on-error": "skips frames in adapt, stops at images in eval",
-    "--output": "folder of a run, an evaluation, a demo, an export; file of apply, delta and report; list of pick",
+    "--output": "folder of a run, an evaluation, a demo, an export; file of apply, delta and report",
     "-o": "the same",
     "--overwrite": "a run, an evaluation, a demo, a tree; files of apply, delta, export and report",
     "--reset-every": "frames of adapt, images of eval",

@@ -63,6 +63,9 @@ class DataOptions:
         _data("--apart", help="Each severity, by default all five, by itself: from the source weights, in a table."),
     ] = False
     image_list: Annotated[Path | None, _data(help="Only these images, in this order: wnid/name per line.")] = None
+    labels_file: Annotated[
+        Path | None, _data(metavar="FILE", help="One domain of these images: path<TAB>class or path,class per line.")
+    ] = None
     class_map: Annotated[Path | None, _data(help="Class folder and class number per line, or JSON.")] = None
     limit: Annotated[int | None, _data(min=1, help="At most so many images per domain.")] = None
     resize: Annotated[str, _data(help="auto (not if images have the input size already), always or never.")] = "auto"
@@ -119,4 +122,5 @@ class DataOptions:
             "image_list": None if self.image_list is None else read_image_list(self.image_list),
             "class_map": self.folders(),
             "limit": self.limit,
+            "labels_file": self.labels_file,
         }
