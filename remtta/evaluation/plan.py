@@ -19,8 +19,7 @@ from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
 from remtta.methods.settings.names import check_method_names, method_of
 from remtta.models.card import ModelCard
 from remtta.options import EvalOptions
-
-_NOT_TOLD = ("overwrite", "resume", "save_every_s", "on_error", "engine", "jobs")  # what --resume may change
+from remtta.options.option import fixed_fields
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class EvalPlan:
 
     def settings(self) -> dict[str, Any]:
         """Everything that the numbers depend on, ready for JSON."""
-        options = {name: value for name, value in asdict(self.options).items() if name not in _NOT_TOLD}
+        options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # which JSON has no number for
         return {

@@ -98,6 +98,8 @@ def evaluate(
         Stopped: If a signal came in; the progress is saved for `resume`.
     """
     options = options or EvalOptions()
+    if options.order is None:
+        options = replace(options, order="shuffled" if dataset.shuffled else "stored")
     chosen = checked_methods(methods, options.batch_size)
     check_source_data(map(method_of, chosen), source_data)
     base_sha256 = state_sha256(model)

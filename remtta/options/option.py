@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from remtta.errors import UsageError, check
 
+T = TypeVar("T")
 Panel = Literal["Stream", "Model", "Method", "Answers and guard", "Output and running", "Data", "Protocol"]
 
 
@@ -94,7 +96,7 @@ class Member:
     default: Any
     metadata: tuple[Any, ...]
 
-    def first[T](self, kind: type[T]) -> T | None:
+    def first(self, kind: type[T]) -> T | None:
         """The metadata of a kind, if there is some."""
         return next((each for each in self.metadata if isinstance(each, kind)), None)
 
@@ -194,6 +196,26 @@ def is_list(member: Member) -> bool:
 def read_names(text: str) -> Iterator[str]:
     """`fog, snow` to names."""
     return (name.strip() for name in text.split(",") if name.strip())
+
+
+def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """`img_size=32` and the like to Python values; what is no literal stays text.
+
+    Raises:
+        UsageError: If one is no pair.
+    """
+    read: dict[str, Any] = {}
+    for pair in pairs:
+        key, found, value = pair.partition("=")
+        if option == "--set" and found and "." in key:
+            raise UsageError(f"--set {pair}: there is only one method here; write {key.partition('.')[2]}={value}")
+        if not found or not key.isidentifier():
+            raise UsageError(f"{option} takes key=value pairs, got {pair!r}")
+        try:
+            read[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
+            read[key] = value
+    return read
 
 
 def read_size(text: str) -> int:

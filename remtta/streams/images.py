@@ -8,18 +8,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from remtta.errors import DownloadError, FrameError
+from remtta.options.stream import Sort
 from remtta.remote import Stored
 from remtta.streams.memory import Share, current_share
 from remtta.streams.pillow import load_plugins, opened
-
-Sort = Literal["name", "mtime", "none"]
 
 _log = logging.getLogger("remtta")
 

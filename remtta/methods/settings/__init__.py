@@ -43,12 +43,13 @@ from remtta.methods.settings.zero_shot import (
     WATTConfig,
 )
 from remtta.options import Action, Answer
+from remtta.options.option import Member, members_of
 
 __all__ = [
     "FULL_BATCH",
-    "METHOD_TABLE",
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
+    "METHOD_TABLE",
     "ZERO_SHOT",
     "BATCLIPConfig",
     "BECoTTAConfig",
@@ -186,7 +187,8 @@ METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHO
 
 def algorithm_of(name: str) -> str:
     """Name of the published method that runs under a name: `rem` for `remtta`."""
-    return METHOD_TABLE[name].algorithm or name
+    named = METHOD_TABLE.get(name)
+    return named.algorithm or name if named else name
 
 
 def check_method(name: str, known: Collection[str]) -> None:
@@ -225,8 +227,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         settings = {**settings, "lr": kind.lr_at(batch_size)}
     if settings.get("anchor") == "auto":
         settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    settings = {key: _of_type(types[key], f"{name}'s {key}", value) for key, value in settings.items()}
+    members = {member.name: member for member in members_of(kind)}
+    settings = {key: _of_type(members[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
         return kind(**settings)
     except UsageError:
@@ -242,28 +244,28 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     and pull are in balance within the reach of it.
     """
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
-    share = 1 - math.exp(-_of_type("float", f"{name}'s lr", lr) / REACH)
+    check(isinstance(lr, (int, float)) and not isinstance(lr, bool), f"{name}'s lr", lr, "a number")
+    share = 1 - math.exp(-lr / REACH)
     return min(share, _MOST_ANCHOR)
 
 
-def _of_type(annotation: str, name: str, value: Any) -> Any:
+def _of_type(member: Member, name: str, value: Any) -> Any:
     """The value of a setting, which may have come as text, as its type has it.
 
     Raises:
         UsageError: If it is of another type.
     """
-    wanted = annotation.removesuffix(" | None")
-    or_none = " or None" if wanted != annotation else ""
+    wanted, or_none = member.type, " or None" if member.optional else ""
     if value is None and or_none:
         return None
-    if wanted == "bool":
+    if wanted is bool:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"
         check(isinstance(value, bool), name, value, "true or false")
-    elif wanted in ("int", "float"):
-        number = isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
-        check(number, name, value, ("a whole number" if wanted == "int" else "a number") + or_none)
-    elif wanted == "str":
+    elif wanted in (int, float):
+        number = isinstance(value, int if wanted is int else (int, float)) and not isinstance(value, bool)
+        check(number, name, value, ("a whole number" if wanted is int else "a number") + or_none)
+    elif wanted is str:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if isinstance(value, (tuple, list)):  # what Python reads in "0,2"
