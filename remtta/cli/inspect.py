@@ -109,7 +109,6 @@ def _run_lines(run: dict[str, Any], *, alive: bool | None) -> list[str]:
         f"frames       {counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
         *_guard_lines(run.get("guard"), run.get("options")),
         *_pace_lines(run.get("pace")),
-        *_memory_lines(run.get("memory")),
     ]
 
 
@@ -118,19 +117,6 @@ def _pace_lines(pace: dict[str, int] | None) -> list[str]:
         return []
     share = 100 * pace["adapted_on"] / max(1, pace["frames"])
     return [f"pace         adapted on {share:.0f} % of frames; {pace['changes']} changes"]
-
-
-def _memory_lines(conditions: list[dict[str, int]] | None) -> list[str]:
-    if conditions is None:
-        return []
-    returns = sum(condition["visits"] - 1 for condition in conditions)
-    lines = [
-        f"memory       {len(conditions)} conditions, which came back {returns} times in all; the present one first:"
-    ]
-    for each in conditions:
-        gone = f", gone for {each['away']}" if each["away"] else ""
-        lines.append(f"             {each['frames']} frames in {each['visits']} visits{gone}")
-    return lines
 
 
 def _guard_lines(guard: dict[str, Any] | None, options: Any) -> list[str]:

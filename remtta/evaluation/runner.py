@@ -29,12 +29,11 @@ from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.guard.guard import guarded
-from remtta.guard.memory import REMEMBERED, remembering
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import action_of, answer_of, has_memory, is_guarded, is_smoothed, method_of
+from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.models.card import card_of
 from remtta.models.classes import restricted_classes
@@ -156,7 +155,7 @@ class _Evaluation:
             progress, state = self._go_on(earlier, methods)
         else:
             progress, state = self._begin(), {}
-        eventful, every_s = any(is_guarded(name) or has_memory(name) for name in methods), plan.options.save_every_s
+        eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
         on_save = self._mirror.send_if_due if self._mirror else lambda: None
         with Ledger(self._folder, progress, save_every_s=every_s, eventful=eventful, on_save=on_save) as ledger:
             runs = list(itertools.product(methods, plan.options.seeds))
@@ -310,9 +309,9 @@ class _Evaluation:
 
 
 def _check_additions(plan: EvalPlan) -> None:
-    """Refuse a guard or a memory of a method that cannot have one, before anything is run."""
+    """Refuse a guard of a method that cannot have one, before anything is run."""
     for name, config in plan.methods.items():
-        if is_guarded(name) or has_memory(name):
+        if is_guarded(name):
             method = build_method(method_of(name), plan.model, config)
             try:
                 _adapter(plan, name, method)
@@ -330,4 +329,4 @@ def _adapter(plan: EvalPlan, name: str, method: Method) -> Adapter:
     if is_guarded(name) and (guard is None or guard.options.action == "off"):
         raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
     smoother = Smoother(len(plan.numbers)) if is_smoothed(name) else None
-    return Adapter(method, guard, smoother, memory=remembering(method, REMEMBERED if has_memory(name) else 0, config))
+    return Adapter(method, guard, smoother)

@@ -58,25 +58,18 @@ class AdaptedWeights:
         return self._committed
 
     @torch.no_grad()
-    def commit(self, updates: int = 1) -> None:
-        """Make the current values, of so many updates more, the adapted weights, rounded to `source + delta`."""
+    def commit(self) -> None:
+        """Make the current values, of one update more, the adapted weights, rounded to `source + delta`."""
         delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
         for name, parameter in self._tracked.items():
             parameter.copy_(self._source[name] + delta[name])
-        self._committed = (delta, self._committed[1] + updates)
+        self._committed = (delta, self._committed[1] + 1)
 
     @torch.no_grad()
     def pull(self, share: float) -> None:
         """Move the adapted weights this share of the way back to the source's."""
         for name, parameter in self.parameters.items():
             parameter.lerp_(self._source[name], share)
-
-    @torch.no_grad()
-    def approach(self, delta: Mapping[str, Tensor], share: float) -> None:
-        """Move the adapted weights this share of the way to source plus delta; that is no update."""
-        for name, parameter in self._tracked.items():
-            parameter.lerp_(self._source[name] + delta[name], share)
-        self.commit(updates=0)
 
     @torch.no_grad()
     def reset(self) -> None:

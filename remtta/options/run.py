@@ -84,7 +84,6 @@ class RunOptions:
         ),
         Fixed(),
     ] = "off"
-    memory: int = 0
     estimate: Annotated[
         float | None,
         Option(
@@ -183,7 +182,6 @@ class RunOptions:
         Literal["skip", "stop"],
         Option("At a frame that cannot be read.", panel="Output and running"),
     ] = "skip"
-    share: float = 0.0
     seed: Annotated[
         int, Option("Seed of every random choice.", min=0, max=MOST_SEED, panel="Output and running"), Fixed()
     ] = 0

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from remtta.guard.accuracy import Estimator
 from remtta.guard.guard import ALONE, Guard, Said
-from remtta.guard.memory import Memory
 from remtta.guard.pace import Pace
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
@@ -26,7 +25,6 @@ class Adapter:
         guard: What watches it.
         smoother: What has answers go by the frames before, too.
         estimator: What tells how often they are right.
-        memory: What brings back what a condition had taught.
         pace: What leaves updates out that teach next to nothing.
     """
 
@@ -36,11 +34,10 @@ class Adapter:
         guard: Guard | None = None,
         smoother: Smoother | None = None,
         estimator: Estimator | None = None,
-        memory: Memory | None = None,
         pace: Pace | None = None,
     ) -> None:
         self.method, self.guard, self.smoother, self.estimator = method, guard, smoother, estimator
-        self.memory, self.pace = memory, pace
+        self.pace = pace
         self._said = ALONE
 
     @property
@@ -78,28 +75,10 @@ class Adapter:
         work()
 
     def worth(self, pixels: Tensor, fit: Tensor) -> bool:
-        """Whether an update on the fit ones of the next frames is worth its time; arguments as of `recall`."""
+        """Whether an update on the fit ones (B,) of the next frames (B, 3, H, W), preprocessed, is worth its time."""
         if self.pace is None or self.retired or not fit.any():
             return True
         return self.pace.wants(pixels[fit.to(pixels.device)])
-
-    def recall(self, pixels: Tensor, fit: Tensor, behind: tuple[int, int]) -> tuple[int, int]:
-        """Have the weights of their condition in place for frames of which the fit ones are learned from next.
-
-        Args:
-            pixels: Shape (B, 3, H, W), preprocessed.
-            fit: Shape (B,), on the CPU.
-            behind: Frames behind the weights, and of these, since the last reset.
-
-        Returns:
-            The same of the weights that are now in place.
-        """
-        if self.memory is None or self.retired or not fit.any():
-            return behind
-        return self.memory.look(pixels[fit.to(pixels.device)], behind)
-
-    def share(self) -> None:
-        """Take something over of what others on the same model learned: here there are none."""
 
     def predict(
         self, pixels: Tensor, fit: Tensor | None = None, labels: Tensor | None = None, *, later: bool = False
@@ -170,7 +149,7 @@ class Adapter:
     @property
     def _beside(self) -> list[Stateful]:
         """Whatever has a state beside the method."""
-        return [each for each in (self.guard, self.smoother, self.estimator, self.memory, self.pace) if each]
+        return [each for each in (self.guard, self.smoother, self.estimator, self.pace) if each]
 
     def learn(self) -> None:
         """Adapt to the images of the last `predict` with `later`."""
@@ -183,8 +162,8 @@ class Adapter:
             self.guard.reset()
 
     def events(self) -> list[dict[str, Any]]:
-        """What is new, what the memory brought back, the guard decided, and the estimator told, since the last call."""
-        tellers = (self.pace, self.memory, self.guard.judge if self.guard else None, self.estimator)
+        """What is new, what the guard decided, and the estimator told, since the last call."""
+        tellers = (self.pace, self.guard.judge if self.guard else None, self.estimator)
         return [event for teller in tellers if teller for event in teller.events()]
 
     def state(self) -> dict[str, Tensor]:

@@ -44,10 +44,8 @@ _RUN_MAY_HAVE: Shape = {
     "method.ranking_weight": float,
     "method.anchor": float,
     "guard": dict,
-    "memory": list,
     "pace": dict,
 }
-_CONDITION: Shape = {"frames": int, "visits": int, "away": int}
 _PACE: Shape = {"frames": int, "adapted_on": int, "changes": int}
 _GUARD: Shape = {"alarms": int, "answered_by_source": int}
 _EVALUATION: Shape = {
@@ -124,9 +122,6 @@ def read_run(folder: Path) -> dict[str, Any]:
             check_entries(run["guard"], _GUARD)
         if run.get("pace") is not None:
             check_entries(run["pace"], _PACE)
-        for condition in run.get("memory") or ():
-            check_entries({"condition": condition}, {"condition": dict})
-            check_entries(condition, _CONDITION)
         for ratio in run["method"].get("mask_ratios") or ():
             check_entries({"mask ratio": ratio}, {"mask ratio": float})
     except ValueError as error:

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +17,6 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
-from remtta.guard.memory import remembering
 from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
@@ -88,8 +86,13 @@ def plan_run(
         DeltaError: If the delta does not fit the model.
     """
     options = own_guard(method, options)
-    adapter, learned = adapter_on(model, method, config, options, source_data, wait)
-    built = adapter.method
+    torch.manual_seed(options.seed)
+    built = build_method(method, model, config)
+    _check_method(built, method, source_data, options)
+    learned = None
+    if source_data is not None and built.needs_source:
+        learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
+    guard = guarded(built, options.guard, config, sparing=options.adapt == "auto")
     estimator = _estimator(built, card, source_data, options, folder, wait)
     if options.max_memory is not None and config.micro_batch is None:
         config = _within_memory(built, card, config, folder, options)
@@ -98,28 +101,7 @@ def plan_run(
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
     pace = pacing(built, options.adapt, config)
-    adapter = Adapter(built, adapter.guard, smoother, estimator, adapter.memory, pace)
-    return Plan(card, adapter, method, config, options, stream, delta, learned)
-
-
-def adapter_on(
-    model: nn.Module,
-    method: str,
-    config: MethodConfig,
-    options: RunOptions,
-    source_data: str | Path | None,
-    wait: Callable[[], None] = lambda: None,
-) -> tuple[Adapter, dict[str, Any] | None]:
-    """A method on a model at its source weights, with guard and memory; and what it learned from source images."""
-    torch.manual_seed(options.seed)
-    built = build_method(method, model, config)
-    _check_method(built, method, source_data, options)
-    learned = None
-    if source_data is not None and built.needs_source:
-        learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
-    memory = remembering(built, options.memory, config)
-    guard = guarded(built, options.guard, config, sparing=options.adapt == "auto")
-    return Adapter(built, guard, memory=memory), learned
+    return Plan(card, Adapter(built, guard, smoother, estimator, pace), method, config, options, stream, delta, learned)
 
 
 def tell_plan(plan: Plan) -> None:

@@ -25,7 +25,9 @@ _WHEN_GOING_ON: Shape = {
     "method": dict,
     "method.micro_batch": int,
     "options": dict,
+    "environment": dict,
     "settings": dict,
+    "settings.methods": dict,
     "methods": dict,
     "status": str,
 }

@@ -73,8 +73,6 @@ class Plan:
         room = delta + state + 2 * delta + 3 * _HEADER_BYTES
         if self.adapter.guard:
             room += self.adapter.guard.most_bytes(self.card.num_classes)
-        if self.adapter.memory:
-            room += self.adapter.memory.most * delta
         return min(room, _MOST_BYTES)
 
 
@@ -224,7 +222,6 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
-            "memory": plan.adapter.memory.record() if plan.adapter.memory else None,
             "pace": plan.adapter.pace.record() if plan.adapter.pace else None,
             "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
+    ("options", "share"): ("--share", 0.0),
+    ("options", "memory"): ("--memory", 0),
     ("environment", "processes"): ("batches shared over ranks (torchrun)", 1),
 }
 """Entries of a record by group and name: what was removed, and the value that says that it was not used."""
+
+_ADDITIONS = ("memory",)
+"""What `NAME+ADDITION` of an evaluation was."""
+
+_TENSORS = {"memory.": "--memory"}
+"""Beginnings of tensors' names in a state: what was removed. All zeros say that it was not used."""
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -28,13 +39,42 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
         for (place, name), (what, unused) in _SETTINGS.items():
             if place == group and settings.pop(name, unused) != unused:
                 raise _removed(path, what)
+    for name in _evaluated(record):
+        for added in name.split("+")[1:]:
+            if added in _ADDITIONS:
+                raise _removed(path, name)
+
+
+def kept_tensors(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state without the tensors of what was removed and had not been used.
+
+    Args:
+        path: The file.
+        state: Its tensors by name.
+
+    Raises:
+        UsageError: Saying what was removed.
+    """
+    kept = dict(state)
+    for name, tensor in state.items():
+        what = next((what for start, what in _TENSORS.items() if name.startswith(start)), None)
+        if what and tensor.any():
+            raise _removed(path, what)
+        if what:
+            del kept[name]
+    return kept
 
 
 def _groups(record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Settings in a run's record, and those of an evaluation's methods."""
-    for group in ("environment", "options", "method"):
-        if isinstance(record.get(group), dict):
-            yield group, record[group]
+    yield from ((group, record[group]) for group in ("environment", "options", "method") if record.get(group))
+    yield from (("method", settings) for settings in _evaluated(record).values())
+
+
+def _evaluated(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings of an evaluation's methods, by the names that it gave them."""
+    methods = (record.get("settings") or {}).get("methods") or {}
+    return {name: settings for name, settings in methods.items() if isinstance(settings, dict)}
 
 
 def _removed(path: Path, what: str) -> UsageError:

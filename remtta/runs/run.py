@@ -66,7 +66,7 @@ class Run:
         self.summary = RunSummary(
             folder, place, smooths=plan.adapter.smoother is not None, paced=plan.adapter.pace is not None
         )
-        deciding = plan.adapter.watched or plan.adapter.memory or plan.adapter.pace
+        deciding = plan.adapter.watched or plan.adapter.pace
         eventful = live or deciding or plan.options.expire_below is not None
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
         self.record = Record(plan, folder)

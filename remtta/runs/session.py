@@ -220,7 +220,6 @@ class Session(Generic[C]):
             called = bool(fit.any()) and not self.adapter.retired
             labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
             started = time.monotonic()
-            behind = self.adapter.recall(pixels, fit, behind)
             update = method.num_updates
             raw = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
             self._check_finite(raw, batch)

@@ -30,7 +30,7 @@ from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
-from remtta.runs.turns import Mean, SharingAdapter, Turns
+from remtta.runs.turns import SharingAdapter, Turns
 from remtta.streams.batches import decoding_budget
 from remtta.streams.sources import Stream
 
@@ -149,7 +149,7 @@ def adapt_streams(
     if health is not None:
         check_health_path(Path(health), folder)
     config, card = config or default_config(method, options), card_of(model)
-    memory, turns, mean = decoding_budget(options, card.preprocessing), Turns(), Mean(options.share)
+    memory, turns = decoding_budget(options, card.preprocessing), Turns()
     plans: dict[str, Plan] = {}
     for name, stream in streams.items():
         plan = plan_run(
@@ -165,10 +165,10 @@ def adapt_streams(
             wait=interrupts.check,
         )
         own = plan.adapter.method
-        _check_shared(own, method, options.share)
+        _check_norms_only(own, method)
         own.leave()
         config = plan.config  # with a micro-batch that is chosen once
-        plans[name] = replace(plan, adapter=SharingAdapter(plan.adapter, turns, interrupts.part(), mean), memory=memory)
+        plans[name] = replace(plan, adapter=SharingAdapter(plan.adapter, turns, interrupts.part()), memory=memory)
     tell_plan(next(iter(plans.values())))
     site = _Site(folder, plans, turns, interrupts, on_batch)
     with contextlib.ExitStack() as during:
@@ -181,10 +181,8 @@ def adapt_streams(
     return site.summary
 
 
-def _check_shared(own: Method, method: str, share: float) -> None:
-    """Refuse a method of which every stream would need a model of its own, or that has nothing to share."""
-    if share and not own.committed[0]:
-        raise UsageError(f"{method} changes no weights that streams could share; leave --share out")
+def _check_norms_only(own: Method, method: str) -> None:
+    """Raise UsageError if every stream would need a model of its own."""
     if not own.norms_only:
         raise UsageError(
             f"{method} changes every weight, so the streams of --streams could not share a model; run it on each "

@@ -13,6 +13,7 @@ from torch import Tensor
 from remtta.deltas.reading import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.runs.removed import kept_tensors
 
 _POSITION = "position"
 
@@ -43,7 +44,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `save_state` wrote.
 
     Raises:
-        UsageError: If the file is damaged.
+        UsageError: If the file is damaged, or of a run that used what was removed since.
         RemttaError: If it cannot be read.
     """
     try:
@@ -55,7 +56,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return position, tensors
+    return position, kept_tensors(path, tensors)
 
 
 def take_back(path: Path, state: Mapping[str, Tensor], *owners: Stateful) -> None:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from remtta.methods.method import Method
 from remtta.runs.adapter import Adapter
 from remtta.runs.interrupts import Interrupts, Stopped
 
@@ -62,34 +57,6 @@ class Turns:
                     turn.set_exception(error)
 
 
-class Mean:
-    """The mean of what methods on one model learned, of each as of its last save; used in turns.
-
-    Args:
-        share: How far each goes to it; 0 for not at all.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._deltas: dict[Method, Mapping[str, Tensor]] = {}
-
-    def note(self, method: Method) -> None:
-        """Have a method's delta in the mean, while it has learned anything."""
-        delta, updates = method.committed
-        self._deltas.pop(method, None)
-        if updates and self._share:
-            self._deltas[method] = delta
-
-    def draw(self, method: Method) -> None:
-        """Have a method go its share of the way to the mean of all, its own among them."""
-        self.note(method)
-        if method in self._deltas:
-            each = list(self._deltas.values())
-            mean = {name: torch.stack([delta[name] for delta in each]).mean(0) for name in self._deltas[method]}
-            method.approach(mean, self._share)
-            self.note(method)
-
-
 class SharingAdapter(Adapter):
     """A method on a model that others adapt, too; between its turns the model has its source weights.
 
@@ -97,12 +64,11 @@ class SharingAdapter(Adapter):
         alone: The same for a model of its own.
         turns: Whose turn it is.
         interrupts: Ends the wait for a turn.
-        mean: What all of them learned, to take a share of at each save.
     """
 
-    def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts, mean: Mean) -> None:
-        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.memory, alone.pace)
-        self._turns, self._interrupts, self._mean = turns, interrupts, mean
+    def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts) -> None:
+        super().__init__(alone.method, alone.guard, alone.smoother, alone.estimator, alone.pace)
+        self._turns, self._interrupts = turns, interrupts
 
     def in_turn(self, work: Callable[[], None]) -> None:
         """Do what needs the adapted weights in the model, when it is this run's turn.
@@ -111,14 +77,6 @@ class SharingAdapter(Adapter):
             Stopped: If a stop comes before.
         """
         self._turns.take(partial(self._with_weights, work), self._interrupts)
-
-    def share(self) -> None:
-        """Go some of the way to the mean of all."""
-        self._mean.draw(self.method)
-
-    def take_back(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        super().take_back(path, state)
-        self._mean.note(self.method)
 
     def _with_weights(self, work: Callable[[], None]) -> None:
         self.method.enter()

@@ -41,7 +41,6 @@ HOMONYMS = {
     "--jobs": "runs of eval at a time, images of corrupt",
     "-j": "the same",
     "--limit": "frames of adapt, images per domain of eval, images per class of corrupt",
-    "--memory": "conditions that adapt remembers, what bench measures",
     "--methods": "those of eval, subjects of bench",
     "--model": "bench asks for one with random weights",
     "-m": "the same",

@@ -21,7 +21,7 @@ from remtta.options import GuardOptions, RunOptions
 from remtta.runs.adapter import Adapter
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit
-from tests.guard.test_memory import condition
+from tests.guard.test_conditions import condition
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_in_parts, adapt_tiny
 
@@ -148,7 +148,7 @@ def test_a_run_goes_on_bit_for_bit_and_tells_what_it_adapted_on(
     shift: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("remtta.guard.conditions._BLOCK", 10)
-    options: dict[str, Any] = {"batch_size": 10, "adapt": "auto", "memory": 2}
+    options: dict[str, Any] = {"batch_size": 10, "adapt": "auto"}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     summary = adapt_tiny(shift, whole, "tent", options=options)
     rows, record = rows_of(whole), record_of(whole)

@@ -16,7 +16,6 @@ import torch
 from remtta import load_delta
 from remtta.deltas import DELTA
 from remtta.errors import UsageError
-from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_CONFIGS
 from remtta.models.hashing import state_sha256
 from remtta.options import RunOptions
@@ -26,10 +25,10 @@ from remtta.runs.health import HealthFile
 from remtta.runs.inspection import describe_folder
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.site import SiteSummary, adapt_streams
-from remtta.runs.turns import Mean, Turns
+from remtta.runs.turns import Turns
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream
-from tests.conftest import draw_folder, happens, random_images, tiny_vit
+from tests.conftest import draw_folder, happens, tiny_vit
 from tests.records import json_of, record_of, rows_of
 from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
 from tests.streams.fakes import GATE, FakeCamera, noise, source_of
@@ -216,39 +215,3 @@ def test_an_error_in_one_update_ends_that_stream_alone(
     assert (summary["odd"].exit_reason, summary["yard"].exit_reason) == ("error: ValueError('a bug')", "completed")
     assert "odd: ValueError('a bug')" in caplog.messages
     assert len(rows_of(tmp_path / "odd")) >= 6
-
-
-def test_streams_that_share_go_towards_the_mean_of_what_they_learned() -> None:
-    model = tiny_vit()
-    methods = [build_method("tent", model, CONFIGS["tent"]) for _ in range(3)]
-    for number, method in enumerate(methods[:2]):
-        method(random_images(4, seed=number))
-        method.leave()
-    first, second = (method.delta() for method in methods[:2])
-    mean = Mean(0.5)
-    for method in (methods[1], methods[2], methods[0]):  # the third has learned nothing, and neither gives nor takes
-        method.enter()
-        mean.draw(method)
-        method.leave()
-    assert methods[1].num_updates == 1
-    assert all(torch.equal(tensor, second[name]) for name, tensor in methods[1].delta().items())
-    assert not any(tensor.any() for tensor in methods[2].delta().values())
-    for name, tensor in methods[0].delta().items():
-        torch.testing.assert_close(tensor, first[name] + 0.5 * ((first[name] + second[name]) / 2 - first[name]))
-
-
-def test_a_site_that_shares_goes_on_with_what_it_shared(folders: dict[str, Path], tmp_path: Path) -> None:
-    streams = {name: folders[name] for name in ("gate", "roof")}
-
-    def adapt(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
-        adapt_site(streams, folder, options={"share": 1.0, "save_every": 1, **options})
-        return dict(load_delta(folder / "roof" / DELTA).tensors)
-
-    apart = adapt(tmp_path / "apart", share=0.0)
-    shared = adapt(tmp_path / "site")
-    assert any(not torch.equal(shared[name], tensor) for name, tensor in apart.items())
-    assert record_of(tmp_path / "site" / "roof")["options"]["share"] == 1.0
-    again = adapt(tmp_path / "site", resume=True)
-    assert all(torch.equal(again[name], tensor) for name, tensor in shared.items())
-    with pytest.raises(UsageError, match="changes no weights that streams could share"):
-        adapt_site(streams, tmp_path / "lame", "source", options={"share": 0.1})

@@ -34,15 +34,6 @@ class AnswerOptions:
         Smooth,
         _option(help="auto: where frames come in order, as on video, answers go by the frames before, too."),
     ] = RunOptions.smooth
-    memory: Annotated[
-        int,
-        _option(
-            min=0,
-            metavar="N",
-            help="Keep what each of the last N conditions (told by plain statistics of images) has taught, and go on "
-            "from that where one comes back; 0: not.",
-        ),
-    ] = RunOptions.memory
     estimate: Annotated[
         float | None,
         _option(

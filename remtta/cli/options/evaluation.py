@@ -97,8 +97,7 @@ class MethodsOptions:
         _method(
             help=f"Of {', '.join(METHOD_CONFIGS)}. {PRESET}: rem as remtta adapt runs it; {FAST}: by --preset {FAST}. "
             "rem+guard: under the guard; rem+both, rem+auto: answered by the source model, too. rem+smooth: by the "
-            "frames before, too, where they come in order; rem+memory: from what a condition that comes back had "
-            "taught. LABEL=rem: one more row, for --set LABEL.KEY=VALUE.",
+            "frames before, too, where they come in order. LABEL=rem: one more row, for --set LABEL.KEY=VALUE.",
             autocompletion=method_list,
         ),
     ] = "source,rem"

@@ -195,9 +195,7 @@ def run_options(
         guard=answers.guard_options(method),
         adapt=method.adapt,
         smooth=answers.smooth,
-        memory=answers.memory,
         estimate=answers.estimate,
         expire_below=answers.expire_below,
-        share=stream.checked_share(),
         preset=method.preset,
     )

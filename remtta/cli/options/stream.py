@@ -53,29 +53,6 @@ class StreamOptions:
         Literal["latest", "all"] | None,
         _option(help="Frames of a live source that count when the model is slower. Default: latest."),
     ] = None
-    share: Annotated[
-        str | None,
-        _option(
-            metavar="mean:SHARE",
-            help="With --streams: at each save, each stream's weights go this share of the way to the mean of all.",
-        ),
-    ] = None
-
-    def checked_share(self) -> float:
-        """How far each stream goes to the mean of all.
-
-        Raises:
-            UsageError: If it is no share, or there is one stream only.
-        """
-        if self.share is None:
-            return RunOptions.share
-        if not self.streams:
-            raise UsageError("--share is between the streams of --streams")
-        kind, _, share = self.share.partition(":")
-        try:
-            return {"mean": float(share)}[kind]
-        except (KeyError, ValueError):
-            raise UsageError(f"--share takes mean:SHARE, such as mean:0.1, got {self.share}") from None
 
     def open(self, source: str, *, resume: bool) -> Stream:
         """The stream of a source's frames."""

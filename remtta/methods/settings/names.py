@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth][+memory]`."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, check_method
 from remtta.options import Action, Answer
 
-_GUARDED, _BOTH, _AUTO, _SMOOTH, _MEMORY = _ADDITIONS = ("guard", "both", "auto", "smooth", "memory")
+_GUARDED, _BOTH, _AUTO, _SMOOTH = _ADDITIONS = ("guard", "both", "auto", "smooth")
 
 
 def _added(name: str) -> list[str]:
@@ -38,11 +38,6 @@ def is_smoothed(name: str) -> bool:
     return _SMOOTH in _added(name)
 
 
-def has_memory(name: str) -> bool:
-    """Whether what a condition taught comes back with it."""
-    return _MEMORY in _added(name)
-
-
 def action_of(name: str, action: Action | None) -> Action:
     """What its guard does, where guards do this."""
     return action or "rollback" if is_guarded(name) else "off"
@@ -65,7 +60,7 @@ def check_method_names(names: Sequence[str]) -> None:
         added, label = set(_added(name)), label_of(name)
         check_method(method_of(name), METHOD_TABLE)
         if not added <= set(_ADDITIONS) or len(added) < len(_added(name)) or {_BOTH, _AUTO} <= added:
-            raise UsageError(f"{name}: add +guard, +both or +auto, +smooth and +memory to a method, once each")
+            raise UsageError(f"{name}: add +guard, +both or +auto, and +smooth to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
         if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in METHOD_TABLE):
