@@ -74,14 +74,10 @@ class Command(TyperCommand):
 def print_all_help(ctx: typer.Context, wanted: bool) -> None:
     """`--help-all`: the help of every command, one below the other."""
     if wanted:
-        _print_help(ctx)
+        typer.echo(ctx.get_help())
+        for name, command in ctx.command.commands.items():  # type: ignore[attr-defined]  # of the group of all
+            typer.echo(type(ctx)(command, parent=ctx, info_name=name).get_help())
         raise typer.Exit
-
-
-def _print_help(ctx: typer.Context) -> None:
-    typer.echo(ctx.get_help())
-    for name, command in getattr(ctx.command, "commands", {}).items():
-        _print_help(type(ctx)(command, parent=ctx, info_name=name))
 
 
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:
