@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.options.running import PrintOptions, RunningOptions
+from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError
+from remtta.options.option import Only
 from remtta.runs.reading import printable
 
 

@@ -1,4 +1,4 @@
-"""How the command line is taken: values spread out, --config and --print-config, and wrong use told in one line."""
+"""How the command line is taken: values spread out, --config, --print-config and --help-all, wrong use in one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -19,7 +20,8 @@ from remtta.errors import UsageError
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for all of which one may stand."""
 
-_MOST_SHOWN = 3
+_MOST_SHOWN, _MOST_OPTIONS = 3, 30
+_ALL = "remtta.help_all"
 
 
 class Application(TyperGroup):
@@ -51,9 +53,13 @@ class Command(TyperCommand):
         """Take the words of the command line.
 
         Raises:
-            UsageError: If there are too many, or not as many numbers as an option takes.
+            UsageError: If there are too many, one is empty, or not as many numbers as an option takes.
         """
         ctx.allow_extra_args = True
+        if "--help-all" in args:
+            _show_all(ctx)
+        if not ctx.resilient_parsing:
+            refuse_empty(args)
         printing = "--print-config" in args
         try:
             rest = TyperCommand.parse_args(_with_nothing_required(self) if printing else self, ctx, spread_values(args))
@@ -66,18 +72,50 @@ class Command(TyperCommand):
             source = [ctx.params["source"]] if self.name == "adapt" else []
             raise UsageError(_too_many(source, rest))
         if printing:
+            self.callback.check(ctx.params)  # type: ignore[union-attr]
             typer.echo(config_text(ctx), nl=False)
             ctx.exit()
         return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What stands behind the command in its usage line: SOURCE, not {SOURCE}."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help: of a command of many options those that people need."""
+        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
+        members = getattr(self.callback, "members", {})
+        common = {name for name, each in members.items() if each.option and each.option.common}
+        rare = [each for each in options if each.name not in common and each.name != "help"]
+        if len(options) <= _MOST_OPTIONS or ctx.meta.get(_ALL):
+            rare = []
+        for option in rare:
+            option.hidden = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for option in rare:
+                option.hidden = False
+        if rare:
+            typer.echo(f" {len(rare)} more options: {ctx.command_path} --help-all\n")
 
 
 def print_all_help(ctx: typer.Context, wanted: bool) -> None:
     """`--help-all`: the help of every command, one below the other."""
     if wanted:
-        typer.echo(ctx.get_help())
-        for name, command in ctx.command.commands.items():  # type: ignore[attr-defined]  # of the group of all
-            typer.echo(type(ctx)(command, parent=ctx, info_name=name).get_help())
-        raise typer.Exit
+        _show_all(ctx)
+
+
+def _show_all(ctx: Any) -> None:
+    ctx.meta[_ALL] = True
+    _print_help(ctx)
+    raise typer.Exit
+
+
+def _print_help(ctx: typer.Context) -> None:
+    typer.echo(ctx.get_help())
+    for name, command in getattr(ctx.command, "commands", {}).items():
+        _print_help(type(ctx)(command, parent=ctx, info_name=name))
 
 
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:
@@ -87,6 +125,23 @@ def _with_nothing_required(command: TyperCommand) -> TyperCommand:
     for parameter in lenient.params:
         parameter.required = False
     return lenient
+
+
+def refuse_empty(args: Sequence[str]) -> None:
+    """Refuse empty values, as unset variables of a shell give them.
+
+    Raises:
+        UsageError: Naming the option.
+    """
+    for before, word in pairwise(["", *args]):
+        option, given, value = word.partition("=")
+        if word == "":
+            what = before if before.startswith("-") and before not in ("-", "--") else "an argument"
+        elif option.startswith("--") and given and not value:
+            what = option
+        else:
+            continue
+        raise UsageError(f"{what} is empty (is a variable of the shell not set?); give a value, or leave it out")
 
 
 def spread_values(args: Sequence[str]) -> list[str]:

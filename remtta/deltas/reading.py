@@ -115,6 +115,8 @@ def check_header_size(path: str | Path) -> None:
     Raises:
         OSError, ValueError: Two of `UNREADABLE`.
     """
+    if Path(path).exists() and not Path(path).is_file():  # a device may have no end
+        raise ValueError("it is no regular file")
     with open(path, "rb") as content:
         num_bytes = int.from_bytes(content.read(8), "little")
     if num_bytes > _MOST_HEADER_BYTES:

@@ -117,7 +117,7 @@ def read_class_map(path: Path) -> dict[str, int]:
             return {str(name): int(number) for name, number in json.loads(text).items()}
         pairs = [re.split(r"[,\t ]+(?=-?\d+$)", line.strip()) for line in text.splitlines() if line.strip()]
         return {name: int(number) for name, number in pairs}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f'{path} is no class map ({error}); write a line "folder number" per class, or a JSON object'
         ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import math
 import re
 import types
@@ -15,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from remtta.errors import UsageError, check
 
 T = TypeVar("T")
-Panel = Literal["Stream", "Model", "Method", "Answers and guard", "Output and running", "Data", "Protocol"]
+Panel = Literal["Stream", "Data", "Protocol", "Model", "Method", "Answers and guard", "Output and running"]
+PANELS = get_args(Panel)
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,25 @@ class Member:
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-@functools.cache
+_MEMBERS: dict[type, tuple[Member, ...]] = {}
+
+
 def members_of(group: type) -> tuple[Member, ...]:
     """A dataclass's fields, in order."""
+    if group not in _MEMBERS:
+        _MEMBERS[group] = _members(group)
+    return _MEMBERS[group]
+
+
+def _members(group: type) -> tuple[Member, ...]:
     hints = get_type_hints(group, include_extras=True)
-    return tuple(member_of(field.name, hints[field.name], field.default) for field in fields(group) if field.init)
+    return tuple(
+        member_of(
+            each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory()
+        )
+        for each in fields(group)
+        if each.init
+    )
 
 
 def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:

@@ -50,8 +50,8 @@ def adapt_stream(
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
     and `run.json` into the output folder. A source that yields no frame at all
-    leaves nothing behind; of a list of paths, which may be empty, that is no error
-    unless `require_frames` says so. Of a method that changes every weight a delta is
+    leaves nothing behind; of a list of paths, which may be empty, that is no error.
+    Of a method that changes every weight a delta is
     written only with `save_full`.
 
     Args:

@@ -91,8 +91,6 @@ def test_counts_grow_and_agree_with_the_run_and_the_file(
         assert value(last, f"{name}_count") == summary.num_frames and value(last, f"{name}_sum") > 0
     (info,) = last["remtta_run_info"].samples
     assert info.labels["method"] == "rem"
-    adapt_tiny(frames, tmp_path / "again", metrics=Metrics(file=file))
-    assert value(parsed(file.read_text()), "remtta_frames_total") == summary.num_frames
 
 
 def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
@@ -144,14 +142,15 @@ def test_a_histogram_counts_what_is_below_each_edge() -> None:
     assert latencies.cumulated([0.005, 0.25, 0.5]) == [3, 3, 6, 10]
 
 
-@pytest.mark.parametrize("address", ["9108", "host:", "host:x", ":0", ":70000", ":²"])
+@pytest.mark.parametrize("address", ["host", "host:", "host:x", ":0", ":70000", ":²"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match="--metrics takes HOST:PORT or :PORT"):
+    with pytest.raises(UsageError, match="--metrics takes PORT or HOST:PORT"):
         parse_metrics_address(address)
 
 
 def test_addresses() -> None:
-    assert parse_metrics_address(":9108") == ("0.0.0.0", 9108)
+    assert parse_metrics_address("9108") == parse_metrics_address(":9108") == ("127.0.0.1", 9108)
+    assert parse_metrics_address("0.0.0.0:9108") == ("0.0.0.0", 9108)
     assert parse_metrics_address("[::1]:1") == ("::1", 1)
 
 
@@ -164,8 +163,6 @@ def test_what_cannot_be_had_is_told_in_a_line_before_anything_is_loaded(
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", address)
     assert code == 2 and "choose another port" in line
-    code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics-file", tmp_path / "x.txt")
-    assert code == 2 and "must be a file that ends in .prom" in line
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", ":9108")
     assert code == 2 and 'pip install "remtta[metrics]"' in line

@@ -20,13 +20,23 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """Settings of many methods, and what some learn from first.
+    """Settings of many methods, what they start from, and what some learn from first.
 
     Attributes:
+        delta: File of the adapted weights to start from.
         given: Settings by field of the configs.
         source_data: Clean images without labels, or the statistics of some.
     """
 
+    delta: Annotated[
+        Path | None,
+        Option(
+            "Start from the delta of an earlier run; it names model, checkpoint and preprocessing.",
+            metavar="FILE",
+            panel="Model",
+            common=True,
+        ),
+    ] = None
     given: Annotated[Mapping[str, object], Given(REMConfig)] = field(default_factory=dict)
     source_data: Annotated[
         Path | None,
@@ -40,12 +50,16 @@ class SharedSettings:
     ] = None
 
 
+_NONE = SharedSettings()
+
+
 @dataclass(frozen=True)
-class MethodOptions(SharedSettings):
+class MethodOptions:
     """The method of a stream.
 
     Attributes:
         method: Its name.
+        shared: Settings that many methods have.
         pairs: Other settings, KEY=VALUE.
     """
 
@@ -59,6 +73,7 @@ class MethodOptions(SharedSettings):
             more="methods.md",
         ),
     ] = "remtta"
+    shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
         Option(
@@ -81,7 +96,7 @@ class MethodOptions(SharedSettings):
         """
         kind = METHOD_TABLE[self.method].config
         known = {each.name for each in fields(kind)} - set(kind.unused)
-        for name in self.given:
+        for name in self.shared.given:
             if name not in known:
                 raise UsageError(
                     f"{self.method} has no {flag_of(name)}; remtta methods {self.method} lists its settings"
@@ -89,15 +104,16 @@ class MethodOptions(SharedSettings):
         pairs = read_pairs(self.pairs, "--set")
         for name in set(pairs) & set(kind.unused):
             _log.warning("%s has no use for the setting %s=%s", self.method, name, pairs[name])
-        return method_config(self.method, {**self.given, **pairs}, batch_size=batch_size)
+        return method_config(self.method, {**self.shared.given, **pairs}, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
-class MethodsOptions(SharedSettings):
+class MethodsOptions:
     """The methods of an evaluation.
 
     Attributes:
         methods: Their names, with labels and additions.
+        shared: Settings of all that have them.
         pairs: Settings of one method or label, METHOD.KEY=VALUE.
     """
 
@@ -114,6 +130,7 @@ class MethodsOptions(SharedSettings):
             more="methods.md",
         ),
     ] = ("source", "remtta")
+    shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
         Option(
@@ -138,10 +155,10 @@ class MethodsOptions(SharedSettings):
         used: set[str] = set()
         for name in self.methods:
             known = {each.name for each in fields(METHOD_TABLE[method_of(name)].config)}
-            applying = {key: value for key, value in self.given.items() if key in known}
+            applying = {key: value for key, value in self.shared.given.items() if key in known}
             used |= applying.keys()
             configs[name] = method_config(method_of(name), {**applying, **own[name]}, batch_size=batch_size)
-        if unused := sorted(self.given.keys() - used):
+        if unused := sorted(self.shared.given.keys() - used):
             raise UsageError(f"none of {', '.join(self.methods)} has {', '.join(map(flag_of, unused))}")
         return configs
 
