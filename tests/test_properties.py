@@ -15,12 +15,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from remtta.cli.parsing import parse_mask_ratios, parse_pairs, parse_size, read_labels
 from torch import nn
 
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.registry import backbone_of
-from remtta.cli.parsing import parse_mask_ratios, parse_pairs, parse_size, read_labels
-from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
+from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
@@ -105,7 +105,7 @@ def test_settings_of_methods_are_taken_or_refused(name: str, data: st.DataObject
 @given(TEXTS, TEXTS)
 def test_corruptions_and_severities(corruptions: str, severities: str) -> None:
     with contextlib.suppress(ValueError), read_or_refused():
-        options = CorruptOptions(corruptions=parse_corruptions(corruptions), severities=parse_severities(severities))
+        options = CorruptOptions(corruptions=parse_corruptions(corruptions), severities=tuple(map(int, severities.split(","))))
         assert set(options.severities) <= {1, 2, 3, 4, 5}
 
 

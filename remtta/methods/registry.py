@@ -35,7 +35,7 @@ from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
 from remtta.methods.roid import ROID
 from remtta.methods.sar import SAR
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, algorithm_of, check_method
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, algorithm_of, check_method, method_config
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
 from remtta.methods.tda import TDA
@@ -44,6 +44,7 @@ from remtta.methods.tpt import TPT
 from remtta.methods.vdp import VDP
 from remtta.methods.vida import ViDA
 from remtta.methods.watt import REMWATT, WATT
+from remtta.options import DEFAULT_BATCH_SIZE
 
 METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
@@ -98,7 +99,7 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
     """
     check_method(name, METHOD_CONFIGS)
     try:
-        return METHODS[algorithm_of(name)](model, config or METHOD_CONFIGS[name]())
+        return METHODS[algorithm_of(name)](model, config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE))
     except UsageError:
         raise
     except ValueError as error:  # such as a mask ratio that leaves no patch of this model

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from remtta.cli.parsing import parse_size
 from torch import Tensor, nn
 
 from remtta import adapt_stream
 from remtta.bench import fitting
 from remtta.bench.fitting import fitting_micro_batch
-from remtta.cli.parsing import parse_size
 from remtta.errors import UsageError
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.registry import build_method

@@ -19,12 +19,12 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from remtta.errors import UsageError
-from remtta.options import RunOptions
+from remtta.options import LiveOptions, RunOptions
 from remtta.runs.adapt import RunSummary
 from remtta.runs.interrupts import Interrupts
 from remtta.runs.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from remtta.runs.site import adapt_streams
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.command import refusal_of
 from tests.conftest import draw_folder, tiny_vit
@@ -67,7 +67,6 @@ def test_counts_grow_and_agree_with_the_run_and_the_file(
     served: tuple[Metrics, str], frames: Path, tmp_path: Path
 ) -> None:
     metrics, url = served
-    file = tmp_path / "remtta.prom"
     seen: list[dict[str, Metric]] = []
 
     def look(summary: RunSummary) -> None:
