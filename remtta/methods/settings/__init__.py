@@ -35,10 +35,8 @@ from remtta.methods.settings.whole_model import (
     WholeModelConfig,
 )
 from remtta.methods.settings.zero_shot import (
-    BATCLIPConfig,
     CLIPArTTConfig,
     REMWATTConfig,
-    TDAConfig,
     TPTConfig,
     WATTConfig,
 )
@@ -51,7 +49,6 @@ __all__ = [
     "METHOD_SUMMARIES",
     "METHOD_TABLE",
     "ZERO_SHOT",
-    "BATCLIPConfig",
     "BECoTTAConfig",
     "CLIPArTTConfig",
     "CMFConfig",
@@ -77,7 +74,6 @@ __all__ = [
     "SARConfig",
     "SourceConfig",
     "SupervisedConfig",
-    "TDAConfig",
     "TPTConfig",
     "TentConfig",
     "VDPConfig",
@@ -170,15 +166,13 @@ METHOD_TABLE: dict[str, Named] = {
         "zero-shot: sentences of each image's likeliest classes (Vargas Hakim et al., WACV 2025)",
     ),
     "tpt": Named(TPTConfig, "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
-    "tda": Named(TDAConfig, "zero-shot: caches of images seen before, no training (Karmanov et al., CVPR 2024)"),
-    "batclip": Named(BATCLIPConfig, "zero-shot: norms of both towers, classes apart (Maharana et al., ICCV 2025)"),
 }
 """Every method by its name: two of this project's choosing, and the published ones to the letter."""
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: named.config for name, named in METHOD_TABLE.items()}
 """The settings of every method, by its name on the command line."""
 
-ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt", "tda", "batclip")
+ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that only zero-shot models take."""
 
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
