@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,6 @@ from remtta.cli.progress import tree_progress
 from remtta.cli.reporting import refused_values, signal_exit_code
 from remtta.corruptions.options import CorruptOptions, Engine, Format, Parameters, parse_corruptions, parse_severities
 from remtta.corruptions.parameters import CIFAR_UP_TO
-from remtta.remote import folder_at
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class TreeOptions:
 
 def corrupt(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
+        Path, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
     ],
     destination: Annotated[
-        str, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
+        Path, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
     ],
     tree: TreeOptions,
     running: Annotated[
@@ -91,16 +91,15 @@ def corrupt(
 
       remtta corrupt ./val ./val_c --severity 1,2,3,4,5 --corruptions all --size 224
 
-      remtta corrupt s3://bucket/val s3://bucket/val_c --corruptions fog,snow --limit 50
+      remtta corrupt ./val ./val_c --corruptions fog,snow --limit 50
     """
     with running.command() as interrupts:
         options = tree.options(seed=running.seed)
+
         from remtta.corruptions.tree import corrupt_tree
 
         with tree_progress(hidden=running.quiet) as advance:
-            summary = corrupt_tree(
-                folder_at(source), folder_at(destination), options, on_image=advance, interrupts=interrupts
-            )
+            summary = corrupt_tree(source, destination, options, on_image=advance, interrupts=interrupts)
         if not running.quiet:
             typer.echo(summary.report(), err=True)
     raise typer.Exit(signal_exit_code(summary.signum))

@@ -17,10 +17,9 @@ from remtta.cli.options.data import Checkpoints, DataOptions, Root
 from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, ResultOptions, eval_options
 from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.running import RunningOptions
-from remtta.errors import UsageError, without_password
+from remtta.errors import UsageError
 from remtta.methods.settings.names import method_of
 from remtta.options import EvalOptions
-from remtta.remote import is_address
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from remtta.evaluation.datasets import Dataset
     from remtta.evaluation.protocols import Protocol, Resize
     from remtta.evaluation.tables import Case, Table
-    from remtta.runs.mirror import Mirror
 
 _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
 """Arguments of `load_model` that a protocol fixes where they are not given."""
@@ -74,11 +72,13 @@ def evaluate(
 
       remtta eval imagenetc/ --severity 1,3,5 --apart --checkpoint a.pth --checkpoint b.pth --output grid1
     """
-    with running.command() as interrupts, results.place() as (output, mirror):
+    with running.command() as interrupts:
+        output = results.folder()
         given, labels = model.given(), model.class_names()
         shared = methods.shared.given(running.precision)
         scenario = protocol.chosen_scenario()
-        _check_root(root)
+        if not root.is_dir():
+            raise UsageError(f"{root}: no such folder")
         import_uncollected("remtta.evaluation.runner")
         from remtta.evaluation.axes import folder_of
 
@@ -95,7 +95,7 @@ def evaluate(
         checkpoints, severities = checkpoint.by_case(), data.by_case(scenario)
         results.check_folders(output, [(*name, *severity) for name in checkpoints for severity in severities])
         settings: dict[str, Any] = {"methods": configs, "delta": start, "source_data": source_data}
-        settings |= {"interrupts": interrupts, "mirror": mirror}
+        settings["interrupts"] = interrupts
         shown = {"plots": results.plots, "quiet": running.quiet}
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
@@ -109,7 +109,7 @@ def evaluate(
             for case, dataset in datasets.items():
                 settings["options"] = _ordered(options, protocol, dataset)
                 tables[case] = _measure(classifier, dataset, folder_of(output, case), resize, settings, **shown)
-        _print_axes(output, tables, mirror, quiet=running.quiet)
+        _print_axes(output, tables, quiet=running.quiet)
 
 
 def _measure(
@@ -128,19 +128,14 @@ def _measure(
 
     preprocessing = choose_preprocessing(classifier, dataset, resize=resize)
     table = evaluate(classifier, dataset, folder, preprocessing=preprocessing, **settings)
-    _print_table(table, _shown(folder / TABLE, settings["mirror"]), quiet=quiet)
+    _print_table(table, folder / TABLE, quiet=quiet)
     if plots:
         draw_plots(folder, table, classifier, dataset, preprocessing)
     return table
 
 
-def _check_root(root: str) -> None:
-    if not (is_address(root) or Path(root).is_dir()):
-        raise UsageError(f"{root}: no such folder")
-
-
 def _load(
-    root: str | None, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
+    root: Path | None, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
 ) -> nn.Module:
     """The model; a zero-shot model is told its classes by the data set's folders where nobody else does."""
     from remtta.evaluation.datasets import class_names
@@ -156,7 +151,7 @@ def _fixed_inputs(given: Mapping[str, Any], fixed: Protocol | None) -> dict[str,
     return {} if fixed is None else {name: getattr(fixed, name) for name in _INPUTS if given[name] is None}
 
 
-def _open(root: str, classifier: nn.Module, *, apart: bool, **selection: Any) -> Dataset:
+def _open(root: Path, classifier: nn.Module, *, apart: bool, **selection: Any) -> Dataset:
     from remtta.evaluation import open_dataset
     from remtta.models.labels import labels_of
 
@@ -174,7 +169,7 @@ def _ordered(options: EvalOptions, protocol: ProtocolOptions, dataset: Dataset) 
     return dataclasses.replace(options, order="stored") if stored else options
 
 
-def _print_table(results: Mapping[str, Any], place: str, table: Table | None = None, *, quiet: bool) -> None:
+def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
     """Print a table, by default an evaluation's final one, and tell where it is."""
     from remtta.evaluation.tables import notes, plain_table, table_rows
 
@@ -191,22 +186,17 @@ def _print_table(results: Mapping[str, Any], place: str, table: Table | None = N
             shown.add_row(title, *(row[position] for row in rows), end_section=position == num_domains)
         Console().print(shown, *notes(results, table), sep="\n")
     if not quiet:
-        typer.echo(place, err=True)
+        typer.echo(str(place), err=True)
 
 
-def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], mirror: Mirror | None, *, quiet: bool) -> None:
+def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet: bool) -> None:
     """Write and print the table of several evaluations, if there are."""
     from remtta.evaluation.axes import AXES_TABLE, write_axes
     from remtta.evaluation.tables import axes_rows
 
     if () not in tables:
         write_axes(output, tables)
-        place = _shown(output / AXES_TABLE, mirror)
-        _print_table(next(iter(tables.values())), place, axes_rows(tables), quiet=quiet)
-
-
-def _shown(path: Path, mirror: Mirror | None) -> str:
-    return without_password(mirror.address_of(path)) if mirror else str(path)
+        _print_table(next(iter(tables.values())), output / AXES_TABLE, axes_rows(tables), quiet=quiet)
 
 
 def _encodable(text: str) -> str:

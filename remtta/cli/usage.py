@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from remtta.cli.config import config_text
 from remtta.cli.reporting import EXIT_CODES, one_line, say
-from remtta.errors import UsageError
+from remtta.errors import UsageError, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for all of which one may stand."""
@@ -51,7 +51,7 @@ class Command(TyperCommand):
         """Take the words of the command line.
 
         Raises:
-            UsageError: If there are too many, or not as many numbers as an option takes.
+            UsageError: If there are too many, not as many numbers as an option takes, or an address for a path.
         """
         ctx.allow_extra_args = True
         printing = "--print-config" in args
@@ -65,6 +65,7 @@ class Command(TyperCommand):
         if rest and not ctx.resilient_parsing:
             source = [ctx.params["source"]] if self.name == "adapt" else []
             raise UsageError(_too_many(source, rest))
+        _refuse_addresses(ctx.params.values())
         if printing:
             typer.echo(config_text(ctx), nl=False)
             ctx.exit()
@@ -78,6 +79,14 @@ def print_all_help(ctx: typer.Context, wanted: bool) -> None:
         for name, command in ctx.command.commands.items():  # type: ignore[attr-defined]  # of the group of all
             typer.echo(type(ctx)(command, parent=ctx, info_name=name).get_help())
         raise typer.Exit
+
+
+def _refuse_addresses(values: Iterable[Any]) -> None:
+    """Refuse addresses such as s3://bucket/folder where a path is expected, which has one of their slashes left."""
+    for path in (each for value in values for each in (value if isinstance(value, list) else [value])):
+        if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.:-]+:/", path.as_posix(), re.IGNORECASE):
+            shown = without_password(path.as_posix().replace(":/", "://", 1))
+            raise UsageError(f"{shown}: paths are local; mount the bucket, or copy the folder to this machine")
 
 
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:

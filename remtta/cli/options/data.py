@@ -21,7 +21,7 @@ _ALL_SEVERITIES = "1,2,3,4,5"
 
 _data = partial(typer.Option, rich_help_panel="Data")
 
-Root = Annotated[str, typer.Argument(help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")]
+Root = Annotated[Path, typer.Argument(help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,18 +14,16 @@ from remtta.cli.completion import method_list, scenarios
 from remtta.cli.options.method import SharedSettings, SourceDataOptions
 from remtta.cli.parsing import parse_names, parse_numbers, parse_pairs
 from remtta.cli.reporting import refused_values
-from remtta.errors import RemttaError, UsageError, without_password
+from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
 from remtta.methods.settings.names import FAST, PRESET, check_method_names, label_of, method_of
 from remtta.methods.settings.presets import named_config
 from remtta.options import DEFAULT_BATCH_SIZE, SCENARIOS, EvalOptions
-from remtta.remote import is_address
 from remtta.runs.folder import default_folder
 
 if TYPE_CHECKING:
     from remtta.evaluation.protocols import Protocol
     from remtta.evaluation.tables import Case
-    from remtta.runs.mirror import Mirror
 
 _protocol = partial(typer.Option, rich_help_panel="Protocol")
 _method = partial(typer.Option, rich_help_panel="Method")
@@ -54,9 +51,7 @@ class ProtocolOptions:
     ] = None
     unseen: Annotated[str | None, _protocol(help="Domains to test at the end, without learning.")] = None
     revisit: Annotated[bool, _protocol("--revisit", help="Test all domains again at the end.")] = EvalOptions.revisit
-    order: Annotated[str | None, _protocol(help="shuffled or stored. Default: stored for arrays and image lists.")] = (
-        None
-    )
+    order: Annotated[str | None, _protocol(help="shuffled or stored. Default: stored for arrays and lists.")] = None
     seeds: Annotated[str, _protocol("--seeds", "--seed", help="One run each: 0,1,2.")] = ",".join(
         map(str, EvalOptions.seeds)
     )
@@ -162,12 +157,9 @@ def _own_settings(names: Sequence[str], settings: Sequence[str]) -> dict[str, di
 class ResultOptions:
     """Where the results go."""
 
-    output: Annotated[
-        str | None,
-        _output(
-            "--output", "-o", help="Folder for results, or s3://bucket/table1 and the like. Default: runs/<UTC time>."
-        ),
-    ] = None
+    output: Annotated[Path | None, _output("--output", "-o", help="Folder for results. Default: runs/<UTC time>.")] = (
+        None
+    )
     overwrite: Annotated[bool, _output("--overwrite", help="Replace an earlier evaluation.")] = False
     resume: Annotated[
         bool, _output("--resume", help="Go on with the evaluation in --output, if there is one; methods may be added.")
@@ -194,26 +186,15 @@ class ResultOptions:
 
         check_folders(output, cases, may_exist=self.resume or self.overwrite)
 
-    @contextlib.contextmanager
-    def place(self) -> Iterator[tuple[Path, Mirror | None]]:
-        """The folder for the results, with what an address has of them, which errors within the block tell then.
+    def folder(self) -> Path:
+        """The folder for the results.
 
         Raises:
-            RemttaError: If there is none to go on with, or an address cannot be had.
+            UsageError: If there is none to go on with.
         """
         if self.resume and self.output is None:
             raise UsageError("--resume needs the --output of the evaluation to go on with")
-        if self.output is None or not is_address(self.output):
-            yield default_folder() if self.output is None else Path(self.output), None
-            return
-        from remtta.evaluation.grid import RECORDS, RUNS
-        from remtta.runs.mirror import Mirror
-
-        with Mirror(self.output, records=RECORDS, apart=(RUNS,)) as mirror:
-            try:
-                yield mirror.folder, mirror
-            except RemttaError as error:
-                raise type(error)(str(error).replace(str(mirror.folder), without_password(self.output))) from error
+        return self.output or default_folder()
 
 
 @refused_values()
