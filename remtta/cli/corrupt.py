@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,15 +12,14 @@ from remtta.cli.reporting import signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.corruptions.options import CorruptOptions
 from remtta.options.option import Only
-from remtta.remote import folder_at
 
 
 def corrupt(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
+        Path, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
     ],
     destination: Annotated[
-        str, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
+        Path, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
     ],
     tree: CorruptOptions,
     running: Annotated[RunningOptions, Only("config", "print_config", "verbose", "quiet", "debug")],
@@ -34,15 +34,13 @@ def corrupt(
 
       remtta corrupt ./val ./val_c --severity 1,2,3,4,5 --corruptions all --size 224
 
-      remtta corrupt s3://bucket/val s3://bucket/val_c --corruptions fog,snow --limit 50
+      remtta corrupt ./val ./val_c --corruptions fog,snow --limit 50
     """
     with running.command() as interrupts:
         from remtta.corruptions.tree import corrupt_tree
 
         with tree_progress(hidden=running.quiet) as advance:
-            summary = corrupt_tree(
-                folder_at(source), folder_at(destination), tree, on_image=advance, interrupts=interrupts
-            )
+            summary = corrupt_tree(source, destination, tree, on_image=advance, interrupts=interrupts)
         if not running.quiet:
             typer.echo(summary.report(), err=True)
     raise typer.Exit(signal_exit_code(summary.signum))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from remtta.cli.config import config_text
 from remtta.cli.reporting import EXIT_CODES, one_line, say
-from remtta.errors import UsageError
+from remtta.errors import UsageError, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for all of which one may stand."""
@@ -53,11 +53,12 @@ class Command(TyperCommand):
         """Take the words of the command line.
 
         Raises:
-            UsageError: If there are too many, one is empty, or not as many numbers as an option takes.
+            UsageError: If there are too many, one is empty or an address for a path, or not as many numbers as an
+                option takes.
         """
         ctx.allow_extra_args = True
         if "--help-all" in args:
-            _show_all(ctx)
+            print_all_help(ctx)
         if not ctx.resilient_parsing:
             refuse_empty(args)
         printing = "--print-config" in args
@@ -71,6 +72,7 @@ class Command(TyperCommand):
         if rest and not ctx.resilient_parsing:
             source = [ctx.params["source"]] if self.name == "adapt" else []
             raise UsageError(_too_many(source, rest))
+        _refuse_addresses(ctx.params.values())
         if printing:
             self.callback.check(ctx.params)  # type: ignore[union-attr]
             typer.echo(config_text(ctx), nl=False)
@@ -100,22 +102,22 @@ class Command(TyperCommand):
             typer.echo(f" {len(rare)} more options: {ctx.command_path} --help-all\n")
 
 
-def print_all_help(ctx: typer.Context, wanted: bool) -> None:
-    """`--help-all`: the help of every command, one below the other."""
+def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:
+    """`--help-all`: the whole help of a command, or of every command, one below the other."""
     if wanted:
-        _show_all(ctx)
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help())
+        for name, command in getattr(ctx.command, "commands", {}).items():
+            typer.echo(type(ctx)(command, parent=ctx, info_name=name).get_help())
+        raise typer.Exit
 
 
-def _show_all(ctx: Any) -> None:
-    ctx.meta[_ALL] = True
-    _print_help(ctx)
-    raise typer.Exit
-
-
-def _print_help(ctx: typer.Context) -> None:
-    typer.echo(ctx.get_help())
-    for name, command in getattr(ctx.command, "commands", {}).items():
-        _print_help(type(ctx)(command, parent=ctx, info_name=name))
+def _refuse_addresses(values: Iterable[Any]) -> None:
+    """Refuse addresses such as s3://bucket/folder where a path is expected, which has one of their slashes left."""
+    for path in (each for value in values for each in (value if isinstance(value, list) else [value])):
+        if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.:-]+:/", path.as_posix(), re.IGNORECASE):
+            shown = without_password(path.as_posix().replace(":/", "://", 1))
+            raise UsageError(f"{shown}: paths are local; mount the bucket, or copy the folder to this machine")
 
 
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:

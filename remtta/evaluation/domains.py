@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from remtta.errors import UsageError
-from remtta.remote import Folder
 from remtta.streams.images import load_image, natural_key
 
 STANDARD = (
@@ -89,7 +88,7 @@ def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
 
 
 def wanted_domains(
-    root: Folder, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
+    root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
 ) -> list[str]:
     """The domains to evaluate: those asked for, which must be there, or the default ones.
 

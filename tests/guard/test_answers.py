@@ -263,9 +263,7 @@ def test_names_in_an_evaluation() -> None:
     assert [action_of(name, "stop") for name in names] == ["off", "stop", "off", "stop", "stop", "stop"]
 
 
-@pytest.mark.parametrize(
-    "name", ["rem+none", "rem+guard+guard", "rem+both+auto", "fast=rem", "+guard", "rem+"]
-)
+@pytest.mark.parametrize("name", ["rem+none", "rem+guard+guard", "rem+both+auto", "fast=rem", "+guard", "rem+"])
 def test_names_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_method_names([name])

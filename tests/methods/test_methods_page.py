@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from remtta.options.option import read_pairs
 
 from remtta.methods.settings import METHOD_CONFIGS, algorithm_of, method_config
+from remtta.options.option import read_pairs
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()
 OFFICIAL = PAGE[PAGE.index("## The official codes") :]

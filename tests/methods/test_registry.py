@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from remtta.options.option import read_pairs
 from torch import Tensor, nn
 
 from remtta.backbones.vit import ViT
@@ -15,6 +14,7 @@ from remtta.methods.hog import hog_size
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import METHOD_CONFIGS, ZERO_SHOT, REMConfig, TentConfig, algorithm_of, method_config
+from remtta.options.option import read_pairs
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 WHOLE_BATCH = ("roid", "cmf", "ecotta")  # refuse micro-batches

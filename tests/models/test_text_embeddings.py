@@ -14,15 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from remtta.deltas.base import base_options
-from remtta.models.loading import load
-from remtta.options import ModelOptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, ModelError, UsageError
 from remtta.methods.registry import build_method
 from remtta.models.hashing import state_sha256
 from remtta.models.labels import labels_of
-from remtta.models.loading import load_model
+from remtta.models.loading import load, load_model
 from remtta.models.writing import checkpoint_state
+from remtta.options import ModelOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
 from tests.models.tiny_clip import NAMES, tiny_clip

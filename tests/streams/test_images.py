@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from remtta.errors import FrameError
-from remtta.streams import pillow
 from remtta.options.stream import Sort
+from remtta.streams import pillow
 from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, to_rgb
 from tests.conftest import draw_image
 
