@@ -28,9 +28,10 @@ from remtta.backbones.base import Backbone
 from remtta.backbones.registry import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator
+from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import Smoother
 from remtta.methods.registry import build_method
-from remtta.methods.settings.presets import preset_of
+from remtta.methods.settings import method_config
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 
@@ -239,7 +240,7 @@ def main() -> None:
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()
     frozen, adapting = backbone_of(source_model), backbone_of(model)
-    method = build_method("rem", model, preset_of("remtta").config("rem", {}, batch_size=BATCH))
+    method = build_method("remtta", model, method_config("remtta", {}, batch_size=BATCH))
 
     @torch.no_grad()
     def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Said, Said]]:

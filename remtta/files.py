@@ -90,30 +90,6 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
             temporary.unlink()
 
 
-def write_new(path: Path, content: bytes) -> bool:
-    """Write a file that is not there yet, as a whole; False, and nothing done, where it is there.
-
-    Raises:
-        OutputError: If the disk refuses.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(path):
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            (os.rename if os.name == "nt" else os.link)(temporary, path)  # both fail where it is there
-            _sync_folder(path.parent)
-    except OutputError as error:
-        if isinstance(error.__cause__, FileExistsError):
-            return False
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
-
-
 def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: float = 0.0) -> None:
     """Remove the temporary files that `write_atomically` left in a folder when its process was killed.
 

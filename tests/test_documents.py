@@ -67,9 +67,7 @@ def commands(text: str) -> Iterator[list[str]]:
             for start, word in enumerate(words[:-1]):
                 if word == "remtta" and words[start + 1] in MAIN.commands:
                     ends = (position for position in range(start, len(words)) if set(words[position]) <= set("|&>"))
-                    shown = words[start + 1 : next(ends, None)]
-                    grouped = [" ".join(shown[:2]), *shown[2:]]
-                    yield grouped if grouped[0] in COMMANDS else shown
+                    yield words[start + 1 : next(ends, None)]
 
 
 @every_page

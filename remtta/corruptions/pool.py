@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 
 from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.places import Place
 from remtta.corruptions.sources import SourceImage
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.runs.engines import in_processes, num_jobs
@@ -19,7 +19,7 @@ _LARGEST_CHUNK = 16  # images; beyond it, handing them out costs next to nothing
 
 
 def outcomes(
-    images: Sequence[SourceImage], destination: Place, options: CorruptOptions, interrupts: Interrupts
+    images: Sequence[SourceImage], destination: Path, options: CorruptOptions, interrupts: Interrupts
 ) -> Generator[Outcome]:
     """Corrupt all images; what became of each, as they are finished.
 
@@ -52,7 +52,7 @@ def _chunks(images: Sequence[SourceImage], jobs: int) -> Iterator[Sequence[Sourc
 
 
 def _corrupt_files(
-    shared: tuple[Place, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
+    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
 ) -> list[Outcome]:
     destination, options = shared
     warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same

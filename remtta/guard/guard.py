@@ -38,6 +38,7 @@ def guarded(
     forgets = config.episodic and config.answer is None  # and predicts before it learns
     if options is None or type(method) is Source or forgets:
         return None
+    options = options.filled()
     if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
         options = replace(options, action="off")
     return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options, sparing=sparing)
@@ -61,7 +62,7 @@ class Guard(Observer):
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
         self._between = method if sparing and isinstance(method, GradientMethod) and method.blends else None
-        self.options = options or GuardOptions()
+        self.options = (options or GuardOptions()).filled()
         self.judge = Judge(self.options)
         self.num_looked = 0  # forward passes of one image that it took beside the method's
         self._credit = 0.0  # such passes that it may still take

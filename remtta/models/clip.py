@@ -21,6 +21,7 @@ from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
+from remtta.options import ModelOptions
 
 _CONFIG = "open_clip_config.json"
 _TAG = ("mean", "std", "interpolation", "resize_mode")
@@ -92,7 +93,7 @@ def load_zero_shot(
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
-    origin = built_from(name, checkpoint, use_ema, None, None, input_size)
+    origin = built_from(ModelOptions(name, checkpoint, use_ema, input_size=input_size))
     config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
     return image.model

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
 from remtta.models.hub import reachable_or_offline
 from remtta.models.huggingface import Folder, build_folder, transformers_folder, weights_file
-from remtta.models.labels import checked_labels, known_labels
+from remtta.models.labels import checked_labels, known_labels, read_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
+from remtta.options import DEFAULT_MODEL, ModelOptions
 
 _log = logging.getLogger("remtta")
 
@@ -42,7 +44,7 @@ def load_model(
     input_size: tuple[int, int] | None = None,
     interpolation: str | None = None,
     crop_pct: float | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str] | str | Path | None = None,
     prompts: str | Sequence[str] | None = None,
     text_embeddings: str | Path | None = None,
     on_texts: OnTexts | None = None,
@@ -68,7 +70,7 @@ def load_model(
         input_size: Height and width, in pixels.
         interpolation: One of INTERPOLATIONS.
         crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
-        labels: One name per class; what the classes of a zero-shot model are.
+        labels: One name per class, or a file of one per line; what the classes of a zero-shot model are.
         prompts: Templates of a zero-shot model, by name or as they are.
         text_embeddings: File of `remtta text-embed`, which makes a zero-shot
             model of timm's image tower.
@@ -84,69 +86,99 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value cannot be used.
     """
+    given = ModelOptions(
+        name,
+        checkpoint=checkpoint,
+        use_ema=use_ema,
+        num_classes=num_classes,
+        model_kwargs=model_kwargs or {},
+        labels=labels,
+        prompts=prompts,
+        text_embeddings=text_embeddings,
+        mean=None if mean is None else (mean[0], mean[1], mean[2]),
+        std=None if std is None else (std[0], std[1], std[2]),
+        input_size=input_size,
+        interpolation=interpolation,
+        crop_pct=crop_pct,
+    )
+    return load(given, device=device, on_texts=on_texts)
+
+
+def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
+    """The same as `load_model`, with its arguments as they come from the command line.
+
+    Raises:
+        RemttaError: As of `load_model`.
+    """
+    name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
-        if use_ema or num_classes or model_kwargs or input_size:
+        if given.use_ema or given.num_classes or given.model_kwargs or given.input_size:
             raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size or arguments")
-        own = {"checkpoint": checkpoint, "mean": mean, "std": std, "crop_pct": crop_pct, "labels": labels}
-        return _load_embedded(own, interpolation=interpolation, device=device)
+        return _load_embedded(given, device)
     place = select_device(device)
-    check_preprocessing(mean, std, interpolation, crop_pct)
-    if use_ema and checkpoint is None:
+    check_preprocessing(given.mean, given.std, given.interpolation, given.crop_pct)
+    if given.use_ema and given.checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
-    given = {
-        "mean": None if mean is None else tuple(mean),
-        "std": None if std is None else tuple(std),
-        "interpolation": interpolation,
-        "crop_pct": crop_pct,
-        "input_size": None if input_size is None else (3, *input_size),
-    }
-    given = {key: value for key, value in given.items() if value is not None}
+    labels = read_labels(given.labels)
     if is_zero_shot(name):
-        if num_classes or model_kwargs or text_embeddings:
-            raise UsageError(
-                f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
-                "--text-embeddings"
-            )
-        zero_shot: Any = load_zero_shot(
-            name,
-            checkpoint=checkpoint,
-            labels=labels,
-            prompts=prompts,
-            input_size=input_size,
-            use_ema=use_ema,
-            device=place,
-            on_texts=on_texts,
-        )
-        return _with_config(zero_shot, {**zero_shot.pretrained_cfg, **given})
-    if prompts is not None:
+        return _load_zero_shot(given, name, labels, place, on_texts)
+    if given.prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
-    kwargs = dict(model_kwargs or {})
-    if num_classes is not None:
-        kwargs["num_classes"] = num_classes
-    model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
-    if text_embeddings is None:
-        _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    kwargs = dict(given.model_kwargs)
+    if given.num_classes is not None:
+        kwargs["num_classes"] = given.num_classes
+    pretrained = given.checkpoint is None
+    model: Any = create(name, pretrained=pretrained, kwargs=kwargs, input_size=given.input_size)
+    if given.text_embeddings is None:
+        _check_classifier(model, name, given.num_classes, pretrained=pretrained)
     elif labels is not None:
         raise UsageError("--text-embeddings have class names of their own; leave --labels out")
-    weights = weights_file(name, checkpoint)
-    known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
-    if text_embeddings is not None:
-        labels = classify_by_texts(model, name, text_embeddings)
-    config = {**model.pretrained_cfg, **known, **given}
+    weights = weights_file(name, given.checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=given.use_ema)
+    if given.text_embeddings is not None:
+        labels = classify_by_texts(model, name, given.text_embeddings)
+    config = {**model.pretrained_cfg, **known, **_preprocessing(given)}
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
-    config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
-    if text_embeddings is not None:
-        config["built_from"]["text_embeddings"] = str(Path(text_embeddings).resolve())
+    config["built_from"] = built_from(replace(given, name=name))
     return _with_config(model.float().eval().to(place), config)
 
 
-def _load_embedded(own: Mapping[str, Any], **how: Any) -> nn.Module:
+def _preprocessing(given: ModelOptions) -> dict[str, Any]:
+    """What is given of the preprocessing, as timm's configs have it."""
+    size = None if given.input_size is None else (3, *given.input_size)
+    values = {name: getattr(given, name) for name in ("mean", "std", "interpolation", "crop_pct")}
+    return {name: value for name, value in {**values, "input_size": size}.items() if value is not None}
+
+
+def _load_zero_shot(
+    given: ModelOptions, name: str, labels: Sequence[str] | None, place: torch.device, on_texts: OnTexts | None
+) -> nn.Module:
+    if given.num_classes or given.model_kwargs or given.text_embeddings:
+        raise UsageError(
+            f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
+            "--text-embeddings"
+        )
+    model: Any = load_zero_shot(
+        name,
+        checkpoint=given.checkpoint,
+        labels=labels,
+        prompts=given.prompts,
+        input_size=given.input_size,
+        use_ema=given.use_ema,
+        device=place,
+        on_texts=on_texts,
+    )
+    return _with_config(model, {**model.pretrained_cfg, **_preprocessing(given)})
+
+
+def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
     """The demo's model, with what is given in place of its own."""
+    own = {name: getattr(given, name) for name in ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation")}
     with embedded_arguments() as arguments:
-        given = {key: value for key, value in own.items() if value is not None}
-        model = load_model(**{**arguments, **given}, **how)
-    config_of(model)["built_from"] = built_from(EMBEDDED, own["checkpoint"])
+        chosen = {name: value for name, value in own.items() if value is not None}
+        model = load(ModelOptions(**{**arguments, **chosen}), device=device)
+    config_of(model)["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
     return model
 
 

@@ -34,7 +34,7 @@ def adapt_stream(
     source: Stream | str | Path | Iterable[str | Path],
     output: str | Path | None = None,
     *,
-    method: str = "rem",
+    method: str = "remtta",
     config: MethodConfig | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,
@@ -50,16 +50,16 @@ def adapt_stream(
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
     and `run.json` into the output folder. A source that yields no frame at all
-    leaves nothing behind; of a list of paths, which may be empty, that is no error
-    unless `require_frames` says so. Of a method that changes every weight a delta is
+    leaves nothing behind; of a list of paths, which may be empty, that is no error.
+    Of a method that changes every weight a delta is
     written only with `save_full`.
 
     Args:
         model: A timm classifier, as from `load_model`; adapted in place.
         source: A stream, anything `open_stream` takes, or paths.
         output: Folder for the results; by default `runs/<UTC time>`.
-        method: Name of the adaptation method: "rem", or "source" for none.
-        config: The method's settings; those that `remtta adapt` has without options if None.
+        method: Name of the adaptation method, such as "remtta", "rem" (as published) or "source" (none).
+        config: The method's settings; those of its name if None.
         options: How the stream is run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or the statistics of some (a file), for

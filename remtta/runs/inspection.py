@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
-from remtta.deltas.layers import layers_moved
+from remtta.deltas.layers import layers_apart, layers_moved
 from remtta.deltas.reading import read_arrays
-from remtta.deltas.registry import has_versions
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
@@ -88,6 +87,23 @@ def describe_delta(path: Path) -> dict[str, Any]:
     }
 
 
+def compare_deltas(first: Path, second: Path) -> dict[str, Any]:
+    """How far two deltas, or those of two runs' folders, are from each other, in all and by layer (`layers_apart`).
+
+    Raises:
+        UsageError: If there is no such file.
+        DeltaError: If one is no delta file, or they were made on different weights.
+    """
+    paths = [path / DELTA if path.is_dir() else path for path in (first, second)]
+    (fields, arrays), (others, more) = map(read_arrays, paths)
+    if fields["base_sha256"] != others["base_sha256"]:
+        raise DeltaError(
+            f"{paths[1]} was made on other weights (base {others['base_sha256'][:12]}...) than {paths[0]} "
+            f"({fields['base_sha256'][:12]}...), so their changes are of different models"
+        )
+    return {"deltas": [str(path) for path in paths], "layers": layers_apart(arrays, more)}
+
+
 def describe_folder(folder: Path) -> dict[str, Any]:
     """What the folder of a run, of the runs of many streams, or of an evaluation holds.
 
@@ -103,8 +119,6 @@ def describe_folder(folder: Path) -> dict[str, Any]:
         return _describe_site(folder)
     if (folder / RESULTS).is_file():
         return _describe_evaluation(folder)
-    if has_versions(folder):
-        raise UsageError(f"{folder} holds versions of a delta: remtta delta log {folder} lists them, pull copies one")
     below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
     hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")

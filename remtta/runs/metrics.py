@@ -1,13 +1,11 @@
-"""Counts of runs for Prometheus: over HTTP, or in a file for node_exporter's text collector."""
+"""Counts of runs for Prometheus, over HTTP."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remtta import __version__
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from remtta.runs.record import Plan, Record
     from remtta.runs.summary import RunSummary
 
-FILE_EVERY_S = 10.0
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper edges of the histograms' buckets; within 4 %, the width of a bin of `Latencies`."""
 
@@ -40,83 +37,55 @@ Watch = Callable[[], Mapping[str, Watched]]
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `:PORT`, which is every address of the machine.
+    """Host and port of `PORT`, which is this machine's own address only, or `HOST:PORT`; 0.0.0.0 is every address.
 
     Raises:
         UsageError: If it is neither.
     """
-    host, found, port = text.rpartition(":")
-    if not (found and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        raise UsageError(f"--metrics takes HOST:PORT or :PORT, such as :9108, got {text}")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise UsageError(f"--metrics takes PORT or HOST:PORT, such as 9108, got {text}")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 class Metrics:
-    """Serves the counts of runs, or keeps them in a file, as long as they run.
+    """Serves the counts of runs as long as they run.
 
     Numbers are taken at the moment they are asked for, from another thread, so that they cost a run nothing.
 
     Args:
-        address: Host and port to serve them at, if any.
-        file: A `.prom` file to replace every ten seconds, if any; its folder must exist.
+        address: Host and port to serve them at.
 
     Raises:
-        UsageError: If prometheus-client is missing, or the port or file cannot be had.
+        UsageError: If prometheus-client is missing, or the port cannot be had.
     """
 
-    def __init__(self, address: tuple[str, int] | None = None, file: Path | None = None) -> None:
+    def __init__(self, address: tuple[str, int]) -> None:
         try:
             import prometheus_client
         except ImportError as error:
             raise UsageError('metrics need prometheus-client; pip install "remtta[metrics]"') from error
-        if file is not None and (file.suffix != ".prom" or file.is_dir() or not file.parent.is_dir()):
-            raise UsageError(f"--metrics-file {file} must be a file that ends in .prom, in a folder that exists")
-        self._file = file
         self._watch: Watch = dict
-        self._registry: CollectorRegistry = prometheus_client.CollectorRegistry()
-        self._registry.register(_Runs(lambda: self._watch()))
-        self._server = self._thread = None
-        if address is not None:
-            try:
-                # From the start, so that a port that is taken is told before a model is loaded.
-                self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], self._registry)
-            except OSError as error:
-                where = f"{address[0]}:{address[1]}"
-                raise UsageError(f"--metrics {where}: {error.strerror or error}; choose another port") from error
+        registry: CollectorRegistry = prometheus_client.CollectorRegistry()
+        registry.register(_Runs(lambda: self._watch()))
+        try:
+            # From the start, so that a port that is taken is told before a model is loaded.
+            self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], registry)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise UsageError(f"--metrics {where}: {error.strerror or error}; choose another port") from error
 
     @contextlib.contextmanager
     def of(self, watch: Watch) -> Iterator[None]:
-        """Tell of these runs meanwhile, and in the file at the end once more."""
+        """Tell of these runs meanwhile, and of how they ended."""
         self._watch = watch
-        done = threading.Event()
-        keeper = threading.Thread(target=self._keep_fresh, args=(done,), name="remtta-metrics", daemon=True)
-        keeper.start()
-        try:
-            yield
-        finally:
-            done.set()
-            keeper.join()
-            self._write()
+        yield
 
     def close(self) -> None:
         """Stop serving."""
-        if self._server and self._thread:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
-
-    def _keep_fresh(self, done: threading.Event) -> None:
-        self._write()
-        while not done.wait(FILE_EVERY_S):
-            self._write()
-
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        from prometheus_client import write_to_textfile
-
-        with contextlib.suppress(OSError):  # a full disk may have room again; the file's age shows meanwhile
-            write_to_textfile(str(self._file), self._registry)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 class _Runs:

@@ -23,9 +23,7 @@ from remtta.guard.smoothing import Smoother
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
-from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import PRESET
-from remtta.methods.settings.presets import PRESETS
+from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard
 from remtta.options import RunOptions
@@ -38,8 +36,21 @@ _log = logging.getLogger("remtta")
 
 
 def default_config(method: str, options: RunOptions) -> MethodConfig:
-    """The settings of a method that `remtta adapt` has without options."""
-    return PRESETS[PRESET].config(method, {}, batch_size=options.batch_size)
+    """The settings that a method has by its name."""
+    return method_config(method, {}, batch_size=options.batch_size)
+
+
+def own_guard(method: str, options: RunOptions) -> RunOptions:
+    """The options with the method's own guard action and answer, where they leave them open.
+
+    Raises:
+        UsageError: If the method is unknown.
+    """
+    check_method(method, METHOD_TABLE)
+    if options.guard is None:
+        return options
+    named = METHOD_TABLE[method]
+    return dataclasses.replace(options, guard=options.guard.filled(named.action, named.answer))
 
 
 def plan_run(
@@ -74,6 +85,7 @@ def plan_run(
         ModelError: If the method cannot adapt the model.
         DeltaError: If the delta does not fit the model.
     """
+    options = own_guard(method, options)
     torch.manual_seed(options.seed)
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)

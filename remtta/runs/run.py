@@ -108,7 +108,7 @@ class Run:
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    _refuse_none(stream, self._plan.options)
+                    _refuse_none(stream)
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a folder claimed by half could not be finished
@@ -234,8 +234,8 @@ def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
         )
 
 
-def _refuse_none(stream: Stream, options: RunOptions) -> None:
+def _refuse_none(stream: Stream) -> None:
     """Refuse a source without a frame, unless it is a list, which may be empty."""
-    if stream.kind != "paths" or options.require_frames:
+    if stream.kind != "paths":
         raise StreamError(f"{stream.name}: the stream held no frames")
     _log.info("the list of frames is empty: nothing was done, and no run folder is left")

@@ -105,7 +105,7 @@ def adapt_streams(
     streams: Mapping[str, Stream],
     output: str | Path | None = None,
     *,
-    method: str = "rem",
+    method: str = "remtta",
     config: MethodConfig | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,

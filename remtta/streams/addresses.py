@@ -31,7 +31,10 @@ def check_scheme(address: str, shown: str) -> None:
     """
     scheme = address.partition("://")[0]
     if scheme.lower() not in SCHEMES:
-        raise UsageError(f'{shown}: unknown protocol "{scheme}"; use rtsp://, http://, https://, rtmp:// or udp://')
+        known = "use rtsp://, http://, https://, rtmp:// or udp://"
+        raise UsageError(
+            f'{shown}: unknown protocol "{scheme}"; {known}; of a store, mount the bucket or copy the folder'
+        )
 
 
 def why_not_open(address: str) -> str | None:

@@ -8,18 +8,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from remtta.errors import DownloadError, FrameError
-from remtta.remote import Stored
+from remtta.errors import FrameError
+from remtta.options.stream import Sort
 from remtta.streams.memory import Share, current_share
 from remtta.streams.pillow import load_plugins, opened
-
-Sort = Literal["name", "mtime", "none"]
 
 _log = logging.getLogger("remtta")
 
@@ -121,7 +118,7 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def load_image(path: Path | Stored) -> Image.Image:
+def load_image(path: Path) -> Image.Image:
     """Decode one still to upright RGB.
 
     EXIF orientation is applied, transparency is laid on white, 16-bit and
@@ -131,7 +128,6 @@ def load_image(path: Path | Stored) -> Image.Image:
 
     Raises:
         FrameError: If the file is missing, no image, truncated, or too large.
-        DownloadError: If its store cannot be read.
     """
     try:
         with opened(path) as image:
@@ -141,7 +137,7 @@ def load_image(path: Path | Stored) -> Image.Image:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
-    except (FrameError, DownloadError):
+    except FrameError:
         raise
     except UnidentifiedImageError as error:
         raise FrameError("not an image that Pillow can read") from error

@@ -7,56 +7,26 @@ and a new connection opened. Reading never waits for the model where only the ne
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import StreamError
+from remtta.options import LiveOptions
 from remtta.streams.backoff import Backoff
 from remtta.streams.buffer import Backlog, Shot, ShotBuffer
 from remtta.streams.connection import Capture, Connection, Feed
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.opencv import load_opencv
-from remtta.streams.video import OPEN_TIMEOUT_S, READ_TIMEOUT_S, open_capture, video_frame, warn_if_cut
+from remtta.streams.video import open_capture, video_frame, warn_if_cut
 from remtta.streams.watchdog import Watchdog
-
-Buffer = Literal["latest", "all"]
 
 _GOODBYE_S = 0.5
 
 _log = logging.getLogger("remtta")
-
-
-@dataclass(frozen=True)
-class LiveOptions:
-    """How a live source is read.
-
-    Attributes:
-        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss, which is an error
-            where it is known not to be the source's own end.
-        buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
-            that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
-        open_timeout_s: Seconds that a source may take to open.
-        read_timeout_s: The same for a frame that can be decoded.
-        wait_at_start: Wait for the source as long also before its first frame, in place of failing at once.
-    """
-
-    reconnect_for: float = 60.0
-    buffer: Buffer = "latest"
-    open_timeout_s: float = OPEN_TIMEOUT_S
-    read_timeout_s: float = READ_TIMEOUT_S
-    wait_at_start: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.reconnect_for < math.inf:
-            raise UsageError(f"the seconds to reconnect for must be >= 0 and finite, got {self.reconnect_for}")
-        if self.buffer not in ("latest", "all"):
-            raise UsageError(f"buffer must be latest or all, got {self.buffer}")
 
 
 class LiveSource:

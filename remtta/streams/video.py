@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 
 from remtta.errors import FrameError, StreamError, without_password
+from remtta.options.stream import OPEN_TIMEOUT_S, READ_TIMEOUT_S
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.memory import current_share
 from remtta.streams.opencv import bound_allocations, load_opencv
@@ -17,8 +18,6 @@ _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
 _FRAME_BYTES = 7  # per pixel: in RGB, and as an image
 
-OPEN_TIMEOUT_S = 15.0
-READ_TIMEOUT_S = 15.0
 
 _log = logging.getLogger("remtta")
 

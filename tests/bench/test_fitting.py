@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from remtta import adapt_stream
 from remtta.bench import fitting
 from remtta.bench.fitting import fitting_micro_batch
-from remtta.cli.parsing import parse_size
 from remtta.errors import UsageError
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.registry import build_method
 from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig, method_config
 from remtta.options import RunOptions
+from remtta.options.option import read_size
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
 
@@ -143,7 +143,7 @@ def test_whole_batch_methods_refuse_what_they_cannot_divide(frames: Path, tmp_pa
     ("text", "size"), [("100", 100), ("2k", 2048), ("1.5G", 3 * 2**29), ("800M", 800 * 2**20), ("2 GiB", 2**31)]
 )
 def test_sizes_are_read(text: str, size: int) -> None:
-    assert parse_size(text) == size
+    assert read_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "1.2.3M", "nan", "1e3", "5X"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,8 @@ from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
 from remtta.methods.registry import build_method
-from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig
+from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
-from remtta.methods.settings.presets import PRESETS, named_config, preset_of
 from remtta.options import EvalOptions, GuardOptions
 from remtta.runs.interrupts import Interrupts
 from tests.command import refusal_of, remtta_here
@@ -255,46 +255,41 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     assert whole == parts and b'"answered_by": "both"' in whole
 
 
-# --- Names and presets -------------------------------------------------------------------------------------------
+# --- Names -------------------------------------------------------------------------------------------
 
 
 def test_names_in_an_evaluation() -> None:
     names = ["rem", "rem+guard", "rem+auto", "a=tent+guard+both", "remtta", "b=fast"]
     check_method_names(names)
-    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "rem", "tent"]
+    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "remtta", "fast"]
     assert [label_of(name) for name in names] == ["rem", "rem", "rem", "a", "remtta", "b"]
     assert [is_guarded(name) for name in names] == [False, True, False, True, True, True]
     assert [answer_of(name) for name in names] == ["adapted", "adapted", "auto", "both", "auto", "auto"]
     assert [action_of(name, "stop") for name in names] == ["off", "stop", "off", "stop", "stop", "stop"]
 
 
-@pytest.mark.parametrize(
-    "name", ["rem+none", "rem+guard+guard", "rem+both+auto", "remtta+guard", "fast+auto", "fast=rem", "+guard", "rem+"]
-)
+@pytest.mark.parametrize("name", ["rem+none", "rem+guard+guard", "rem+both+auto", "fast=rem", "+guard", "rem+"])
 def test_names_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_method_names([name])
 
 
-def test_the_preset_is_rem_with_a_rate_and_its_anchor_and_the_paper_s_is_rem_to_the_letter() -> None:
-    ours = named_config("remtta", {}, batch_size=50)
+def test_remtta_is_rem_with_a_rate_and_its_anchor_and_fast_is_tent_likewise() -> None:
+    ours = method_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
     assert dataclasses.replace(ours, lr=1e-3, anchor=0.0) == METHOD_CONFIGS["rem"]()
-    small, twenty = (named_config("remtta", {}, batch_size=size) for size in (4, 20))
+    small, twenty = (method_config("remtta", {}, batch_size=size) for size in (4, 20))
     assert twenty == ours and small.lr == pytest.approx(ours.lr / 5)
     assert small.anchor == pytest.approx(1 - math.exp(-10 * small.lr))
-    slower = named_config("remtta", {"lr": 1e-3}, batch_size=5)
+    slower = method_config("remtta", {"lr": 1e-3}, batch_size=5)
     assert slower.anchor == pytest.approx(1 - math.exp(-0.01))
-    assert named_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
-    sgd = named_config("remtta", {"optimizer": "sgd"}, batch_size=50)
+    assert method_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
+    sgd = method_config("remtta", {"optimizer": "sgd"}, batch_size=50)
     assert (sgd.lr, sgd.anchor) == (1e-3, 0.0)  # the pair is Adam's
-    assert PRESETS["paper"].config("rem", {}, batch_size=50) == METHOD_CONFIGS["rem"]()
-    fast, sgd = (named_config("fast", own, batch_size=50) for own in ({}, {"optimizer": "sgd"}))
+    fast, sgd = (method_config("fast", own, batch_size=50) for own in ({}, {"optimizer": "sgd"}))
     assert fast == TentConfig(lr=ours.lr, anchor=ours.anchor, optimizer="adam", nesterov=False)
-    assert sgd == PRESETS["paper"].config("tent", {"optimizer": "sgd"}, batch_size=50)
-    assert PRESETS["fast"].config("rem", {}, batch_size=50) == ours
-    with pytest.raises(UsageError, match="unknown preset"):
-        preset_of("best")
+    assert sgd == method_config("tent", {"optimizer": "sgd"}, batch_size=50)
+    assert build_method("remtta", tiny_vit()).config == ours  # type: ignore[attr-defined]
 
 
 def test_an_evaluation_compares_them(tmp_path: Path) -> None:
@@ -313,7 +308,7 @@ def test_an_evaluation_compares_them(tmp_path: Path) -> None:
     assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
 
 
-def test_presets_on_the_command_line(
+def test_a_methods_name_says_all(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "4"]
@@ -322,28 +317,42 @@ def test_presets_on_the_command_line(
         assert remtta_here("adapt", frames, *tiny, "--output", tmp_path / name, "-q", *options) == 0
         return record_of(tmp_path / name)
 
-    ours, paper = go("ours"), go("paper", "--preset", "paper")
-    own = go("own", "--preset", "paper", "--lr", "0.002", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
-    assert ours["method"] == own["method"] and ours["options"]["guard"] == own["options"]["guard"]
-    assert (tmp_path / "ours" / "predictions.jsonl").read_bytes() == (
-        tmp_path / "own" / "predictions.jsonl"
-    ).read_bytes()
+    def lines(name: str) -> bytes:
+        return (tmp_path / name / "predictions.jsonl").read_bytes()
+
+    ours, paper = go("ours"), go("paper", "--method", "rem")
+    spelt = ("--lr", "0.002", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
+    own = go("own", "--method", "rem", *spelt)
+    assert ours["method"] == {**own["method"], "name": "remtta"}
+    assert ours["options"]["guard"] == own["options"]["guard"] and lines("ours") == lines("own")
     assert (paper["method"]["lr"], paper["method"]["anchor"], paper["guard"]) == (1e-3, 0.0, None)
     assert not any("answered_by" in row for row in rows_of(tmp_path / "paper"))
-    assert go("fast", "--preset", "fast", "--limit", "4")["method"]["name"] == "tent"
-    assert go("named", "--preset", "fast", "--method", "rem", "--limit", "4")["method"] == ours["method"]
-    spelt = go("spelt", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
-    assert spelt["method"] == paper["method"]
-    assert (tmp_path / "spelt" / "predictions.jsonl").read_bytes() == (
-        tmp_path / "paper" / "predictions.jsonl"
-    ).read_bytes()
+    go("plain", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
+    assert lines("plain") == lines("paper")
     capfd.readouterr()
-    code, line = refusal_of(capfd, "adapt", frames, *tiny, "--anchor", "much", "--output", tmp_path / "none")
-    assert code == 2 and "--anchor takes a number or auto, got much" in line
-    line = refusal_of(
-        capfd, "adapt", frames, *tiny, "--method", "tent", "--anchor", "auto", "--output", tmp_path / "none"
-    )[1]
-    assert "where the optimizer is not adam" in line
+    none = ("--output", str(tmp_path / "none"))
+    for options, told in (
+        (("--anchor", "much"), "--anchor takes a number or auto, got much"),
+        (("--method", "tent", "--anchor", "auto"), "where the optimizer is not adam"),
+        (("--method", "tent", "--lambda", "2"), "tent has no --lambda; remtta methods tent lists its settings"),
+        (("--method", "lame", "--lr", "1"), "lame has no --lr;"),
+    ):
+        code, line = refusal_of(capfd, "adapt", frames, *tiny, *options, *none)
+        assert code == 2 and told in line
+
+
+def test_a_run_that_named_a_preset_goes_on_where_its_settings_are_the_same(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "4", "-q", "--output", tmp_path / "run"]
+    assert remtta_here("adapt", frames, *tiny, "--limit", "8") == 0
+    record = record_of(tmp_path / "run")
+    record["method"]["name"], record["options"]["preset"] = "rem", "remtta"  # as it was recorded
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert remtta_here("adapt", frames, *tiny, "--resume") == 0
+    capfd.readouterr()
+    code, line = refusal_of(capfd, "adapt", frames, *tiny, "--resume", "--method", "rem")
+    assert code == 2 and "--resume needs the settings the run began with: method.lr was 0.002" in line
 
 
 def test_a_doubt_ends_within_its_patience() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.evaluation.runner import evaluate
 from remtta.guard.smoothing import Smoother
-from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of, preset_in
+from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of
 from remtta.options import EvalOptions, RunOptions
 from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_image, tiny_vit
@@ -157,10 +157,7 @@ def test_names_of_smoothed_methods() -> None:
     names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+auto+smooth"]
     check_method_names(names)
     assert [is_smoothed(name) for name in names] == [True, True, True, False, True]
-    assert [preset_in(name) for name in names] == [None, "remtta", "remtta", None, None]
-    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "rem", "tent"]
+    assert [method_of(name) for name in names] == ["rem", "remtta", "remtta", "rem", "tent"]
     assert [label_of(name) for name in names] == ["rem", "remtta", "x", "rem", "a"]
-    with pytest.raises(UsageError, match="leave \\+guard out"):
-        check_method_names(["remtta+guard"])
     with pytest.raises(UsageError, match="smooth must be off or auto"):
         RunOptions(smooth="on")  # type: ignore[arg-type]

@@ -14,9 +14,10 @@ from torch import nn
 
 from remtta import RunOptions, adapt_stream
 from remtta.errors import StreamError, UsageError
+from remtta.options import LiveOptions
 from remtta.runs.adapt import RunSummary
 from remtta.runs.health import HealthFile, check_health_path
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, happens, tiny_vit

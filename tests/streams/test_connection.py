@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from remtta.errors import FrameError, StreamError
+from remtta.options import LiveOptions
 from remtta.streams import live as live_module
 from remtta.streams.frames import Gap
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from tests.streams.fakes import (
     HANGS,
     REFUSED,

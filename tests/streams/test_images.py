@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from remtta.errors import FrameError
+from remtta.options.stream import Sort
 from remtta.streams import pillow
-from remtta.streams.images import Sort, image_suffixes, list_files, load_image, natural_key, to_rgb
+from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, to_rgb
 from tests.conftest import draw_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

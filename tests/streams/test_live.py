@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from remtta.errors import StreamError, UsageError
+from remtta.options import LiveOptions
 from remtta.streams.frames import Gap
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from remtta.errors import UsageError, check, check_finite
 from remtta.methods.settings.base import MethodConfig
+from remtta.options.option import Option
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
@@ -48,9 +49,22 @@ class REMConfig(MethodConfig):
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
 
-    mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
-    ranking_weight: float = 1.0
-    margin: float = 0.0
+    mask_ratios: Annotated[
+        tuple[float, ...],
+        Option(
+            "Fractions of patch tokens to mask, 0 first.",
+            metavar="0,A,B",
+            default="0,0.1,0.2",
+            panel="Method",
+            common=True,
+        ),
+    ] = (0.0, 0.1, 0.2)
+    ranking_weight: Annotated[
+        float, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
+    ] = 1.0
+    margin: Annotated[
+        float, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
+    ] = 0.0
     consistency_weight: float = 1.0
     masking: Masking = "auto"
     confident_below: float | None = None
