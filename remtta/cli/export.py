@@ -20,7 +20,7 @@ from remtta.errors import UsageError
 class ExportOptions:
     """What to write, and where."""
 
-    form: Annotated[Literal["onnx", "peft", "timm", "openvino"], typer.Option("--format", "-f", help="What to write.")]
+    form: Annotated[Literal["onnx", "peft", "timm"], typer.Option("--format", "-f", help="What to write.")]
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")]
     delta_only: Annotated[
         Path | None,
@@ -45,7 +45,7 @@ def export(
     ],
     running: Annotated[RunningOptions, Only("quiet", "debug")],
 ) -> None:
-    """Write the model that RUN adapted for ONNX, PEFT, timm or OpenVINO, and check it there against torch.
+    """Write the model that RUN adapted for ONNX, PEFT or timm, and check it there against torch.
 
     The model, its arguments and its checkpoint default to the ones the delta was made on.
 
