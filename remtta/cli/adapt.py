@@ -133,10 +133,9 @@ def _shown(
     running: RunningOptions,
 ) -> Iterator[dict[str, Any]]:
     """Who is told of each batch meanwhile."""
-    hidden = running.quiet or view.on_screen(running)
     with (
-        progress(_num_frames(frames), hidden=hidden, lines=running.as_json) as advance,
-        view.viewers(folder, frames, output, running) as viewers,
+        progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json) as advance,
+        view.viewers(folder, output) as viewers,
     ):
         yield {"on_batch": advance, "viewers": viewers}
 

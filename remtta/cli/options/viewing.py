@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.live import live_view
 from remtta.cli.options.run import OutputOptions
-from remtta.cli.options.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.runs.annotated import AnnotatedVideo, check_video
 from remtta.runs.publishing import Publisher, parse_topic
@@ -25,12 +21,11 @@ if TYPE_CHECKING:
     from remtta.streams.sources import Stream
 
 _option = partial(typer.Option, rich_help_panel="Stream and output")
-_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """A video of what was said of each frame, a screen of how the run is, and a broker that gets its predictions."""
+    """A video of what was said of each frame, and a broker that gets the predictions."""
 
     annotate: Annotated[
         Path | None,
@@ -39,7 +34,6 @@ class ViewOptions:
             help="Video of the frames with label, probability, who answered and the guard's standing.",
         ),
     ] = None
-    live: Annotated[bool, _option("--live", help="Show the run on the terminal.")] = False
     mqtt: Annotated[
         str | None,
         _option(
@@ -48,18 +42,14 @@ class ViewOptions:
         ),
     ] = None
 
-    def on_screen(self, running: RunningOptions) -> bool:
-        """Whether there is a terminal to show it on."""
-        return self.live and not (running.quiet or running.as_json) and sys.stderr.isatty()
-
     def check(self, folder: Path, frames: Stream | Mapping[str, Stream], output: OutputOptions) -> None:
         """Refuse what cannot be had, before any work.
 
         Raises:
             UsageError: If a video or a topic cannot be had, or there are many streams.
         """
-        if isinstance(frames, Mapping) and (self.annotate or self.live or self.mqtt):
-            raise UsageError("--annotate, --live and --mqtt are for one stream; leave them out with --streams")
+        if isinstance(frames, Mapping) and (self.annotate or self.mqtt):
+            raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
         self._video(folder, output)
         if self.mqtt:
             parse_topic(self.mqtt)
@@ -70,9 +60,7 @@ class ViewOptions:
         return check_video(self.annotate, folder, overwrite=output.overwrite, resume=output.resume)
 
     @contextlib.contextmanager
-    def viewers(
-        self, folder: Path, frames: Stream | Mapping[str, Stream], output: OutputOptions, running: RunningOptions
-    ) -> Iterator[list[Viewer]]:
+    def viewers(self, folder: Path, output: OutputOptions) -> Iterator[list[Viewer]]:
         """Who is to look on, as long as the run goes."""
         with contextlib.ExitStack() as looking:
             viewers: list[Viewer] = []
@@ -81,9 +69,4 @@ class ViewOptions:
                 viewers.append(looking.enter_context(contextlib.closing(publisher)))
             if video := self._video(folder, output):
                 viewers.append(looking.enter_context(contextlib.closing(AnnotatedVideo(video))))
-            source = None if isinstance(frames, Mapping) else frames.live_source
-            if self.on_screen(running):
-                viewers.append(looking.enter_context(live_view(lambda: source.state if source else "running")))
-            elif self.live and not running.quiet:
-                _log.info("--live needs a terminal on standard error; there are lines of counts instead")
             yield viewers
