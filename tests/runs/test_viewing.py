@@ -1,27 +1,17 @@
-"""Videos of what a run said, and the screen of how it is."""
+"""Videos of what a run said."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import pty
 import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from rich.console import Console
 
-from remtta.cli.live import LiveView, sparkline
 from remtta.runs.annotated import check_video
-from remtta.runs.summary import RunSummary
-from remtta.runs.viewing import View
 from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, happens
 from tests.records import rows_of
@@ -89,47 +79,3 @@ def test_a_video_that_cannot_be_made_is_told_in_a_line(
     monkeypatch.setitem(sys.modules, "av", None)
     code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / "x.mp4")
     assert code == 2 and 'pip install "remtta[video]"' in line
-
-
-def test_the_screen_shows_rate_lag_entropy_guard_and_the_last_labels(tmp_path: Path) -> None:
-    now, view = [0.0], LiveView(lambda: "reconnecting", lambda: now[0])
-    assert view.screen() == "reconnecting: no frame yet"
-    row = {"index": 4, "class": 1, "label": "no\x1b[2Jentry", "prob": 0.8, "answered_by": "both", "weight": 0.25}
-    for entropy in (0.5, 1.0):
-        now[0] += 2.0
-        frames: Any = [object()] * 6
-        view(View(frames, [row], RunSummary(tmp_path, lag_s=3.0, entropy=entropy, num_alarms=2), "doubt"))
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(view.screen())
-    text = console.export_text()
-    for part in ("3.0/s, 3.0 s behind; reconnecting", "▅█ 1.00 nats", "doubt, 2 alarms", "adapted 25 %, source 75 %"):
-        assert part in text
-    assert r"no\x1b[2Jentry 80 %" in text
-    assert sparkline([0.0, 0.0]) == "▁▁"
-
-
-def test_the_screen_is_drawn_on_a_terminal_and_elsewhere_a_line_says_why_not(
-    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--live", "--batch-size", "5", "-o"]
-    assert remtta_here("adapt", frames, *options, tmp_path / "logged") == 0
-    assert capfd.readouterr().err.count("--live needs a terminal") == 1
-    master, slave = pty.openpty()
-    drawn: list[bytes] = []
-    reader = threading.Thread(target=lambda: drawn.extend(all_of(master)))
-    reader.start()
-    with contextlib.closing(os.fdopen(slave, "w")) as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setenv("TERM", "xterm")
-        assert remtta_here("adapt", frames, *options, tmp_path / "shown") == 0
-    reader.join()
-    text = b"".join(drawn).decode()
-    assert "/s; running" in text and "12 frames, 12 predicted" in text
-
-
-def all_of(master: int) -> Iterator[bytes]:
-    """What a terminal shows until nobody writes to it."""
-    with contextlib.suppress(OSError):  # which is its end
-        while piece := os.read(master, 4096):
-            yield piece
-    os.close(master)
