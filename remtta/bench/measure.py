@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from remtta.backbones.registry import backbone_of, compile_blocks
 from remtta.bench.machine import joules, processor
-from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.bench.options import ANSWER, FORWARD, PLAIN_REM, SUBJECTS, BenchOptions
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
@@ -28,6 +27,7 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.models.devices import select_device
 from remtta.models.loading import create, load
+from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot

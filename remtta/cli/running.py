@@ -12,9 +12,9 @@ import typer
 
 from remtta.cli.config import read_config
 from remtta.cli.reporting import command
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options.option import Option
-from remtta.runs.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import progress_of_completed, read_earlier, run_order
@@ -44,7 +45,6 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.runs.environment import environment
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
-from remtta.runs.interrupts import Interrupts
 
 _log = logging.getLogger("remtta")
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remtta.bench.memory import peak_bytes, start_peak
 from remtta.deltas.delta import save_delta
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
 from remtta.evaluation.hurry import Hurry
 from remtta.evaluation.ledger import PROGRESS, Ledger
@@ -26,9 +26,9 @@ from remtta.evaluation.rows import evaluation_rows
 from remtta.evaluation.scenarios import Visit
 from remtta.files import writing
 from remtta.guard.adapter import Adapter
+from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.policy import AllFrames
 from remtta.runs.reading import read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters

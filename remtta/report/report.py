@@ -11,10 +11,10 @@ from remtta._version import __version__
 from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically
 from remtta.report import charts, page
+from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, Look, picture, thumbnails
 from remtta.report.series import Series, has_rate, name_of, read_series
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.inspection import describe_folder
 from remtta.runs.reading import Row, check_entries, read_rows
 
 _ROW = {"method": str, "seed": int, "phase": str, "domain": str, "class": int, "label_true": int}

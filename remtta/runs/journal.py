@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from remtta.engines.interrupts import Interrupts
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import Place
 from remtta.runs.reading import Row
 from remtta.runs.rows import RowFormat, prediction_rows

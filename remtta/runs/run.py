@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.pace import Pace
@@ -19,7 +20,6 @@ from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.journal import Journal
 from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
 from remtta.runs.policy import FitFrames

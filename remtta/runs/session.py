@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError
 from remtta.guard.accuracy import Estimator
 from remtta.guard.adapter import Adapter
@@ -21,7 +22,6 @@ from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.runs.batch import Batch, BatchResult, Counts
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.states import take_back
 
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop

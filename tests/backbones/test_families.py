@@ -24,10 +24,10 @@ from remtta.backbones.registry import FAMILIES, backbone_of
 from remtta.backbones.tokens import Transformer
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError, UsageError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import NUM_CLASSES, random_images
 from tests.methods.test_registry import QUICK
 from tests.runs.test_resume import assert_same_results

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from remtta.deltas.delta import apply_delta, load_delta
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError
 from remtta.evaluation.runner import evaluate
 from remtta.guard.guard import Guard
@@ -20,7 +21,6 @@ from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import ZERO_SHOT, MethodConfig, REMConfig, method_config
 from remtta.options import EvalOptions, GuardOptions
-from remtta.runs.interrupts import Interrupts
 from tests.backbones.families import pictures, tiny
 from tests.conftest import draw_folder
 from tests.evaluation.trees import open_tree, write_tree

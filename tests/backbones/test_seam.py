@@ -21,10 +21,10 @@ from remtta.backbones.base import Backbone, Scores, TokenBackbone
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.registry import backbone_of
 from remtta.backbones.vit import ViT
-from remtta.bench.fitting import fitting_micro_batch
 from remtta.bench.products import BareProduct
 from remtta.errors import ModelError
 from remtta.guard.guard import Guard
+from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_image
 from tests.guard.asking import see
 from tests.records import json_of, lines_of, record_of, rows_of

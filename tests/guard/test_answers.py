@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.guard.adapter import Adapter
@@ -24,7 +25,6 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
 from remtta.options import EvalOptions, GuardOptions
-from remtta.runs.interrupts import Interrupts
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
 from tests.guard.asking import ask

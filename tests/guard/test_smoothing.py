@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.runner import evaluate
 from remtta.guard.smoothing import Smoother
 from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of
 from remtta.options import EvalOptions, RunOptions
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.evaluation.trees import open_tree

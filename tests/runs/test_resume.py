@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError, UsageError
 from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
-from remtta.runs.adapt import RunSummary
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import Place, load_place, save_place
 from remtta.runs.states import load_state, save_state
 from remtta.streams.frames import Frame

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remtta import REM, REMConfig, adapt_stream, load_delta
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.results import delta_path
@@ -24,7 +25,6 @@ from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.place import load_place
 from remtta.runs.policy import AllFrames
 from remtta.runs.session import Session

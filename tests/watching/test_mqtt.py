@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from remtta.errors import UsageError
-from remtta.runs import publishing
-from remtta.runs.publishing import Publisher, Topic, parse_topic
 from remtta.runs.summary import RunSummary
+from remtta.watching import mqtt as publishing
+from remtta.watching.mqtt import Publisher, Topic, parse_topic
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, happens
 from tests.records import parsed, rows_of

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from remtta import adapt_stream
-from remtta.bench import fitting
-from remtta.bench.fitting import fitting_micro_batch
 from remtta.errors import UsageError
+from remtta.methods import fitting
+from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.registry import build_method
 from remtta.methods.rem import REM

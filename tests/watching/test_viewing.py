@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from remtta.runs.annotated import check_video
+from remtta.watching.annotated import check_video
 from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, happens
 from tests.records import rows_of

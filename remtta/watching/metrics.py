@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from remtta import __version__
+from remtta._version import __version__
 from remtta.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from remtta.engines.interrupts import Interrupts
+from remtta.engines.processes import DIED, RETRIES, R, S, T, Work
 from remtta.errors import RemttaError, UsageError
-from remtta.runs.engines import DIED, RETRIES, R, S, T, Work
-from remtta.runs.interrupts import Interrupts
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 

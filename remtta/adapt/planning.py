@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from remtta.bench.fitting import fitting_micro_batch
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
@@ -20,6 +19,7 @@ from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
+from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method

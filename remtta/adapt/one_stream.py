@@ -10,19 +10,19 @@ from typing import BinaryIO
 
 from torch import nn
 
+from remtta.adapt.planning import default_config, plan_run, tell_plan
 from remtta.deltas.delta import Delta
+from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.runs.folder import check_folder, check_writable, default_folder
-from remtta.runs.health import HealthFile, check_health_path, vitals
-from remtta.runs.interrupts import Interrupts
-from remtta.runs.metrics import Metrics, Watched
-from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.streams.sources import Stream, open_stream, shown_counts
+from remtta.watching.health import HealthFile, check_health_path, vitals
+from remtta.watching.metrics import Metrics, Watched
 
 __all__ = ["RunSummary", "adapt_stream"]
 

@@ -15,8 +15,8 @@ from itertools import islice
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
-from remtta.runs.interrupts import Interrupts, Stopped
 
 RETRIES = 2
 """Times that tasks are begun again whose worker died."""

@@ -13,12 +13,12 @@ import pytest
 from torch import nn
 
 from remtta import RunOptions, adapt_stream
+from remtta.adapt.one_stream import RunSummary
 from remtta.errors import StreamError, UsageError
 from remtta.options import LiveOptions
-from remtta.runs.adapt import RunSummary
-from remtta.runs.health import HealthFile, check_health_path
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
+from remtta.watching.health import HealthFile, check_health_path
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, happens, tiny_vit
 from tests.records import json_of
@@ -59,7 +59,7 @@ def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remtta.runs.adapt.HealthFile", partial(HealthFile, every_s=0.01))
+    monkeypatch.setattr("remtta.adapt.one_stream.HealthFile", partial(HealthFile, every_s=0.01))
     path = tmp_path / "health.json"
     camera = FakeCamera([noise(0), noise(1)], [noise(2)])
     seen: list[dict[str, Any]] = []

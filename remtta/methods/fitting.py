@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from remtta.backbones.registry import backbone_of
-from remtta.bench.memory import resident_bytes
 from remtta.errors import UsageError
 from remtta.methods.gradient import GradientMethod
+from remtta.models.peak_memory import resident_bytes
 
 _FLOAT_BYTES = 4
 _COPIES = 4  # of the batch's pixels: decoded ahead, collated, normalised, and one to spare

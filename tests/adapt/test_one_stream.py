@@ -30,12 +30,12 @@ from remtta import (
     load_model,
     open_stream,
 )
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
 from remtta.methods.losses import rem_loss
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import claim_folder
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit

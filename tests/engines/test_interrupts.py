@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from remtta.runs.interrupts import Interrupts, Stopped
+from remtta.engines.interrupts import Interrupts, Stopped
 
 _SENDS = """
 import os, signal, sys
-from remtta.runs.interrupts import Interrupts
+from remtta.engines.interrupts import Interrupts
 {before}
 with Interrupts() as interrupts, interrupts.finishing():
     for name in sys.argv[1:]:

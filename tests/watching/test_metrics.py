@@ -18,14 +18,14 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from remtta.adapt.many_streams import adapt_streams
+from remtta.adapt.one_stream import RunSummary
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options import LiveOptions, RunOptions
-from remtta.runs.adapt import RunSummary
-from remtta.runs.interrupts import Interrupts
-from remtta.runs.metrics import BUCKETS_S, Metrics, parse_metrics_address
-from remtta.runs.site import adapt_streams
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
+from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from tests.command import refusal_of
 from tests.conftest import draw_folder, tiny_vit
 from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny

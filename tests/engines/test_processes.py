@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from remtta.engines.cluster import on_ray
+from remtta.engines.interrupts import Interrupts
+from remtta.engines.processes import DIED, in_processes
 from remtta.errors import RemttaError, UsageError
-from remtta.runs.cluster import on_ray
-from remtta.runs.engines import DIED, in_processes
-from remtta.runs.interrupts import Interrupts
 
 
 def square(died: Path, number: int, stopped: Callable[[], bool]) -> int:

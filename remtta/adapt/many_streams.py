@@ -15,7 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from remtta.adapt.planning import default_config, plan_run, tell_plan
+from remtta.adapt.turns import SharingAdapter, Turns
 from remtta.deltas.delta import Delta
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError, UsageError
 from remtta.files import FolderLock, write_json, writing
 from remtta.methods.method import Method
@@ -23,16 +26,13 @@ from remtta.methods.settings import MethodConfig
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.runs.folder import SITE, check_site, default_folder
-from remtta.runs.health import HealthFile, check_health_path, vitals
-from remtta.runs.interrupts import Interrupts
-from remtta.runs.metrics import Metrics, Watched
-from remtta.runs.planning import default_config, plan_run, tell_plan
 from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
-from remtta.runs.turns import SharingAdapter, Turns
 from remtta.streams.batches import decoding_budget
 from remtta.streams.sources import Stream
+from remtta.watching.health import HealthFile, check_health_path, vitals
+from remtta.watching.metrics import Metrics, Watched
 
 _log = logging.getLogger("remtta")
 _stream: ContextVar[str | None] = ContextVar("stream", default=None)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.guard.adapter import Adapter
-from remtta.runs.interrupts import Interrupts, Stopped
 
 _POLL_S = 0.1
 

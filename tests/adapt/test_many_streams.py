@@ -14,20 +14,20 @@ import pytest
 import torch
 
 from remtta import load_delta
+from remtta.adapt.many_streams import SiteSummary, adapt_streams
+from remtta.adapt.one_stream import RunSummary
+from remtta.adapt.turns import Turns
 from remtta.deltas import DELTA
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS
 from remtta.models.hashing import state_sha256
 from remtta.options import RunOptions
-from remtta.runs.adapt import RunSummary
+from remtta.report.inspection import describe_folder
 from remtta.runs.folder import PREDICTIONS, SITE
-from remtta.runs.health import HealthFile
-from remtta.runs.inspection import describe_folder
-from remtta.runs.interrupts import Interrupts
-from remtta.runs.site import SiteSummary, adapt_streams
-from remtta.runs.turns import Turns
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream
+from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, happens, tiny_vit
 from tests.records import json_of, record_of, rows_of
 from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
@@ -129,7 +129,7 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(folders: dict[str, Pat
 def test_a_stop_saves_all_and_they_go_on(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.runs.site.HealthFile", partial(HealthFile, every_s=0.01))
+    monkeypatch.setattr("remtta.adapt.many_streams.HealthFile", partial(HealthFile, every_s=0.01))
     health = tmp_path / "health.json"
     with Interrupts() as interrupts:
         stopped = adapt_site(folders, tmp_path / "site", on_batch=StopAfter(4), interrupts=interrupts, health=health)
