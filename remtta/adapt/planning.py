@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,6 +87,8 @@ def plan_run(
         DeltaError: If the delta does not fit the model.
     """
     options = own_guard(method, options)
+    going_on = options.resume and (folder / RECORD).exists()
+    earlier = read_record(folder / RECORD) if going_on else None
     torch.manual_seed(options.seed)
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)
@@ -93,16 +96,16 @@ def plan_run(
     if source_data is not None and built.needs_source:
         learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
     guard = guarded(built, options.guard, config, sparing=options.adapt == "auto")
-    estimator = _estimator(built, card, source_data, options, folder, wait)
+    estimator = _estimator(built, card, source_data, options, earlier, wait)
     if options.max_memory is not None and config.micro_batch is None:
-        config = _within_memory(built, card, config, folder, options)
+        config = _within_memory(built, card, config, options, earlier)
     if delta is not None:
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
     pace = pacing(built, options.adapt, config)
     observers = [each for each in (pace, guard, estimator, smoother) if each]
-    return Plan(card, Adapter(built, observers), method, config, options, stream, delta, learned)
+    return Plan(card, Adapter(built, observers), method, config, options, stream, delta, learned, earlier=earlier)
 
 
 def tell_plan(plan: Plan) -> None:
@@ -139,15 +142,14 @@ def _estimator(
     card: ModelCard,
     source_data: str | Path | None,
     options: RunOptions,
-    folder: Path,
+    earlier: Mapping[str, Any] | None,
     wait: Callable[[], None],
 ) -> Estimator | None:
     """What estimates the accuracy, if that is asked for; calibrated as the run was that it goes on with."""
     if options.estimate is None:
         return None
-    record = (read_record(folder / RECORD) if options.resume and (folder / RECORD).exists() else {}).get("accuracy")
-    if record is not None:
-        calibration = Calibration(**record["calibration"])
+    if earlier and earlier.get("accuracy"):
+        calibration = Calibration(**earlier["accuracy"]["calibration"])
     elif source_data is None:
         calibration = Calibration.unseen(options.estimate, card.num_classes)
     else:
@@ -160,15 +162,19 @@ def _estimator(
 
 
 def _within_memory(
-    adapter: Method, card: ModelCard, config: MethodConfig, folder: Path, options: RunOptions
+    adapter: Method,
+    card: ModelCard,
+    config: MethodConfig,
+    options: RunOptions,
+    earlier: Mapping[str, Any] | None,
 ) -> MethodConfig:
     """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
     assert options.max_memory is not None
     if not isinstance(adapter, GradientMethod):
         _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")
         return config
-    if options.resume and (folder / RECORD).exists():
-        size = read_record(folder / RECORD).get("method", {}).get("micro_batch")
+    if earlier is not None:
+        size = earlier.get("method", {}).get("micro_batch")
     else:
         size = fitting_micro_batch(adapter, card.preprocessing.input_size, options.batch_size, options.max_memory)
     if size is None:

@@ -48,6 +48,7 @@ class Plan:
         start: The delta that it starts from, if there is one.
         learned: What the method learned from source images, for the record.
         memory: What decoding may take, where other runs share it.
+        earlier: The record of the run that it goes on with.
     """
 
     card: ModelCard
@@ -59,6 +60,7 @@ class Plan:
     start: Delta | None = None
     learned: Mapping[str, Any] | None = None
     memory: Budget | None = None
+    earlier: Mapping[str, Any] | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

@@ -19,11 +19,10 @@ from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
-from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
+from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.journal import Journal
 from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
 from remtta.runs.policy import FitFrames
-from remtta.runs.reading import read_record
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
@@ -138,11 +137,10 @@ class Run:
 
     def _go_on(self) -> None:
         """Go on with the run in the folder, if that is asked for and there is one."""
-        folder = self._folder.path
-        if not (self._plan.options.resume and (folder / RECORD).exists()):
+        folder, earlier = self._folder.path, self._plan.earlier
+        if earlier is None:
             return
         self._folder.lock()
-        earlier = read_record(folder / RECORD)
         check_same_run(earlier, self.record.content(self.summary))
         place, state = load_place(folder / STATE)
         self._session.go_on(folder / STATE, Moment(place, state))
