@@ -15,7 +15,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of, compile_blocks
+from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.bench.machine import joules, processor
 from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.bench.plain_rem import PlainREM
@@ -26,8 +26,9 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.names import FAST, PRESET, answer_of, is_guarded, method_of
 from remtta.methods.settings.presets import named_config
+from remtta.models.building import create
 from remtta.models.devices import select_device
-from remtta.models.loading import create, load_model
+from remtta.models.loading import load_model
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot

@@ -79,7 +79,7 @@ def load_classifier(
     Raises:
         RemttaError: If it cannot be adapted or loaded.
     """
-    from remtta.backbones.registry import check_adaptable, check_name
+    from remtta.backbones.families import check_adaptable, check_name
     from remtta.models.loading import load_model
 
     if adapts:

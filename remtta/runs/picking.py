@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically, writing
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.runs.folder import PREDICTIONS, RECORD
 from remtta.runs.reading import Row, checked_record, read_rows
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.fitness import BLACK, DUPLICATE
 from remtta.streams.frames import Frame
 from remtta.streams.images import load_image
-from remtta.streams.memory import Budget
 from remtta.streams.prefetch import prefetch
 from remtta.streams.video import iter_video
 

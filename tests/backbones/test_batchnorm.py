@@ -15,8 +15,8 @@ from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError, UsageError
 from remtta.methods.gradient import GradientMethod
@@ -24,7 +24,7 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
-from tests.backbones.families import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
 from tests.conftest import NUM_CLASSES
 
 OTHERS = [family for family in FAMILIES if family not in WITH_BATCH_NORM]

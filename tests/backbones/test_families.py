@@ -18,10 +18,10 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from remtta import REM, REMConfig
-from remtta.backbones.base import PlainTokenBackbone, TokenBackbone
+from remtta.backbones.families import FAMILIES, backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import FAMILIES, backbone_of
 from remtta.backbones.tokens import Transformer
+from remtta.backbones.vit import ViT
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.errors import ModelError, UsageError
@@ -389,11 +389,11 @@ def test_methods_that_reach_in_between_the_blocks_take_every_family(name: str, m
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str) -> None:
     backbone = backbone_of(make(name))
-    assert isinstance(backbone, TokenBackbone)
+    assert isinstance(backbone, Transformer)
     if name == "DINOv2 with registers":
         build_method("foa", make(name), method_config("foa", {}, batch_size=3))
         return
-    plain = isinstance(backbone, PlainTokenBackbone)
+    plain = isinstance(backbone, ViT)
     told = "reads other tokens" if plain else f"the blocks of {type(backbone.module).__name__} take positions"
     with pytest.raises(ModelError, match=told):
         build_method("foa", make(name), method_config("foa", {}, batch_size=3))

@@ -13,15 +13,15 @@ from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
 
 from remtta import REM, REMConfig
-from remtta.backbones.base import TokenBackbone
+from remtta.backbones.families import backbone_of
 from remtta.backbones.image import ImageBackbone, paint_out
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.tokens import Transformer
 from remtta.bench.products import BareProduct
 from remtta.errors import ModelError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
-from tests.backbones.families import FAMILIES, FIXED_SIZE, SIZE, pictures, tiny
+from tests.backbones.tiny_models import FAMILIES, FIXED_SIZE, SIZE, pictures, tiny
 from tests.conftest import tiny_vit
 
 MASKS: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)}
@@ -59,7 +59,7 @@ def test_patches_are_the_cells_of_the_last_feature_map(family: str) -> None:
     assert (backbone.num_patches, backbone.patch_size) == (4, (32, 32))
     assert shape[2:] == (2, 2) and backbone.count_patches(images) == 4
     assert backbone.num_tokens >= 16 * 16 / 4 and backbone.num_passing > 0
-    assert not isinstance(backbone, TokenBackbone) and backbone.num_classes == 7
+    assert not isinstance(backbone, Transformer) and backbone.num_classes == 7
 
 
 @pytest.mark.parametrize("family", FAMILIES)

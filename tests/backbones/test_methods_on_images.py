@@ -21,7 +21,7 @@ from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import ZERO_SHOT, MethodConfig, REMConfig, method_config
 from remtta.options import EvalOptions, GuardOptions
 from remtta.runs.interrupts import Interrupts
-from tests.backbones.families import pictures, tiny
+from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
 from tests.evaluation.trees import open_tree, write_tree
 from tests.methods.test_registry import PASSABLE, QUICK

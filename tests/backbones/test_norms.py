@@ -7,8 +7,8 @@ import timm
 import torch
 from torch import nn
 
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError, UsageError
 from tests.conftest import tiny_vit
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from remtta import REM, REMConfig, RunOptions, adapt_stream
-from remtta.backbones import registry
-from remtta.backbones.base import Backbone, Scores, TokenBackbone
+from remtta.backbones import families
+from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.bench.fitting import fitting_micro_batch
 from remtta.bench.products import BareProduct
@@ -125,7 +126,7 @@ class ToyBackbone(Backbone):
 
 @pytest.fixture(autouse=True)
 def _the_toy_is_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.FAMILIES, ToyNet, ToyBackbone)
+    monkeypatch.setitem(families.FAMILIES, ToyNet, ToyBackbone)
 
 
 def make(name: str, net: ToyNet | None = None, **settings: Any) -> Method:
@@ -286,8 +287,8 @@ def test_images_of_another_size_are_refused() -> None:
 
 
 def test_a_vit_has_tokens_and_the_toy_has_none() -> None:
-    assert isinstance(backbone_of(tiny_vit()), ViT) and isinstance(backbone_of(tiny_vit()), TokenBackbone)
-    assert isinstance(backbone_of(ToyNet()), Backbone) and not isinstance(backbone_of(ToyNet()), TokenBackbone)
+    assert isinstance(backbone_of(tiny_vit()), ViT) and isinstance(backbone_of(tiny_vit()), Transformer)
+    assert isinstance(backbone_of(ToyNet()), Backbone) and not isinstance(backbone_of(ToyNet()), Transformer)
 
 
 def test_memory_and_products_are_measured_on_it() -> None:

@@ -33,7 +33,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.config import origin_of
 from remtta.models.hashing import state_sha256

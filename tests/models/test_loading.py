@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_model_data_config
 from torch import nn
 
-from remtta.backbones.registry import backbone_of, check_adaptable
+from remtta.backbones.families import backbone_of, check_adaptable
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
 from remtta.models.classes import restrict_classes
 from remtta.models.devices import select_device

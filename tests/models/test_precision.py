@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta import REM, REMConfig
-from remtta.backbones.registry import compile_blocks
+from remtta.backbones.families import compile_blocks
 from remtta.methods.settings import MethodConfig
 from remtta.methods.source import Source
 from remtta.models import precision as linear
