@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.config import config_of
-from remtta.models.huggingface_names import NOT_SMOOTHED, from_transformers
-from remtta.models.torchvision import TORCHVISION_PREPROCESSING, from_torchvision
+from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 
 _log = logging.getLogger("remtta")
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta.errors import ModelError
 from remtta.models.classes import classifiers_of
-from remtta.models.renames import renamed
+from remtta.models.foreign_names import renamed
 
 _NAMES = (
     (r"^conv1\.", "patch_embed.proj."),
