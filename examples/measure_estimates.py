@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from remtta import load_model
 from remtta.backbones.base import Backbone
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator
 from remtta.guard.observer import Answers, Observer

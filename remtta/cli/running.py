@@ -77,7 +77,7 @@ class RunningOptions:
     def compile(self, model: nn.Module) -> None:
         """Compile the model's blocks, if they are to be."""
         if self.compile_model:
-            from remtta.backbones.registry import compile_blocks
+            from remtta.backbones.families import compile_blocks
 
             compile_blocks(model)
 

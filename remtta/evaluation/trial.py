@@ -35,8 +35,8 @@ from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.rows import RowFormat
 from remtta.runs.session import Moment, Session
 from remtta.streams.batches import in_batches
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame
-from remtta.streams.memory import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.registry import with_tokens
+from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.gradient import GradientMethod

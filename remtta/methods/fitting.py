@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import UsageError
 from remtta.methods.gradient import GradientMethod
 from remtta.models.peak_memory import resident_bytes

@@ -27,7 +27,7 @@ from remtta.runs.environment import environment
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
 from remtta.runs.summary import RunSummary
-from remtta.streams.memory import Budget
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
 
 _HEADER_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes

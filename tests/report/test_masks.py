@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from remtta import apply_delta, load_delta, load_model
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import RemttaError
 from remtta.methods.masking import paint_over
 from remtta.methods.settings import REMConfig

@@ -1,8 +1,4 @@
-"""One budget of memory for all images that are decoded at a time.
-
-A file of a few kilobytes may hold an image of gigabytes. What decodes frames in threads opens a share per frame; what
-decodes an image reserves in the share of its thread, and waits there for room.
-"""
+"""One budget of memory for all images that are decoded at a time: a file of kilobytes may hold one of gigabytes."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def decoding_bytes(max_memory: int | None) -> int:
-    """Memory for decoding: a quarter of the limit on the process, else of the machine's, of which 2 GiB are enough."""
+    """Return a quarter of the limit on the process, else of the machine's memory, of which 2 GiB are enough."""
     if max_memory is not None:
         return max(_LEAST, max_memory // _PART)
     there = machine_bytes()
@@ -33,7 +29,7 @@ def decoding_bytes(max_memory: int | None) -> int:
 
 
 def machine_bytes() -> int:
-    """Memory of the machine, or of the container or service where that has less; 0 where the system does not tell."""
+    """Return the memory of the machine, or of its container where that has less; 0 where the system does not tell."""
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()])
     return 0
@@ -58,9 +54,7 @@ class Budget:
     """Memory for the images that are decoded at a time, whatever the number of threads.
 
     They get it in the order in which they ask. A large one waits until there is room, and keeps others waiting.
-
-    Attributes:
-        num_bytes: All of it.
+    What decodes frames in threads opens a share per frame; what decodes an image reserves in the share of its thread.
 
     Args:
         num_bytes: All of it; by default what `decoding_bytes` finds.
@@ -78,7 +72,7 @@ class Budget:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[None]:
-        """What this thread decodes in the block is held to the budget; all of it is given back at the end."""
+        """Hold what this thread decodes in the block to the budget; all of it is given back at the end."""
         share = Share(self)
         token = _share.set(share)
         try:
@@ -88,7 +82,7 @@ class Budget:
             self._give_back(share.taken)
 
     def needed(self, width: int, height: int, bytes_per_pixel: int) -> int:
-        """Bytes that an image takes until it is no longer needed."""
+        """Return the bytes that an image takes until it is no longer needed."""
         return width * height * bytes_per_pixel + self._afterwards(width, height)
 
     def take(self, num_bytes: int) -> None:
@@ -109,25 +103,17 @@ class Budget:
 
 
 class Share:
-    """One frame's part of a budget, which it asks for once: two that hold some and wait for more would wait forever.
-
-    Attributes:
-        taken: Bytes reserved so far.
-    """
+    """One frame's part of a budget, which it asks for once: two that hold some and wait for more would wait forever."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget, self.taken = budget, 0
 
     def fits(self, width: int, height: int, bytes_per_pixel: int) -> bool:
-        """Whether such an image can be decoded at all."""
+        """Return True if such an image can be decoded at all."""
         return self._budget.needed(width, height, bytes_per_pixel) <= self._budget.num_bytes
 
     def reserve(self, width: int, height: int, bytes_per_pixel: int) -> None:
-        """Wait until there is room for such an image.
-
-        Raises:
-            FrameError: If there never will be.
-        """
+        """Wait until there is room for such an image; raise FrameError if there never will be."""
         needed = self._budget.needed(width, height, bytes_per_pixel)
         if needed > self._budget.num_bytes:
             raise FrameError(
@@ -142,5 +128,5 @@ _share: ContextVar[Share | None] = ContextVar("share", default=None)
 
 
 def current_share() -> Share | None:
-    """The share of the frame that this thread decodes; None where nothing is held to a budget."""
+    """Return the share of the frame that this thread decodes; None where nothing is held to a budget."""
     return _share.get()

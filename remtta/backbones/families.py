@@ -1,8 +1,7 @@
-"""Which architectures there are."""
+"""The architectures that can be adapted, and what makes a backbone of each."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -17,16 +16,17 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
-from remtta.backbones.base import Backbone, PlainTokenBackbone, TokenBackbone
+from remtta.backbones.base import Backbone
 from remtta.backbones.biased import BEiT, RelativeViT
 from remtta.backbones.eva import RotaryViT
 from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.naflex import FlexibleViT
+from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
-from remtta.models.loading import is_known, names_like, unknown_model
+from remtta.models.building import is_known, names_like, unknown_model
 
-_MOST_NAMED, _MOST_TRIED = 3, 12  # names offered in place of one that there is not, and those built to choose them
+_MOST_NAMED = 3  # names offered in place of one that there is not
 
 _log = logging.getLogger("remtta")
 
@@ -61,13 +61,9 @@ def backbone_of(model: nn.Module) -> Backbone:
         inner = wrapped
 
 
-def with_tokens(backbone: Backbone, method: str) -> TokenBackbone:
-    """The same backbone, for a method that reaches in between its blocks.
-
-    Raises:
-        ModelError: If there are no tokens between them.
-    """
-    if not isinstance(backbone, TokenBackbone):
+def with_tokens(backbone: Backbone, method: str) -> Transformer:
+    """Return the same backbone; raise ModelError if there are no tokens between its blocks."""
+    if not isinstance(backbone, Transformer):
         raise ModelError(
             f"{method} reaches in between a transformer's blocks, and {type(backbone.module).__name__} has no tokens "
             "there; choose another method, or a ViT such as vit_base_patch16_224"
@@ -75,14 +71,10 @@ def with_tokens(backbone: Backbone, method: str) -> TokenBackbone:
     return backbone
 
 
-def with_plain_tokens(backbone: Backbone, method: str) -> PlainTokenBackbone:
-    """The same backbone, for a method that puts tokens of its own between the others, or takes some away.
-
-    Raises:
-        ModelError: If there are no tokens, or the blocks need to know where each one's patch lies.
-    """
+def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
+    """Return the same backbone; raise ModelError if its blocks take more than tokens, or none."""
     tokens = with_tokens(backbone, method)
-    if not isinstance(tokens, PlainTokenBackbone):
+    if not isinstance(tokens, ViT):
         raise ModelError(
             f"{method} changes which tokens there are, and the blocks of {type(backbone.module).__name__} take "
             "positions beside them; choose another method, or a ViT such as vit_base_patch16_224"
@@ -97,7 +89,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def modules_in_families() -> list[str]:
-    """timm's modules that know a class of FAMILIES."""
+    """Return timm's modules that know a class of FAMILIES."""
     kinds = tuple(FAMILIES)
     modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
     return [
@@ -108,35 +100,17 @@ def modules_in_families() -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no model has.
-
-    Raises:
-        UsageError: With names like it, of models that can be adapted.
-    """
+    """Raise UsageError, with names like it of models that can be adapted, if no model has this name."""
     if is_known(name):
         return
     names = [model for module in modules_in_families() for model in timm.list_models(module=module)]
-    like = filter(_is_adaptable, names_like(name, names, _MOST_TRIED))
-    raise unknown_model(name, list(itertools.islice(like, _MOST_NAMED)))
-
-
-def _is_adaptable(name: str) -> bool:
-    try:
-        check_adaptable(name)
-    except ModelError:
-        return False
-    return True
+    raise unknown_model(name, names_like(name, names, _MOST_NAMED))
 
 
 def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Refuse a timm architecture that no method adapts, before its weights are downloaded or read.
+    """Raise ModelError at a timm architecture that no method adapts, before its weights are downloaded or read.
 
-    Args:
-        name: As for `load_model`; folders, hub repositories and unknown names are left to it.
-        model_kwargs: More arguments for the model, as in timm.
-
-    Raises:
-        ModelError: Saying what the methods need.
+    Folders, hub repositories and unknown names are left to `load_model`.
     """
     architecture = name.partition(".")[0]
     if architecture not in timm.list_models():
