@@ -114,7 +114,7 @@ def without_descriptors() -> None:
     """Be as a process that was started with its standard descriptors closed; for `Started`'s `before`."""
     for file in (sys.stdin, sys.stdout, sys.stderr):
         file.close()
-    sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    sys.stdin = sys.stdout = sys.stderr = None
 
 
 def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str]:
