@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -33,9 +32,9 @@ def test_tasks_of_a_worker_that_died_are_done_by_another(tmp_path: Path) -> None
     assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: remtta[cluster]")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: remtta[cluster]")
     done = on_ray(square, tmp_path / "died", range(5), interrupts=Interrupts())
     assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
     assert (tmp_path / "died").exists()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -279,7 +279,6 @@ def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
     assert record_of(run)["counts"]["frames"] == 12
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
