@@ -45,6 +45,7 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
+    torch.testing.assert_close(foa._source(), {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
     cma, generator = CMAES(96, 6), torch.Generator()
     generator.set_state(foa._generator.get_state())
     best: Tensor | None = None
