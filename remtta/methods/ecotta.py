@@ -53,7 +53,7 @@ class EcoTTA(BesideMethod):
         super().__init__(model, self.config)
         self._pixels = PixelSpace(self._backbone.module)
         self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
-        self._terms = ("distance", "entropy")
+        self._terms: tuple[str, ...] = ("distance", "entropy")
 
     @property
     def num_forwards(self) -> float:
