@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def test_a_state_goes_on_unless_it_has_what_was_removed(tmp_path: Path) -> None:
         load_state(tmp_path / STATE)
 
 
-@pytest.mark.parametrize(("name", "what"), [("tent+memory", "tent\\+memory"), ("a=batclip+guard", "a=batclip")])
-def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tent+memory", "a=batclip+guard"])
+def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, tmp_path: Path) -> None:
     tree, out = open_tree(write_tree(tmp_path / "tree", ["fog"], each=1)), tmp_path / "out"
 
     def run(**how: Any) -> None:
@@ -69,5 +70,5 @@ def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, what: 
     record = json_of(out / RESULTS)
     record["settings"]["methods"][name] = record["settings"]["methods"].pop("tent")
     (out / RESULTS).write_text(json.dumps(record))
-    with pytest.raises(UsageError, match=f"out was begun with {what}, which was removed"):
+    with pytest.raises(UsageError, match=re.escape(f"out was begun with {name}, which was removed")):
         run(resume=True)
