@@ -45,7 +45,9 @@ def test_a_run_goes_on_unless_it_used_what_was_removed(
     as_earlier(tmp_path / "run", group, **{entry: unused})
     assert adapt_tiny(frames, tmp_path / "run", resume=True).num_resumed == 1
     as_earlier(tmp_path / "run", group, **{entry: used})
-    with pytest.raises(UsageError, match=f"run was begun with .*{what}.*, which was removed .* start a new run"):
+    with pytest.raises(
+        UsageError, match=f"run was begun with .*{what}.*, which was removed .* choose another --output"
+    ):
         adapt_tiny(frames, tmp_path / "run", resume=True)
 
 
