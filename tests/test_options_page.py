@@ -6,7 +6,7 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -27,7 +27,7 @@ def row_of(command: str, parameter: Any) -> Row:
     member = COMMANDS[command].callback.members[parameter.name]
     option = member.option
     names = [*parameter.opts, *parameter.secondary_opts]
-    choices = "|".join(map(str, getattr(parameter.type, "choices", ())))
+    choices = "|".join(map(str, get_args(member.type) if get_origin(member.type) is Literal else ()))
     shown = "" if parameter.is_flag else parameter.metavar or choices
     first = f"`{f'{names[0]} {shown}'.strip()}`".replace("|", r"\|")
     more = f" ([more]({option.more}))" if option and option.more else ""
