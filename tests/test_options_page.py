@@ -19,6 +19,9 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 TABLE = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ELSEWHERE = {"--help", "--help-all", *(name for option in MAIN.params for name in option.opts)}
 
+OWN = ("adapt", "eval", "doctor", "export", "report", "corrupt", "demo", "bench")
+"""Commands with a table of what only they have."""
+
 Row = tuple[str, str, str]
 """An option's names, its default, and what it does."""
 
@@ -54,8 +57,8 @@ def tables() -> dict[str, str]:
                 users[row_of(name, parameter)].append((name, parameter))
     made: dict[str, list[str]] = defaultdict(list)
     for (names, default, text), uses in users.items():
-        if len(uses) == 1:
-            made[uses[0][0]].append(f"| {names} | {default} | {text} |")
+        if len(uses) == 1 and (command := uses[0][0]) in OWN:
+            made[command].append(f"| {names} | {default} | {text} |")
         else:
             panel = {"Model": "the model", "Method": "the method"}.get(uses[0][1].rich_help_panel, "running")
             of = " ".join(f"`{command}`" for command, _ in uses)

@@ -186,6 +186,6 @@ def _completion(member: Member) -> _Complete | None:
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         before, comma, last = incomplete.rpartition(",") if is_list(member) else ("", "", incomplete)
-        return [(f"{before}{comma}{name}", text) for name, text in known().items() if name.startswith(last)]
+        return [(f"{before}{comma}{name}", text) for name, text in known.items() if name.startswith(last)]
 
     return complete
