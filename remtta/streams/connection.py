@@ -66,7 +66,7 @@ class Connection:
         self._thread.start()
 
     def leave(self, wait_s: float = 0.0) -> None:
-        """Have the thread end as soon as its call returns, and wait for that a little."""
+        """Let the thread end as soon as its call returns, and wait for that a little."""
         self.shots.leave()
         self._thread.join(wait_s)
 
