@@ -17,7 +17,9 @@ import pytest
 import typer
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["remtta.cli.adapt", "remtta.runs.adapt", "remtta.runs.site", "remtta.streams.video"])
+_server.set_forkserver_preload(
+    ["remtta.cli.adapt", "remtta.adapt.one_stream", "remtta.adapt.many_streams", "remtta.streams.video"]
+)
 
 
 class Started:

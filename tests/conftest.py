@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -123,34 +122,3 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def vit() -> nn.Module:
     return tiny_vit()
-
-
-@pytest.fixture
-def memory() -> Iterator[dict[str, Any]]:
-    """The objects of `memory://`, by name."""
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-    yield MemoryFileSystem.store
-    MemoryFileSystem.store.clear()
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server of S3 with one bucket; returns its address."""
-    import fsspec.config
-    from moto.server import ThreadedMotoServer
-    from s3fs import S3FileSystem
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
-    access = {"endpoint_url": address, "key": "camera", "secret": "hushhush"}
-    monkeypatch.setitem(fsspec.config.conf, "s3", access)
-    urlopen(
-        Request(f"{address}/moto-api/reset", method="POST")
-    ).close()  # of what an earlier server left in this process
-    S3FileSystem(**access).mkdir("bucket")
-    yield address
-    server.stop()

@@ -250,20 +250,6 @@ def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
     assert module.learning_rate(1.0, 1.0) == pytest.approx(0.0)
 
 
-def test_deltas_of_one_condition_are_compared_with_their_average(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = example("merge_deltas", monkeypatch, checkpoint)
-    root = write_tree(tmp_path / "tree", domains=["fog"])
-    monkeypatch.setattr(sys, "argv", ["", str(root), "--checkpoint", str(checkpoint)])
-    module.main()
-    head, _, row, mean = capsys.readouterr().out.splitlines()
-    assert head.count("|") == row.count("|") == 6 and row.startswith("| fog | ")
-    assert row.removeprefix("| fog") == mean.removeprefix("| mean")
-    *seen, unseen = module.parts(root / "fog", np.random.default_rng(0))
-    assert len(seen) == 3 and not {path for part in seen for path in part} & set(unseen)
-
-
 def test_examples_use_only_public_names() -> None:
     for name in ("own_loop", "adapt_video", "restore_delta"):
         text = (EXAMPLES / f"{name}.py").read_text()

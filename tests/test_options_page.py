@@ -16,16 +16,7 @@ from remtta.methods.settings import REMConfig
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 MAIN: Any = typer.main.get_command(app)  # of the Click that Typer brings along, which has no types
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
-COMMANDS: dict[str, Any] = {
-    full: leaf
-    for name, command in MAIN.commands.items()
-    for full, leaf in (
-        {f"{name} {last}": each for last, each in command.commands.items()}
-        if hasattr(command, "commands")
-        else {name: command}
-    ).items()
-}
-NAME = r"(?:delta )?[\w-]+"
+COMMANDS: dict[str, Any] = MAIN.commands
 COMMON = {"--help"}.union(*(option.opts for option in MAIN.params))
 
 
@@ -50,7 +41,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
         if cells and cells[0] == "option":
             shared = cells[1] == "of"
         elif cells and OPTION.search(cells[0]):
-            commands = re.findall(f"`({NAME})`", cells[1]) if shared else re.findall(f"`remtta ({NAME})", heading)
+            commands = re.findall(r"`([\w-]+)`", cells[1]) if shared else re.findall(r"`remtta ([\w-]+)", heading)
             for command in commands:
                 for option in OPTION.findall(cells[0]):
                     yield command, option, cells[1 + shared]

@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STEADY = 1000
-"""Frames that means go by."""
-
+_STEADY = 1000  # frames that means go by
 _SCALES = 4
 _BLOCK = 20  # frames that are looked at together, at least
 _NEAR, _CHANCE = 0.25, 4.0  # squared distance of one condition's frames, and what it may be more by over their number
@@ -74,7 +72,7 @@ class Sight:
     def note(self, key: Tensor, block: Tensor) -> None:
         """Have the variance of a block around its condition's mean count."""
         spread = (block - key).square().mean(0)
-        share = min(1.0, len(block) / min(self.seen, STEADY))
+        share = min(1.0, len(block) / min(self.seen, _STEADY))
         self._spread = self._spread.lerp(spread, share) if len(self._spread) else spread
 
     def state(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class Judge:
 
     def __init__(self, options: GuardOptions) -> None:
         self.window = Window(options.window, options.memory)
-        self._options = options
+        self._options = options.filled()
         self._now = _Standing()
         self._events: list[dict[str, Any]] = []
 
@@ -179,7 +179,7 @@ class Judge:
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """An event of the guard, the memory, the pace or the estimate, as a sentence."""
+    """An event of the guard, the pace or the estimate, as a sentence."""
     kind, numbers = event["event"], ""
     if kind == "expired":
         return (
@@ -188,8 +188,6 @@ def describe(event: Mapping[str, Any]) -> str:
         )
     if kind == "changed":
         return f"the images are others than those of the last {event['frames']} frames"
-    if kind == "recalled":
-        return f"a condition is back after {event['away']} frames, and so is what it had taught"
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
         numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"

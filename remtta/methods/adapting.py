@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from remtta.backbones.base import check_images
 from remtta.backbones.batchnorm import BatchStatistics, running_statistics
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError, UsageError
 from remtta.methods.base import DELTA, MethodBase
 from remtta.methods.settings import MethodConfig
-from remtta.methods.shares import Shares
 
 _UPDATES = "updates"
 _GENERATOR = "generator"
@@ -44,7 +43,6 @@ class AdaptingMethod(MethodBase, ABC):
 
     adapts = True
     accumulates = True  # what a batch taught is still there at the next
-    shares = Shares()
 
     def __init__(self, model: nn.Module, config: MethodConfig) -> None:
         self._config = config
@@ -148,13 +146,13 @@ class AdaptingMethod(MethodBase, ABC):
     @torch.no_grad()
     def predict_alone(self, images: Tensor) -> Tensor:
         """`predict` for images each by itself: without what a prediction owes to the rest of its batch."""
-        return self.shares.map(self._logits, images)
+        return self._logits(images)
 
     @torch.no_grad()
     def predict_source(self, images: Tensor) -> Tensor:
         """Logits (B, C) of the source weights, without adapting."""
         with self._weights.at_source(), self._source_context(images.device):
-            return self.shares.map(lambda own: self._backbone.logits(own).float(), images)
+            return self._backbone.logits(images).float()
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:

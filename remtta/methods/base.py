@@ -78,10 +78,6 @@ class MethodBase:
         """Have the source weights in the model, for another method to use it meanwhile."""
         self._weights.leave()
 
-    def approach(self, delta: Mapping[str, Tensor], share: float) -> None:
-        """Move the adapted weights this share of the way to source plus delta, with the optimizer as it is."""
-        self._weights.approach(delta, share)
-
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source weights, by parameter name; adding them restores the bits."""
         return self._weights.delta()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.methods.filters import shuffle_patches
-from remtta.methods.gradient import ONE_AFTER_THE_OTHER, GradientMethod
+from remtta.methods.gradient import GradientMethod
 from remtta.methods.losses import entropy
 from remtta.methods.settings import DeYOConfig
 
@@ -24,8 +24,6 @@ class DeYO(GradientMethod):
         model: The classifier, adapted in place.
         config: Settings; by default those of the official code for ViTs.
     """
-
-    undivided = ONE_AFTER_THE_OTHER
 
     def __init__(self, model: nn.Module, config: DeYOConfig | None = None) -> None:
         self.config = config or DeYOConfig()

@@ -30,7 +30,6 @@ class ETA(GradientMethod):
         config: Settings; by default those of the official code for ViTs.
     """
 
-    undivided = None
     _entropy = staticmethod(entropy)
 
     def __init__(self, model: nn.Module, config: ETAConfig | None = None) -> None:

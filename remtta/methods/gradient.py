@@ -10,13 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remtta.errors import UsageError
 from remtta.methods.adapting import AdaptingMethod
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings import MethodConfig
-from remtta.methods.shares import Shares
-
-ONE_AFTER_THE_OTHER = "its images get the random numbers of one generator, one after the other"
 
 _log = logging.getLogger("remtta")
 
@@ -26,8 +22,6 @@ class GradientMethod(AdaptingMethod):
 
     A batch whose gradients are not finite numbers is predicted and not adapted to.
     """
-
-    undivided: str | None = "it trains otherwise than norms on the mean of a loss of each image"
 
     def __init__(self, model: nn.Module, config: MethodConfig) -> None:
         super().__init__(model, config)
@@ -69,19 +63,6 @@ class GradientMethod(AdaptingMethod):
 
     def _after_batch(self, views: Tensor) -> None:
         """What the method keeps of a batch's views (L, B, C), after its step; it may reset itself here."""
-
-    def divide(self, shares: Shares) -> None:
-        """Go through this process's share of each batch from now on.
-
-        Raises:
-            UsageError: If that would come to something else than going through the batch, with the reason.
-        """
-        reason = (
-            "batch norms need the whole batch (try --set bn=running)" if self._batch_norms.mixes else self.undivided
-        )
-        if reason:
-            raise UsageError(f"several processes cannot share the batches of {type(self).__name__}: {reason}")
-        self.shares = shares
 
     @property
     def num_forwards(self) -> float:
@@ -169,10 +150,8 @@ class GradientMethod(AdaptingMethod):
         targets, self._answered_targets = self._answered_targets, None
         if targets is None:
             targets = self._targets(images, labels)
-        num_images, own = len(images), self.shares.own(len(images))
-        images, targets = images[own], None if targets is None else targets[own]
         size = self.part_size(len(images))
-        whole = size >= num_images and self.shares.num_ranks == 1
+        whole = size >= len(images)
         if not whole:
             self._batch_norms.warn_of_parts()
         views, num_counted = [], 0
@@ -184,11 +163,10 @@ class GradientMethod(AdaptingMethod):
                 (loss if whole else loss * count).backward()
             num_counted += count
             views.append(logits.detach())
-        num_counted = self.shares.add_up(self._trained.values(), num_counted, num_images)
         gradients = self._optimizer.gradients()
         if gradients and not whole:
             torch._foreach_div_(gradients, float(num_counted))
-        return self.shares.gathered(torch.cat(views, dim=1), num_images, dim=1)
+        return torch.cat(views, dim=1)
 
     def _apply_gradients(self) -> None:
         if not self._optimizer.gradients():

@@ -96,9 +96,6 @@ class Method(Protocol):
     def leave(self) -> None:
         """Have the source weights in the model, for another method to use it meanwhile."""
 
-    def approach(self, delta: Mapping[str, Tensor], share: float) -> None:
-        """Move the adapted weights this share of the way to source plus delta."""
-
     def delta(self) -> dict[str, Tensor]:
         """Adapted minus source, by parameter name."""
 

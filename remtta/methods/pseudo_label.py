@@ -17,8 +17,6 @@ class PseudoLabel(GradientMethod):
         config: Settings; the threshold says how confident.
     """
 
-    undivided = None
-
     def __init__(self, model: nn.Module, config: PseudoLabelConfig | None = None) -> None:
         self.config = config or PseudoLabelConfig()
         super().__init__(model, self.config)

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from remtta.errors import UsageError
-from remtta.methods.batclip import BATCLIP
 from remtta.methods.becotta import BECoTTA
 from remtta.methods.clipartt import CLIPArTT
 from remtta.methods.cmf import CMF
@@ -35,15 +34,15 @@ from remtta.methods.rdumb import RDumb
 from remtta.methods.rem import REM
 from remtta.methods.roid import ROID
 from remtta.methods.sar import SAR
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, check_method
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, algorithm_of, check_method, method_config
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
-from remtta.methods.tda import TDA
 from remtta.methods.tent import Tent
 from remtta.methods.tpt import TPT
 from remtta.methods.vdp import VDP
 from remtta.methods.vida import ViDA
 from remtta.methods.watt import REMWATT, WATT
+from remtta.options import DEFAULT_BATCH_SIZE
 
 METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "source": Source,
@@ -78,17 +77,15 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "rem-watt": REMWATT,
     "clipartt": CLIPArTT,
     "tpt": TPT,
-    "tda": TDA,
-    "batclip": BATCLIP,
 }
-"""Every method by its name on the command line; its config is in METHOD_CONFIGS."""
+"""Every algorithm by its name; `METHOD_TABLE` says which one runs under a method's name."""
 
 
 def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
     """Set up a method on a model.
 
     Args:
-        name: One of METHODS.
+        name: One of METHOD_TABLE.
         model: The model, adapted in place.
         config: The method's own kind of config; its defaults if None.
 
@@ -96,9 +93,9 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
         UsageError: If there is no such method, or its settings do not suit the model.
         ModelError: If the method cannot adapt the model.
     """
-    check_method(name, METHODS)
+    check_method(name, METHOD_CONFIGS)
     try:
-        return METHODS[name](model, config or METHOD_CONFIGS[name]())
+        return METHODS[algorithm_of(name)](model, config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE))
     except UsageError:
         raise
     except ValueError as error:  # such as a mask ratio that leaves no patch of this model

@@ -39,7 +39,6 @@ class ROID(GradientMethod):
         config: Settings; by default those of the official code for ViTs.
     """
 
-    undivided = "it weighs each image against the rest of its batch"
     _mean_probs: Tensor
 
     def __init__(self, model: nn.Module, config: ROIDConfig | None = None) -> None:

@@ -32,7 +32,6 @@ class SAR(GradientMethod):
         config: Settings; by default those of the official code for ViTs.
     """
 
-    undivided = None
     _entropy = staticmethod(entropy)
 
     def __init__(self, model: nn.Module, config: SARConfig | None = None) -> None:

@@ -17,7 +17,6 @@ class Tent(GradientMethod):
         config: Settings; by default those of the official code for ViTs.
     """
 
-    undivided = None
     _entropy = staticmethod(entropy)
 
     def __init__(self, model: nn.Module, config: TentConfig | None = None) -> None:

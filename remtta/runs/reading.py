@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta.errors import RemttaError, UsageError
+from remtta.runs.removed import check_record
 
 Row = dict[str, Any]
 Shape = Mapping[str, type]
@@ -24,7 +25,9 @@ _WHEN_GOING_ON: Shape = {
     "method": dict,
     "method.micro_batch": int,
     "options": dict,
+    "environment": dict,
     "settings": dict,
+    "settings.methods": dict,
     "methods": dict,
     "status": str,
 }
@@ -52,13 +55,15 @@ def read_record(path: Path) -> dict[str, Any]:
     """A run's `run.json` or an evaluation's `results.json`, to go on with it.
 
     Raises:
-        UsageError: If it is damaged.
+        UsageError: If it is damaged, or used what was removed since.
         RemttaError: If it cannot be read.
     """
     try:
-        return checked_record(path, optional=_WHEN_GOING_ON)
+        record = checked_record(path, optional=_WHEN_GOING_ON)
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    check_record(path, record)
+    return record
 
 
 def checked_record(path: Path, needed: Shape | None = None, optional: Shape | None = None) -> dict[str, Any]:

@@ -72,8 +72,6 @@ class Saver:
         options, updates = self._plan.options, self._session.counts.updates
         crossed = (updates - result.new_updates) // options.save_every != updates // options.save_every
         if crossed or self._pace.allows(options.save_every_s):
-            self._plan.adapter.share()
-            self._session.committed = self._plan.adapter.method.committed
             if not self._pace.slow or self._pace.allows():
                 self._save_state()
             self._save_delta()

@@ -13,12 +13,13 @@ from torch import Tensor
 from remtta.deltas.reading import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.runs.removed import kept_tensors
 
 _POSITION = "position"
 
 
 class Stateful(Protocol):
-    """A method, or what watches it."""
+    """A method, alone or with its observers."""
 
     def state(self) -> dict[str, Tensor]: ...
     def load_state(self, state: Mapping[str, Tensor]) -> None: ...
@@ -43,7 +44,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `save_state` wrote.
 
     Raises:
-        UsageError: If the file is damaged.
+        UsageError: If the file is damaged, or of a run that used what was removed since.
         RemttaError: If it cannot be read.
     """
     try:
@@ -55,24 +56,23 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return position, tensors
+    return position, kept_tensors(path, tensors)
 
 
-def take_back(path: Path, state: Mapping[str, Tensor], *owners: Stateful) -> None:
-    """Have the guard, if any, and then the method go on from the state that a file held.
+def take_back(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
+    """Have a method go on from the state that a file held.
 
     Raises:
-        UsageError: If it holds more, less or something else than they would save.
+        UsageError: If it holds more, less or something else than would be saved.
     """
     try:
-        for owner in owners:
-            owner.load_state(state)
-        names = {name for owner in owners for name in owner.state()}
+        owner.load_state(state)
+        names = owner.state().keys()
     except torch.OutOfMemoryError:
         raise
     except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise other_version(path) from error
-    if names != set(state):
+    if names != state.keys():
         raise other_version(path)
 
 

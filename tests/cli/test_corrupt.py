@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from remtta.corruptions import STANDARD, corrupt
@@ -469,36 +468,6 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
         os.utime(left, (0, 0))
     corrupt_tree(source, out, options)
     assert tree_of(out) == tree_of(tmp_path / "whole")
-
-
-def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
-    photos: Path, tmp_path: Path, memory: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    MemoryFileSystem().put(str(photos), "/lab/photos", recursive=True)
-    source, out, here = "memory://lab/photos", "memory://lab/photos/c", tmp_path / "here"
-    assert remtta_here("corrupt", photos, here, *FAST) == 0
-    for wanted in ("12 corrupted images written", "0 corrupted images written, 12 there already"):
-        assert remtta_here("corrupt", source, out, *FAST) == 0
-        assert f"6 images, {wanted}" in capfd.readouterr().err
-    made = {
-        name.removeprefix("/lab/photos/c/"): bytes(file.getvalue()) for name, file in memory.items() if "/c/" in name
-    }
-    record = json.loads(made.pop("corrupt.json"))
-    assert made == tree_of(here)
-    assert record["settings"] == {**record_of(here)["settings"], "source": source} and record["kept"] == 12
-
-    memory.pop("/lab/photos/c/contrast/5/cat/cat_2.png")
-    assert remtta_here("corrupt", source, out, *FAST, "--corruptions", "fog", "-s", "5") == 0
-    assert "6 corrupted images written" in capfd.readouterr().err
-    assert remtta_here("corrupt", source, out, *FAST, "--overwrite", "--limit", "1") == 0
-    assert len(memory) == 7 + 2 * 2 + 1  # the source's files, two images in two ways, and the record
-    capfd.readouterr()
-    for given, told in (
-        ((source, source), "is the source itself; choose another DST"),
-        (("memory://lab/none", out), "memory://lab/none: no images in this folder or below it"),
-        ((photos, out, "--seed", "1"), f"{out} was made with source {source}, not"),
-    ):
-        assert told in refusal_of(capfd, "corrupt", *given, *FAST)[1]
 
 
 def wait_for_none_in(group: int) -> None:

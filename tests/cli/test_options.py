@@ -9,13 +9,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
-from typer.models import ArgumentInfo
-
-from remtta.bench.measure import BenchOptions
-from remtta.cli import COMMANDS
-from remtta.cli.bench import RoundOptions, SubjectOptions, bench_options
-from remtta.cli.corrupt import TreeOptions
-from remtta.cli.groups import flat
 from remtta.cli.options.answers import AnswerOptions
 from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, ResultOptions, eval_options
 from remtta.cli.options.method import MethodOptions, SharedSettings, SourceDataOptions, StreamSettings
@@ -23,11 +16,18 @@ from remtta.cli.options.model import ModelOptions
 from remtta.cli.options.run import OutputOptions, ServiceOptions, run_options
 from remtta.cli.options.running import RunningOptions
 from remtta.cli.options.stream import StreamOptions
+from remtta.methods.settings.presets import named_config
+from typer.models import ArgumentInfo
+
+from remtta.bench.measure import BenchOptions
+from remtta.cli import COMMANDS
+from remtta.cli.bench import RoundOptions, SubjectOptions, bench_options
+from remtta.cli.corrupt import TreeOptions
+from remtta.cli.groups import flat
 from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig
 from remtta.methods.settings.frozen import SourceConfig
 from remtta.methods.settings.names import PRESET
-from remtta.methods.settings.presets import named_config
 from remtta.options import EvalOptions, RunOptions
 from tests.command import remtta_here
 
@@ -41,12 +41,11 @@ HOMONYMS = {
     "--jobs": "runs of eval at a time, images of corrupt",
     "-j": "the same",
     "--limit": "frames of adapt, images per domain of eval, images per class of corrupt",
-    "--memory": "conditions that adapt remembers, what bench measures",
     "--methods": "those of eval, subjects of bench",
     "--model": "bench asks for one with random weights",
     "-m": "the same",
     "--on-error": "skips frames in adapt, stops at images in eval",
-    "--output": "folder of a run, an evaluation, a demo, an export; file of apply, delta and report; list of pick",
+    "--output": "folder of a run, an evaluation, a demo, an export; file of apply, delta and report",
     "-o": "the same",
     "--overwrite": "a run, an evaluation, a demo, a tree; files of apply, delta, export and report",
     "--reset-every": "frames of adapt, images of eval",

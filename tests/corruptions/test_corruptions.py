@@ -18,7 +18,7 @@ from remtta.corruptions.filters import canvas_shape, fit, gaussian, motion_kerne
 from remtta.corruptions.functions import FUNCTIONS
 from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
-from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
+from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.corruptions.parameters import PARAMETERS, ParameterSet, parameter_set_of
 from remtta.corruptions.weather import fog, frost, plasma, snow, spatter
 from tests.conftest import draw_image
@@ -434,7 +434,7 @@ def test_elastic_displacements_have_the_size_of_smoothed_noise(scale: int) -> No
 
 
 def test_options_are_put_in_order_and_checked() -> None:
-    options = CorruptOptions(corruptions=parse_corruptions("hold-out, fog,fog"), severities=parse_severities("5,1,5"))
+    options = CorruptOptions(corruptions=parse_corruptions("hold-out, fog,fog"), severities=(5, 1, 5))
     assert options.corruptions == ("fog", *HOLD_OUTS)
     assert options.severities == (1, 5)
     assert CorruptOptions().corruptions == STANDARD == parse_corruptions("standard")

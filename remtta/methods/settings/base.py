@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from remtta.errors import check, check_finite
+from remtta.errors import UsageError, check, check_finite
+from remtta.options.option import Option
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 Answer = Literal["last"]
+
+
+MOST_STEPS = 10_000
+
+
+def _read_anchor(text: str) -> float | str:
+    """A number, or "auto", which `method_config` knows."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise UsageError(f"--anchor takes a number or auto, got {text}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +65,54 @@ class MethodConfig:
         UsageError: If a value is out of range; the text names it.
     """
 
-    lr: float = 1e-3
-    optimizer: Optimizer = "adam"
-    momentum: float = 0.9
+    lr: Annotated[
+        float,
+        Option("Learning rate.", default="rem 0.001, remtta 0.01", panel="Method", common=True, more="methods.md"),
+    ] = 1e-3
+    optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
+        "adam"
+    )
+    momentum: Annotated[float, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = 0.9
     nesterov: bool = False
-    steps: int = 1
+    steps: Annotated[
+        int, Option("Optimizer steps per batch.", min=1, max=MOST_STEPS, default="rem 1", panel="Method")
+    ] = 1
     answer: Answer | None = None
-    anchor: float = 0.0
+    anchor: Annotated[
+        float,
+        Option(
+            "Share of the way back to the source weights after each step, 0 to under 1; auto: 1 - exp(-10 lr), for "
+            "Adam.",
+            metavar="SHARE|auto",
+            read=_read_anchor,
+            default="remtta auto, else 0",
+            panel="Method",
+        ),
+    ] = 0.0
     episodic: bool = False
-    micro_batch: int | None = None
-    adapt_layers: str | None = None
+    micro_batch: Annotated[
+        int | None,
+        Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),
+    ] = None
+    adapt_layers: Annotated[
+        str | None,
+        Option(
+            'Blocks whose norms adapt, such as 0-8, or "all".', default="rem the first three quarters", panel="Method"
+        ),
+    ] = None
     bn: Literal["batch", "running"] = "batch"
     bn_prior: int | None = None
     bn_momentum: float = 0.0
-    precision: Precision = "auto"
+    precision: Annotated[
+        Precision,
+        Option(
+            "bf16 is faster on recent chips and not exact; auto is fp32.",
+            default="auto",
+            panel="Output and running",
+            common=True,
+            more="performance.md",
+        ),
+    ] = "auto"
 
     lr_batch: ClassVar[int | None] = None
     """Batch size that the default learning rate is meant for, where it grows with the batch."""
@@ -88,7 +134,7 @@ class MethodConfig:
         check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
-        check(self.steps >= 1, "steps", self.steps, ">= 1")
+        check(1 <= self.steps <= MOST_STEPS, "steps", self.steps, f"from 1 to {MOST_STEPS}")
         check(self.answer in (None, "last"), "answer", self.answer, "last or None")
         check(0 <= self.anchor < 1, "anchor", self.anchor, "in [0, 1)")
         check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")

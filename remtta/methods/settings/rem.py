@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from remtta.errors import UsageError, check, check_finite
 from remtta.methods.settings.base import MethodConfig
+from remtta.options.option import Option
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
@@ -39,9 +40,6 @@ class REMConfig(MethodConfig):
             and stays in the mean. None for every image. The paper's active
             sample criterion ("Comparison with Augmentation-based EM
             approaches"); it names no threshold, and EATA's is 0.4.
-        gap_weighting: Weigh each batch's loss by its estimated domain gap, as
-            `REM` says. This project's answer to what the paper leaves open
-            ("Failure Case Analysis").
 
     The others are those of `MethodConfig`.
 
@@ -51,13 +49,25 @@ class REMConfig(MethodConfig):
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
 
-    mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
-    ranking_weight: float = 1.0
-    margin: float = 0.0
+    mask_ratios: Annotated[
+        tuple[float, ...],
+        Option(
+            "Fractions of patch tokens to mask, 0 first.",
+            metavar="0,A,B",
+            default="0,0.1,0.2",
+            panel="Method",
+            common=True,
+        ),
+    ] = (0.0, 0.1, 0.2)
+    ranking_weight: Annotated[
+        float, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
+    ] = 1.0
+    margin: Annotated[
+        float, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
+    ] = 0.0
     consistency_weight: float = 1.0
     masking: Masking = "auto"
     confident_below: float | None = None
-    gap_weighting: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
@@ -70,9 +80,6 @@ class REMConfig(MethodConfig):
         check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
         if self.confident_below is not None:
             check(0 < self.confident_below <= 1, "confident below", self.confident_below, "in (0, 1]")
-        check(isinstance(self.gap_weighting, bool), "gap weighting", self.gap_weighting, "True or False")
-        forgets = self.gap_weighting and self.episodic
-        check(not forgets, "gap weighting", True, "left out where episodic, as it compares a batch with earlier ones")
         super().__post_init__()
 
 

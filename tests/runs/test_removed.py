@@ -1,0 +1,73 @@
+"""Runs of earlier versions: they go on unless they used what was removed since."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remtta.errors import UsageError
+from remtta.evaluation import evaluate
+from remtta.options import EvalOptions
+from remtta.runs.folder import RECORD, RESULTS, STATE
+from remtta.runs.states import load_state, save_state
+from tests.conftest import tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
+from tests.records import json_of, record_of
+from tests.runs.tiny import adapt_tiny
+
+
+def as_earlier(folder: Path, group: str, **entries: Any) -> None:
+    """Have a run's record say what an earlier version's said."""
+    record = record_of(folder)
+    record[group] |= entries
+    (folder / RECORD).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("group", "entry", "unused", "used", "what"),
+    [
+        ("options", "share", 0.0, 0.1, "--share"),
+        ("options", "memory", 0, 4, "--memory"),
+        ("method", "name", "rem", "tda", "tda"),
+        ("method", "gap_weighting", False, True, "gap_weighting"),
+        ("environment", "processes", 1, 2, "torchrun"),
+    ],
+)
+def test_a_run_goes_on_unless_it_used_what_was_removed(
+    group: str, entry: str, unused: Any, used: Any, what: str, frames: Path, tmp_path: Path
+) -> None:
+    adapt_tiny(frames, tmp_path / "run")
+    as_earlier(tmp_path / "run", group, **{entry: unused})
+    assert adapt_tiny(frames, tmp_path / "run", resume=True).num_resumed == 1
+    as_earlier(tmp_path / "run", group, **{entry: used})
+    with pytest.raises(UsageError, match=f"run was begun with .*{what}.*, which was removed .* start a new run"):
+        adapt_tiny(frames, tmp_path / "run", resume=True)
+
+
+def test_a_state_goes_on_unless_it_has_what_was_removed(tmp_path: Path) -> None:
+    tensors = {"delta.norm": torch.ones(2), "memory.seen": torch.tensor(0)}
+    save_state(tmp_path / STATE, {}, tensors)
+    assert load_state(tmp_path / STATE)[1].keys() == {"delta.norm"}
+    save_state(tmp_path / STATE, {}, {**tensors, "memory.seen": torch.tensor(20)})
+    with pytest.raises(UsageError, match="was begun with --memory, which was removed"):
+        load_state(tmp_path / STATE)
+
+
+@pytest.mark.parametrize(("name", "what"), [("tent+memory", "tent\\+memory"), ("a=batclip+guard", "a=batclip")])
+def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, what: str, tmp_path: Path) -> None:
+    tree, out = open_tree(write_tree(tmp_path / "tree", ["fog"], each=1)), tmp_path / "out"
+
+    def run(**how: Any) -> None:
+        evaluate(tiny_vit(), tree, out, methods=["tent"], options=EvalOptions(**how))
+
+    run()
+    run(resume=True)
+    record = json_of(out / RESULTS)
+    record["settings"]["methods"][name] = record["settings"]["methods"].pop("tent")
+    (out / RESULTS).write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=f"out was begun with {what}, which was removed"):
+        run(resume=True)
