@@ -25,6 +25,7 @@ from torch import Tensor
 from remtta import load_model
 from remtta.evaluation import open_dataset
 from remtta.evaluation.domains import Domain
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.pace import Pace
 from remtta.methods.gradient import GradientMethod
@@ -32,7 +33,6 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
-from remtta.runs.adapter import Adapter
 
 _CONFIDENT = 0.4  # entropy as a fraction of log C, EATA's
 
@@ -55,7 +55,8 @@ def batches(args: argparse.Namespace, domains: list[Domain], model: torch.nn.Mod
 def rule(name: str, method: GradientMethod, every: int) -> Wants:
     """Which batches are learned from."""
     if name == "auto":
-        return Pace(method).wants
+        pace = Pace(method)
+        return lambda pixels: pace.before(pixels) is None
     if name == "every":
         counted = iter(range(10**9))
         return lambda pixels: next(counted) % every == 0
@@ -76,13 +77,13 @@ def run(name: str, args: argparse.Namespace, domains: list[Domain], model: torch
     method = build_method(kind, model, config)
     options = GuardOptions(action=named.action, answer=named.answer)
     guard = guarded(method, options, config, sparing=name not in ("always", "confident"))
-    adapter, wants = Adapter(method, guard), rule(name, method, args.every)  # type: ignore[arg-type]
+    adapter, wants = Adapter(method, [guard] if guard else []), rule(name, method, args.every)  # type: ignore[arg-type]
     wrong: list[Tensor] = []
     learned, spent = 0, 0.0
     for pixels, labels in batches(args, domains, model):
         started = time.process_time()
         fit = torch.full((len(pixels),), method.adapts and wants(pixels))
-        wrong.append(adapter.predict(pixels, fit).argmax(1) != labels)
+        wrong.append(adapter.predict(pixels, fit).logits.argmax(1) != labels)
         spent += time.process_time() - started
         learned += int(fit.sum())
     method.reset()

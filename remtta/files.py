@@ -30,6 +30,17 @@ _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # a quota is unk
 _log = logging.getLogger("remtta")
 
 
+def cache_folder() -> Path:
+    """Return where what is only quicker to read than to make is kept; it may be deleted at any time.
+
+    $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache.
+    """
+    own = os.environ.get("REMTTA_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into one error that names the file.

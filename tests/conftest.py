@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 import timm
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-settings.register_profile("remtta", deadline=None)  # machines are busy at times
+settings.register_profile(
+    "remtta",
+    max_examples=int(os.environ.get("REMTTA_EXAMPLES", "25")),
+    deadline=None,  # machines are busy at times
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # examples of one test may share its folder
+)
 settings.load_profile("remtta")
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do those of the processes that tests start

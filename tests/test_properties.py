@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
@@ -32,7 +32,6 @@ from remtta.streams.sources import read_paths
 from tests.conftest import tiny_vit
 
 TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)
-SHARED_FOLDER = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @contextlib.contextmanager
@@ -157,7 +156,6 @@ def test_the_order_of_names_is_one(names: list[str]) -> None:
     assert (natural_key(names[0]) == natural_key(names[1])) == (names[0] == names[1])
 
 
-@SHARED_FOLDER
 @given(st.binary(max_size=100) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "lines.txt"
@@ -177,7 +175,6 @@ def a_delta(vit: nn.Module) -> Delta:
 HEADER_SIZE = 8  # bytes: a little-endian number, then so much JSON
 
 
-@SHARED_FOLDER
 @given(data=st.data())
 def test_a_damaged_delta_is_refused_or_changes_the_model_as_it_says(tmp_path: Path, data: st.DataObject) -> None:
     vit, file = tiny_vit(), tmp_path / "delta.safetensors"
@@ -213,7 +210,6 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@SHARED_FOLDER
 @given(
     header=st.dictionaries(st.sampled_from(["blocks.0.norm1.weight", "x", "__metadata__", ""]), ENTRY | JSON),
     content=st.binary(max_size=64),

@@ -15,18 +15,20 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of, compile_blocks
+from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.bench.machine import joules, processor
-from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.bench.options import ANSWER, FORWARD, PLAIN_REM, SUBJECTS, BenchOptions
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import ModelError, UsageError
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
+from remtta.models.building import create
 from remtta.models.devices import select_device
-from remtta.models.loading import create, load
+from remtta.models.loading import load
+from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot
@@ -173,7 +175,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     method = build_method(name, model, config)
     named = METHOD_TABLE[name]
     guard = guarded(method, GuardOptions(action=named.action, answer=named.answer), config)
-    step = method.answer if subject == ANSWER else guard or method
+    step = method.answer if subject == ANSWER else Adapter(method, [guard]).predict if guard else method
     return Prepared(lambda: step(images), model, method)
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from remtta.bench.memory import keep_freed_memory
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.bench import bench
@@ -25,6 +24,7 @@ from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.text_embed import text_embed
 from remtta.cli.usage import Application, Command, print_all_help
+from remtta.models.peak_memory import keep_freed_memory
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "adapt": adapt,

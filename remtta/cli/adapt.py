@@ -20,22 +20,22 @@ from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import Option
-from remtta.runs.annotated import AnnotatedVideo, check_video
 from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
-from remtta.runs.health import check_health_path
-from remtta.runs.publishing import Publisher, parse_topic
+from remtta.watching.annotated import AnnotatedVideo, check_video
+from remtta.watching.health import check_health_path
+from remtta.watching.mqtt import Publisher, parse_topic
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from remtta.adapt.many_streams import SiteSummary
     from remtta.deltas.delta import Delta
+    from remtta.engines.interrupts import Interrupts
     from remtta.methods.settings import MethodConfig
-    from remtta.runs.interrupts import Interrupts
-    from remtta.runs.metrics import Metrics
-    from remtta.runs.site import SiteSummary
     from remtta.runs.summary import RunSummary
     from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
+    from remtta.watching.metrics import Metrics
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
 
@@ -182,7 +182,7 @@ class AdaptOptions:
         if self.metrics is None:
             yield None
             return
-        from remtta.runs.metrics import Metrics, parse_metrics_address
+        from remtta.watching.metrics import Metrics, parse_metrics_address
 
         with contextlib.closing(Metrics(parse_metrics_address(self.metrics))) as metrics:
             yield metrics
@@ -239,7 +239,7 @@ def adapt(
         metrics = during.enter_context(own.watched())
         echo, frames = own.echo(), own.open(source, stream, run)
         folder = own.folder(run, frames)
-        import_uncollected("remtta.runs.adapt")
+        import_uncollected("remtta.adapt.one_stream")
         from remtta.methods.source_data import check_source_data
 
         check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
@@ -278,8 +278,8 @@ def _adapt(
     told: _Told,
 ) -> RunSummary | SiteSummary:
     """One stream, or many."""
-    from remtta.runs.adapt import adapt_stream
-    from remtta.runs.site import adapt_streams
+    from remtta.adapt.many_streams import adapt_streams
+    from remtta.adapt.one_stream import adapt_stream
 
     if isinstance(frames, dict):
         return adapt_streams(

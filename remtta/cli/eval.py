@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from remtta.deltas.delta import Delta
+    from remtta.engines.interrupts import Interrupts
     from remtta.evaluation.datasets import Dataset
     from remtta.evaluation.tables import Case, Table
     from remtta.models.preprocessing import Preprocessing
-    from remtta.runs.interrupts import Interrupts
 
 _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
 """What a protocol fixes of the input, where it is not given."""

@@ -19,7 +19,7 @@ from remtta.options.option import Only, Option
 class ExportOptions:
     """What to write, and where."""
 
-    form: Annotated[Literal["onnx", "peft", "timm", "openvino"], Option("What to write.", flags=("--format", "-f"))]
+    form: Annotated[Literal["onnx", "peft", "timm"], Option("What to write.", flags=("--format", "-f"))]
     output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
     delta_only: Annotated[
         Path | None,
@@ -42,7 +42,7 @@ def export(
     ],
     running: Annotated[RunningOptions, Only("quiet", "debug")],
 ) -> None:
-    """Write the model that RUN adapted for ONNX, PEFT, timm or OpenVINO, and check it there against torch.
+    """Write the model that RUN adapted for ONNX, PEFT or timm, and check it there against torch.
 
     The model, its arguments and its checkpoint default to the ones the delta was made on.
 

@@ -35,7 +35,7 @@ def inspect(
       remtta inspect night1 night2
     """
     with running.command():
-        from remtta.runs.inspection import compare_deltas, describe_delta, describe_folder
+        from remtta.report.inspection import compare_deltas, describe_delta, describe_folder
 
         for each in (path, other or path):
             if not each.exists():

@@ -69,7 +69,7 @@ def load_classifier(
     Raises:
         RemttaError: If it cannot be adapted or loaded, or is not that of the delta.
     """
-    from remtta.backbones.registry import check_adaptable, check_name
+    from remtta.backbones.families import check_adaptable, check_name
     from remtta.deltas.base import base_options
     from remtta.models.loading import load
 

@@ -12,9 +12,9 @@ import typer
 
 from remtta.cli.config import read_config
 from remtta.cli.reporting import command
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options.option import Option
-from remtta.runs.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +77,7 @@ class RunningOptions:
     def compile(self, model: nn.Module) -> None:
         """Compile the model's blocks, if they are to be."""
         if self.compile_model:
-            from remtta.backbones.registry import compile_blocks
+            from remtta.backbones.families import compile_blocks
 
             compile_blocks(model)
 

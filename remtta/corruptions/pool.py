@@ -10,8 +10,8 @@ from pathlib import Path
 from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.sources import SourceImage
 from remtta.corruptions.worker import Outcome, corrupt_file
-from remtta.runs.engines import in_processes, num_jobs
-from remtta.runs.interrupts import Interrupts
+from remtta.engines.interrupts import Interrupts
+from remtta.engines.processes import in_processes, num_jobs
 from remtta.streams.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at the least; so that none works long after the others are done
@@ -36,7 +36,7 @@ def outcomes(
         return
     chunks, shared = list(_chunks(images, jobs)), (destination, options)
     if options.engine == "ray":
-        from remtta.runs.cluster import on_ray
+        from remtta.engines.cluster import on_ray
 
         done = on_ray(_corrupt_files, shared, chunks, interrupts=interrupts)
     else:

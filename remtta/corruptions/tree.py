@@ -16,8 +16,8 @@ from remtta.corruptions.pool import outcomes
 from remtta.corruptions.record import claim, write_record
 from remtta.corruptions.sources import find_images
 from remtta.corruptions.worker import Outcome
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
-from remtta.runs.interrupts import Interrupts, Stopped
 
 _log = logging.getLogger("remtta")
 

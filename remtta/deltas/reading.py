@@ -15,7 +15,7 @@ from safetensors.numpy import load
 
 from remtta.deltas.lineage import parsed_lineage
 from remtta.errors import DeltaError, UsageError
-from remtta.models.digests import parts_sha256
+from remtta.models.hashing import parts_sha256
 
 FORMAT_VERSION = "1"
 CHECKSUM = "content_sha256"

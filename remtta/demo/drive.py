@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from remtta.adapt.one_stream import adapt_stream
 from remtta.deltas import DELTA
 from remtta.demo.conditions import CONDITIONS
 from remtta.demo.signs import render_sign
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.options import RunOptions
-from remtta.runs.adapt import adapt_stream
 from remtta.runs.folder import PREDICTIONS, check_folder
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.reading import read_rows
 
 BATCH_SIZE = 20

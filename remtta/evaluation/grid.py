@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from remtta.deltas.delta import Delta
+from remtta.engines.interrupts import Interrupts, Stopped, Told
+from remtta.engines.processes import in_processes, num_jobs
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import read_earlier
 from remtta.evaluation.ledger import Ledger
@@ -21,9 +23,7 @@ from remtta.files import writing
 from remtta.methods.settings import MethodConfig
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
-from remtta.runs.engines import in_processes, num_jobs
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
-from remtta.runs.interrupts import Interrupts, Stopped, Told
 from remtta.runs.reading import read_rows
 
 RUNS = ".runs"
@@ -83,7 +83,7 @@ class Grid:
 
     def _made(self, cells: Sequence[Cell], interrupts: Interrupts) -> Generator[tuple[int, bool]]:
         if self.options.engine == "ray":
-            from remtta.runs.cluster import on_ray
+            from remtta.engines.cluster import on_ray
 
             return on_ray(_run, self, cells, interrupts=interrupts, gpus=self.gpus)
         jobs = num_jobs(self.options.jobs or self.gpus or None)  # of one GPU, one at a time unless more are asked for

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import progress_of_completed, read_earlier, run_order
@@ -28,6 +29,7 @@ from remtta.evaluation.results import DELTAS, PLOTS, errors_by_round, summarise,
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
@@ -41,10 +43,8 @@ from remtta.models.hashing import state_sha256
 from remtta.models.labels import labels_of, set_labels
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
-from remtta.runs.adapter import Adapter
 from remtta.runs.environment import environment
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
-from remtta.runs.interrupts import Interrupts
 
 _log = logging.getLogger("remtta")
 
@@ -315,4 +315,4 @@ def _adapter(plan: EvalPlan, name: str, method: Method) -> Adapter:
     if is_guarded(name) and (guard is None or guard.options.action == "off"):
         raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
     smoother = Smoother(len(plan.numbers)) if is_smoothed(name) else None
-    return Adapter(method, guard, smoother)
+    return Adapter(method, [each for each in (guard, smoother) if each])

@@ -105,8 +105,8 @@ def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
     return AdaptedModel(model, base, card_of(model), delta)
 
 
-def needed(package: str, extra: str = "export") -> Any:
-    """A package of an extra.
+def needed(package: str) -> Any:
+    """A package of the extra `export`.
 
     Raises:
         UsageError: If it is not installed, with how to.
@@ -114,4 +114,4 @@ def needed(package: str, extra: str = "export") -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(f'this takes {package}, which is not installed: pip install "remtta[{extra}]"') from error
+        raise UsageError(f'this takes {package}, which is not installed: pip install "remtta[export]"') from error

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from remtta.backbones.base import check_images
 from remtta.backbones.batchnorm import BatchStatistics, running_statistics
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError, UsageError
 from remtta.methods.base import DELTA, MethodBase
 from remtta.methods.settings import MethodConfig

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from remtta.deltas.reading import UNREADABLE
 from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
-from remtta.files import remove_leftovers, writing
+from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS
 from remtta.methods.settings import MethodConfig
@@ -34,7 +34,7 @@ FEW_IMAGES = 32  # which is what FOA gets along with
 SOURCE_BATCH = 64
 """Images per batch that methods learn from; EATA's squared gradients are of batches of this size."""
 
-_FORMAT_VERSION = "1"
+_FORMAT_VERSION = "2"
 _SUFFIX = ".safetensors"
 _HEADER = "source_statistics"
 _ORDER_SEED = 0  # folders are sorted by class, and methods may stop after the first few thousand images
@@ -148,14 +148,6 @@ def clean_batches(
     """
     images = _images(_source_files(Path(folder)), _transform(preprocessing, False), most, wait)
     return _batches(images, preprocessing, device)
-
-
-def cache_folder() -> Path:
-    """Where statistics are kept: $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("REMTTA_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
 
 
 _Found = tuple[Mapping[str, Any], dict[str, Tensor], str]

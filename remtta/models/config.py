@@ -13,7 +13,7 @@ UNKNOWN = "unknown"  # name of a model that `load_model` did not build
 
 
 def origin_of(model: nn.Module) -> dict[str, Any]:
-    """What `load_model` built a model from, for records and deltas; the name "unknown" for any other model."""
+    """Return what `load_model` built a model from, for records and deltas; the name "unknown" for any other model."""
     return dict(config_of(model).get("built_from") or {"name": UNKNOWN})
 
 

@@ -19,11 +19,7 @@ def labels_of(model: nn.Module) -> list[str] | None:
 
 
 def set_labels(model: Any, labels: Sequence[str]) -> None:
-    """Name the classes of a timm model.
-
-    Raises:
-        UsageError: If there are more or fewer names than classes.
-    """
+    """Name the classes of a timm model; raise UsageError if there are more or fewer names than classes."""
     model.pretrained_cfg = {**model.pretrained_cfg, "label_names": checked_labels(labels, model)}
 
 

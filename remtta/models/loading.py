@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import nn
 
-from remtta.errors import DownloadError, ModelError, RemttaError, UsageError
+from remtta.errors import ModelError, UsageError
+from remtta.models.building import create
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
-from remtta.models.hub import reachable_or_offline
-from remtta.models.huggingface import Folder, build_folder, transformers_folder, weights_file
+from remtta.models.huggingface import weights_file
 from remtta.models.labels import checked_labels, known_labels, read_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
 from remtta.options import DEFAULT_MODEL, ModelOptions
-
-_log = logging.getLogger("remtta")
 
 
 def load_model(
@@ -128,7 +122,9 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     if given.num_classes is not None:
         kwargs["num_classes"] = given.num_classes
     pretrained = given.checkpoint is None
-    model: Any = create(name, pretrained=pretrained, kwargs=kwargs, input_size=given.input_size)
+    model: Any = create(
+        name, pretrained=pretrained, kwargs=kwargs, input_size=given.input_size, checkpoint=given.checkpoint
+    )
     if given.text_embeddings is None:
         _check_classifier(model, name, given.num_classes, pretrained=pretrained)
     elif labels is not None:
@@ -183,91 +179,10 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
 
 
 def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:
-    """The model, which says so of its preprocessing, labels and origin."""
+    """Have a model say so of its preprocessing, labels and origin."""
     model.pretrained_cfg = model.default_cfg = config
     found: nn.Module = model
     return found
-
-
-def create(
-    name: str, *, pretrained: bool, kwargs: Mapping[str, Any], input_size: tuple[int, int] | None = None
-) -> nn.Module:
-    """Build a timm model; those that take images of any size are not told of an input size.
-
-    Raises:
-        UsageError: If the name is unknown, or the model does not take an argument.
-        ModelError: If it cannot be built.
-        DownloadError: If its weights cannot be downloaded.
-    """
-    source = name.partition(":")[0] if ":" in name else ""
-    if not is_known(name):
-        raise unknown_model(name, names_like(name, timm.list_models(), 3))
-    if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
-        raise UsageError(f"{name}: no such folder with a config.json")
-    folder = transformers_folder(name)
-    if folder is not None:
-        return _create_from(folder, name, kwargs, input_size)
-    if not source and "." in name and name not in timm.list_pretrained():
-        architecture = name.partition(".")[0]
-        known = sorted({*timm.list_pretrained(f"{architecture}.*")}) or [architecture]
-        raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
-    if pretrained and source != "local-dir":
-        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
-    try:
-        with reachable_or_offline() if (pretrained or source) and source != "local-dir" else contextlib.nullcontext():
-            sized = {} if input_size is None else {"img_size": tuple(input_size)}
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
-    except TypeError as error:
-        if input_size is not None and "img_size" in str(error):
-            return create(name, pretrained=pretrained, kwargs=kwargs)
-        raise UsageError(f"{name} does not take these model arguments: {error}") from error
-    except Exception as error:  # timm and its download libraries share no base class
-        raise _creation_failure(name, pretrained, error) from error
-    return model
-
-
-def _create_from(folder: Folder, name: str, kwargs: Mapping[str, Any], input_size: tuple[int, int] | None) -> nn.Module:
-    given = sorted(set(kwargs) - {"num_classes"})
-    if given:
-        raise UsageError(
-            f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
-            f"({', '.join(given)})"
-        )
-    return build_folder(folder, kwargs.get("num_classes"), input_size)
-
-
-def is_known(name: str) -> bool:
-    """Whether a name is one of timm's, of the embedded model, or says where else to look."""
-    return ":" in name or name == EMBEDDED or name.split(".")[0] in timm.list_models()
-
-
-def names_like(name: str, names: Sequence[str], most: int) -> list[str]:
-    """The names most like one that there is not, the most alike first."""
-    return difflib.get_close_matches(name, names, n=most, cutoff=0.4)
-
-
-def unknown_model(name: str, like: Sequence[str]) -> UsageError:
-    """What to raise of a name that is none, with names that may have been meant."""
-    hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
-    if "/" in name:
-        hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
-    return UsageError(f'unknown model "{name}"; {hint}')
-
-
-def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
-    offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
-    if isinstance(error, KeyError) and error.args == ("architecture",):
-        reason = "its config.json names no architecture of timm; one of transformers goes by local-dir:FOLDER"
-    if not offline or name.startswith("local-dir:"):
-        return ModelError(f"{name} could not be built: {reason}")
-    if not pretrained:
-        return DownloadError(f"the configuration of {name} could not be downloaded; check the network: {reason}")
-    return DownloadError(
-        f"the pretrained weights of {name} could not be downloaded; check the network, "
-        f"or give a weights file with --checkpoint ({type(error).__name__})"
-    )
 
 
 def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:

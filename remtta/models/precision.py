@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from remtta.models.classes import classifiers_of
+
 _log = logging.getLogger("remtta")
 
 _MOST_TOKENS = 1024  # the map of more would need more memory than everything else
@@ -172,6 +174,5 @@ class ForwardContext:
 
 
 def _head_parameters(model: nn.Module) -> list[nn.Parameter]:
-    classifier: Any = getattr(model, "get_classifier", tuple)()
-    heads = classifier if isinstance(classifier, tuple) else (classifier,)
-    return [parameter for head in heads for parameter in head.parameters()]
+    heads = classifiers_of(model) if hasattr(model, "get_classifier") else {}
+    return [parameter for head in heads.values() for parameter in head.parameters()]

@@ -14,9 +14,9 @@ from torch import Tensor
 from remtta.errors import RemttaError, UsageError
 from remtta.models.preprocessing import Preprocessing
 from remtta.runs.reading import Row
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame
 from remtta.streams.images import load_image
-from remtta.streams.memory import Budget
 from remtta.streams.prefetch import prefetch
 from remtta.streams.video import iter_video
 

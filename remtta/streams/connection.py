@@ -32,17 +32,11 @@ class Capture(Protocol):
 
 @dataclass(frozen=True)
 class Feed:
-    """What is read, and how.
+    """What is read, and how."""
 
-    Attributes:
-        source: Camera index, device or URL.
-        connect: Opens it.
-        stride: Take every stride-th frame; the others are not converted.
-    """
-
-    source: str | int
+    source: str | int  # camera index, device or URL
     connect: Callable[[], Capture]
-    stride: int = 1
+    stride: int = 1  # every stride-th frame is taken; the others are not converted
 
     @property
     def name(self) -> str:
@@ -51,22 +45,18 @@ class Feed:
 
     @property
     def is_network(self) -> bool:
-        """Whether it is a network stream, not a camera."""
+        """True of a network stream, not of a camera."""
         return isinstance(self.source, str) and "://" in self.source
 
 
 class Connection:
-    """One opening of a source, which a thread reads from then on, so that a read that hangs can be given up.
+    """One opening of a source, which a thread reads from then on.
+
+    A read that hangs can be given up: the thread is left behind, and a new connection opened.
 
     Attributes:
         number: That of the next frame.
         promised: How many frames there are in all, of a finite video; else 0.
-
-    Args:
-        feed: What to open.
-        watchdog: For this opening.
-        shots: Where the frames go.
-        number: That of the first frame.
     """
 
     def __init__(self, feed: Feed, watchdog: Watchdog, shots: ShotBuffer, number: int) -> None:
@@ -90,23 +80,23 @@ class Connection:
 
     @property
     def reason(self) -> str:
-        """Why it gives no more frames."""
+        """The reason why it gives no more frames."""
         if self._error:
             return " ".join(str(self._error).split()) or type(self._error).__name__
         return self._watchdog.reason or self._end
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in a way that no source ends by itself."""
+        """True if it ended in a way that no source ends by itself."""
         return self._error is not None or self._watchdog.reason is not None
 
     @property
     def hopeless(self) -> bool:
-        """Whether it failed for a reason that waiting does not change."""
+        """True if it failed for a reason that waiting does not change."""
         return isinstance(self._error, RemttaError) or self.promised > 0
 
     def failure(self) -> StreamError:
-        """What to raise if the very first connection gave no frame."""
+        """Return what to raise if the very first connection gave no frame."""
         name = self._feed.name
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))

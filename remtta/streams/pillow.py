@@ -48,14 +48,14 @@ def load_plugins() -> None:
 
 
 def formats() -> tuple[str, ...]:
-    """Formats in the order in which they are tried: those that have no signature last."""
+    """Return the formats in the order in which they are tried: those that have no signature last."""
     load_plugins()
     return tuple(sorted(Image.OPEN, key=lambda name: (Image.OPEN[name][1] is None, name)))
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """An image whose header has been read; its pixels are when they are asked for.
+    """Open an image and read its header; its pixels are read when they are asked for.
 
     Raises:
         FrameError: If it is no regular file, too large, or takes too much to be read.

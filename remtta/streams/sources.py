@@ -33,27 +33,18 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Stream:
-    """Frames in order, read once.
+    """Frames in order, read once."""
 
-    Attributes:
-        name: The source as it was given.
-        kind: "image", "folder", "glob", "video", "camera", "url", "paths".
-        frames: The frames, found and read as they are asked for.
-        num_frames: How many there are, where that is known beforehand.
-        live_source: What reads a camera or network stream.
-        left_out: Counts of a folder's files that are no frames, by ending, or as "hidden" or "no file".
-    """
-
-    name: str
-    kind: str
-    frames: Iterator[Frame]
-    num_frames: int | None = None
-    live_source: LiveSource | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    name: str  # the source as it was given
+    kind: str  # "image", "folder", "glob", "video", "camera", "url", "paths"
+    frames: Iterator[Frame]  # found and read as they are asked for
+    num_frames: int | None = None  # where that is known beforehand
+    live_source: LiveSource | None = None  # what reads a camera or network stream
+    left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by ending or reason
 
     @property
     def live(self) -> bool:
-        """Whether frames that went by cannot be read again."""
+        """True if frames that went by cannot be read again."""
         return self.kind in ("camera", "url")
 
     def close(self) -> None:
@@ -130,7 +121,7 @@ def open_streams(
     Args:
         sources: Addresses by name.
         options: How each is read.
-        going_on: Whether a source that is gone by now is to fail by itself, once it is read.
+        going_on: Have a source that is gone by now fail by itself, once it is read.
 
     Raises:
         UsageError: Naming a source that does not exist or holds no images, unless it is going on.
@@ -195,12 +186,9 @@ def _open(
 
 
 def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
-    """Paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
+    """Read paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
 
-    Args:
-        descriptor: An open file descriptor. It is read without Python's
-            buffering, whose lock would hang the interpreter's exit.
-        null_separated: Paths end in NUL instead of newline.
+    The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
     """
     separator = b"\0" if null_separated else b"\n"
     rest = b""
@@ -228,7 +216,7 @@ def _check_separator(path: bytes, null_separated: bool) -> None:
 
 
 def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int]]:
-    """The images of a folder, or else its videos; and counts of the other files."""
+    """Return the images of a folder, or else its videos; and counts of the other files."""
     left_out: Counter[str] = Counter()
     files = list_files(folder, image_suffixes(), sort, left_out)
     if not files:

@@ -23,8 +23,8 @@ def test_the_embedded_model_is_a_model_like_any_other(tmp_path: Path, capfd: pyt
 def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from remtta.adapt.one_stream import RunSummary
     from remtta.cli import progress
-    from remtta.runs.adapt import RunSummary
     from remtta.runs.place import Place
 
     caplog.set_level("INFO", logger="remtta")

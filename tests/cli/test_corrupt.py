@@ -22,7 +22,7 @@ from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
 from remtta.streams.images import load_image
-from tests.command import REMTTA, refusal_of, remtta_here
+from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens
 from tests.records import json_of
 
@@ -406,20 +406,16 @@ def in_group(group: int) -> list[int]:
     return found
 
 
-def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
+def in_a_session() -> None:
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+
+
+def start(source: Path, out: Path) -> Started:
     """Begin a long run in two processes, in a session of its own; back once the first files are there."""
-    command = [*REMTTA, "corrupt", str(source), str(out), "--jobs", "2", "--severity", "1,2,3,4,5"]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
-    )
-    deadline = time.monotonic() + 60
-    while sum(1 for _ in out.glob("*/*/*.JPEG")) < 20:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    process = Started("corrupt", source, out, "--jobs", "2", "--severity", "1,2,3,4,5", before=in_a_session)
+    assert happens(lambda: sum(1 for _ in out.glob("*/*/*.JPEG")) >= 20, within_s=60)
+    assert process.returncode is None
     return process
 
 
@@ -432,13 +428,13 @@ def test_a_signal_leaves_whole_files_and_no_process(
     signum: signal.Signals, code: int, to_all: bool, tmp_path: Path
 ) -> None:
     source, out = many(tmp_path / "photos", 40), tmp_path / "out"
-    process = start(source, out)
-    if to_all:  # as a terminal does
-        os.killpg(process.pid, signum)
-    else:
-        process.send_signal(signum)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code, stderr
+    with start(source, out) as process:
+        if to_all:  # as a terminal does
+            os.killpg(process.pid, signum)
+        else:
+            process.send_signal(signum)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == code, stderr
     assert b"Traceback" not in stderr
     assert b"written" in stderr
     wait_for_none_in(process.pid)
@@ -454,9 +450,8 @@ def test_a_signal_leaves_whole_files_and_no_process(
 @HAS_PROC
 def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: Path) -> None:
     source, out = many(tmp_path / "photos", 3), tmp_path / "out"
-    process = start(source, out)
-    process.kill()
-    process.communicate(timeout=30)
+    with start(source, out) as process:
+        process.kill()
     wait_for_none_in(process.pid)
     before = len([path for path in tree_of(out) if path.endswith(".JPEG")])
     options = CorruptOptions(severities=(1, 2, 3, 4, 5), jobs=1)
@@ -482,15 +477,15 @@ def wait_for_none_in(group: int) -> None:
 @HAS_PROC
 def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
     source, out = many(tmp_path / "photos", 3), tmp_path / "out"
-    process = start(source, out)
-    workers = [
-        worker
-        for worker in in_group(process.pid)
-        if worker != process.pid and b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
-    ]
-    os.kill(workers[0], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 0
+    with start(source, out) as process:
+        workers = [
+            worker
+            for worker in in_group(process.pid)
+            if worker != process.pid and b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        ]
+        os.kill(workers[0], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 0
     assert stderr.startswith(b"Warning: a worker process died; what it had is begun again")
     assert record_of(out)["finished"] == 3
     assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 3 * 75

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -194,7 +194,6 @@ def mutated(data: st.DataObject, content: Any) -> str:
     return json.dumps(changed)
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["run", "evaluation"])
 def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest.FixtureRequest) -> None:
@@ -208,7 +207,6 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
         path.write_text(whole)
 
 
-@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
     path = run / "predictions.jsonl"
@@ -221,7 +219,6 @@ def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
         path.write_bytes(whole)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     changes=st.dictionaries(
         st.sampled_from(

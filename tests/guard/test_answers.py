@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
+from remtta.guard.adapter import Adapter
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
@@ -23,10 +25,9 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
 from remtta.options import EvalOptions, GuardOptions
-from remtta.runs.adapter import Adapter
-from remtta.runs.interrupts import Interrupts
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.guard.asking import ask
 from tests.methods.test_registry import QUICK
 from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
@@ -142,34 +143,35 @@ def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> No
     for seed in range(2):
         images = random_images(4, seed)
         torch.manual_seed(seed)
-        answer = guard(images)
+        answers = ask(guard, images)
         torch.manual_seed(seed)
         alone = plain(images)
         with torch.no_grad():
             probs = (alone.softmax(1) + source(images).softmax(1)) / 2
-        torch.testing.assert_close(answer.softmax(1), probs, rtol=0, atol=1e-5)
-        assert guard.said.weight == 0.5 and guard.said.adapted is not None
-        torch.testing.assert_close(guard.said.adapted, alone, rtol=0, atol=0)
+        torch.testing.assert_close(answers.logits.softmax(1), probs, rtol=0, atol=1e-5)
+        assert answers.weight == 0.5 and answers.adapted is not None
+        torch.testing.assert_close(answers.adapted, alone, rtol=0, atol=0)
     torch.testing.assert_close(guard.method.delta(), plain.delta(), rtol=0, atol=0)
 
 
 def test_harm_gives_the_answer_to_the_source_by_itself() -> None:
     guard = make("tent", "auto", lr=3.0)
     for seed in range(8):
-        guard(random_images(8, seed))
+        ask(guard, random_images(8, seed))
     source = tiny_vit()
     images = random_images(8, 99)
     guard.judge.window.votes.zero_()
     guard.judge._now.lead = -1.0
+    answers = ask(guard, images, learn=False)
     with torch.no_grad():
-        torch.testing.assert_close(guard.predict(images), source(images), rtol=0, atol=1e-5)
-    assert guard.said.weight == 0 and not guard.judge.events()  # nothing is undone with the guard off
+        torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)
+    assert answers.weight == 0 and not guard.judge.events()  # nothing is undone with the guard off
 
 
 def test_one_forward_pass_more_per_image_and_no_second_look() -> None:
     guard = make("tent", "auto", action="rollback")
     for seed in range(5):
-        guard(random_images(6, seed))
+        ask(guard, random_images(6, seed))
     assert guard.num_looked == 30
 
 
@@ -186,25 +188,27 @@ def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
 @pytest.mark.parametrize("answer", ["both", "auto"])
 def test_frames_that_are_not_learned_from_are_answered_alike(answer: str) -> None:
     """An answer does not depend on which of a batch's frames may be learned from, but for what was learned."""
-    adapter = Adapter(*(lambda guard: (guard.method, guard))(make("rem", answer, lr=0.05)))
+    guard = make("rem", answer, lr=0.05)
+    adapter = Adapter(guard.method, [guard])
     pixels, fit = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
     for _ in range(3):
         before = adapter.method.predict(pixels)
-        logits = adapter.predict(pixels, fit)
-        weight, source = adapter.said.weight, adapter.method.predict_source(pixels)
-        assert 0 < weight < 1 and adapter.said.adapted is not None and adapter.said.source is not None
-        torch.testing.assert_close(adapter.said.adapted, before, rtol=0, atol=1e-5)
-        torch.testing.assert_close(adapter.said.source, source, rtol=0, atol=1e-5)
-        torch.testing.assert_close(logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
+        answers = adapter.predict(pixels, fit)
+        weight, source = answers.weight, adapter.method.predict_source(pixels)
+        assert 0 < weight < 1 and answers.adapted is not None and answers.source is not None
+        torch.testing.assert_close(answers.adapted, before, rtol=0, atol=1e-5)
+        torch.testing.assert_close(answers.source, source, rtol=0, atol=1e-5)
+        torch.testing.assert_close(answers.logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
 
 
 def test_answering_early_is_by_what_was_known_before() -> None:
     early, late = make("rem", "both", lr=0.05), make("rem", "both", lr=0.05)
+    adapter = Adapter(early.method, [early])
     for seed in range(3):
         images = random_images(5, seed)
-        answer = early.answer(images)
-        early.learn()
-        torch.testing.assert_close(answer, late(images), rtol=0, atol=1e-5)
+        answers = adapter.predict(images, later=True)
+        adapter.learn()
+        torch.testing.assert_close(answers.logits, ask(late, images).logits, rtol=0, atol=1e-5)
     assert early.num_looked == 15
     torch.testing.assert_close(early.judge.window.adapted, late.judge.window.adapted, rtol=0, atol=1e-2)
 
@@ -212,8 +216,8 @@ def test_answering_early_is_by_what_was_known_before() -> None:
 # --- Runs --------------------------------------------------------------------------------------------------------
 
 
-def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"guard": GuardOptions(answer="both"), "each": True}
+def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"guard": GuardOptions(answer="both")}
     summary = adapt_tiny(frames, tmp_path / "both", options=options)
     adapt_tiny(frames, tmp_path / "alone", options={"guard": None})
     adapt_tiny(frames, tmp_path / "off", options={"guard": GuardOptions(action="off", answer="both")})
@@ -221,9 +225,10 @@ def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path)
     adapt_tiny(frames, tmp_path / "source", "source")
     rows, alone, source = (rows_of(tmp_path / name) for name in ("both", "alone", "source"))
     assert {(row["answered_by"], row["weight"]) for row in rows} == {("both", 0.5)}
+    assert any("each" in row for row in rows)
     for row, one, other in zip(rows, alone, source, strict=True):
-        told = {"adapted": one, "source": other}
-        for name, wanted in told.items():
+        assert ("each" in row) == (one["class"] != other["class"])
+        for name, wanted in {"adapted": one, "source": other}.items() if "each" in row else ():
             assert row["each"][name]["class"] == wanted["class"]
             assert row["each"][name]["prob"] == pytest.approx(wanted["prob"], abs=1e-5)
         assert row["update"] == one["update"]
@@ -240,7 +245,7 @@ def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path)
 def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     method: str, batches: int, frames: Path, tmp_path: Path
 ) -> None:
-    options = {"guard": GuardOptions(answer="auto", least=3, renewed=1), "each": True}
+    options = {"guard": GuardOptions(answer="auto", least=3, renewed=1)}
     go = partial(adapt_tiny, frames, method=method, config=METHOD_CONFIGS[method](), options=options)
     go(tmp_path / "whole")
     with Interrupts() as interrupts:

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from remtta import RunOptions, adapt_stream
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
+from remtta.files import cache_folder
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_TABLE, EATAConfig, Named, TentConfig
-from remtta.methods.source_data import cache_folder, check_source_data, learn_from_source
+from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.methods.tent import Tent
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions

@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     save_file(own.visual.trunk.state_dict(), place / "pooled.safetensors")
     save_file(timm.create_model("test_vit", num_classes=64).state_dict(), place / "projected.safetensors")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        patch.setenv("REMTTA_CACHE", str(place / "cache"))
         options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there

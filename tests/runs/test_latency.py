@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from remtta import REM
+from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
+from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import REMConfig
 from remtta.options import GuardOptions
-from remtta.runs.adapt import RunSummary
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.interrupts import Interrupts
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder
 from tests.records import lines_of, record_of, rows_of

@@ -6,7 +6,6 @@ import threading
 import time
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from remtta.options import LiveOptions
 from remtta.streams.frames import Gap
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import open_stream
-from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS
 from tests.streams.fakes import REFUSED, Clock, FakeCamera, FakeCapture, Script, Silent, levels, numbers, source_of, web
 
 
@@ -165,19 +162,3 @@ def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(option
 def test_impossible_options_are_refused(options: Any) -> None:
     with pytest.raises(UsageError, match="must be"):
         open_stream("0", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--reconnect-for", "5"], "--reconnect-for is for cameras and network streams"),
-        (["--buffer", "all"], "--buffer is for cameras and network streams"),
-        (["--buffer", "some"], "--buffer"),
-        (["--reconnect-for", "-1"], "--reconnect-for"),
-    ],
-)
-def test_options_of_live_sources_are_refused_where_they_mean_nothing(
-    options: list[str], told: str, frames: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert remtta_here("adapt", frames, *TINY_OPTIONS, *options) == 2
-    assert told in capfd.readouterr().err

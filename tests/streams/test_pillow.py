@@ -59,7 +59,7 @@ def draw_icon(path: Path) -> None:
 
 def test_what_opens_a_file_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
     paths = [str(path) for path in draw_formats(tmp_path)]
-    orders = [paths, paths[::-1], paths[5:] + paths[:5]]
+    orders = [paths, paths[::-1]]
     answers = {
         subprocess.run([sys.executable, "-c", OPEN_ALL, *order], capture_output=True, check=True).stdout
         for order in orders
@@ -122,15 +122,6 @@ def test_an_endless_header_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         file.write(header)
         file.truncate(2 * 2**30)  # zeros that take no room
     with pytest.raises(FrameError, match=r"^too much of it has to be read for the image in it"):
-        load_image(path)
-
-
-def test_a_file_that_is_read_whole_may_not_be_of_any_size(tmp_path: Path) -> None:
-    path = tmp_path / "a.webp"
-    draw_image(0).save(path)
-    with path.open("r+b") as file:
-        file.truncate(2 * 2**30)
-    with pytest.raises(FrameError, match=r"^too much of it has to be read"):
         load_image(path)
 
 
