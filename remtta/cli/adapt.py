@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
@@ -26,7 +26,12 @@ from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from remtta.adapt.many_streams import SiteSummary
+    from remtta.deltas.delta import Delta
+    from remtta.engines.interrupts import Interrupts
+    from remtta.methods.settings import MethodConfig
     from remtta.runs.summary import RunSummary
     from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
@@ -235,8 +240,6 @@ def adapt(
         echo, frames = own.echo(), own.open(source, stream, run)
         folder = own.folder(run, frames)
         import_uncollected("remtta.adapt.one_stream")
-        from remtta.adapt.many_streams import adapt_streams
-        from remtta.adapt.one_stream import adapt_stream
         from remtta.methods.source_data import check_source_data
 
         check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
@@ -245,44 +248,70 @@ def adapt(
         adapts = method.method != "source"
         classifier = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
         running.compile(classifier)
-        shown = progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json)
-        advance = during.enter_context(shown)
-        summary: RunSummary | SiteSummary
-        if isinstance(frames, dict):
-            summary = adapt_streams(
-                classifier,
-                frames,
-                folder,
-                method=method.method,
-                config=config,
-                options=run,
-                delta=start,
-                source_data=method.shared.source_data,
-                health=own.health,
-                metrics=metrics,
-                on_batch=advance,
-                interrupts=interrupts,
-            )
-        else:
-            summary = adapt_stream(
-                classifier,
-                frames,
-                folder,
-                method=method.method,
-                config=config,
-                options=run,
-                delta=start,
-                source_data=method.shared.source_data,
-                echo=echo,
-                health=own.health,
-                metrics=metrics,
-                on_batch=advance,
-                viewers=during.enter_context(own.viewers(folder, run)),
-                interrupts=interrupts,
-            )
+        advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
+        told = _Told(echo, metrics, during.enter_context(own.viewers(folder, run)), advance, interrupts)
+        summary = _adapt(classifier, frames, folder, method, config, run, start, own.health, told)
         during.close()
         _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
+
+
+class _Told(NamedTuple):
+    """Who is told of a run meanwhile, and what stops it."""
+
+    echo: BinaryIO | None
+    metrics: Metrics | None
+    viewers: list[Viewer]
+    advance: Callable[[RunSummary | SiteSummary], None]
+    interrupts: Interrupts
+
+
+def _adapt(
+    classifier: nn.Module,
+    frames: Stream | dict[str, Stream],
+    folder: Path,
+    method: MethodOptions,
+    config: MethodConfig,
+    run: RunOptions,
+    start: Delta | None,
+    health: Path | None,
+    told: _Told,
+) -> RunSummary | SiteSummary:
+    """One stream, or many."""
+    from remtta.adapt.many_streams import adapt_streams
+    from remtta.adapt.one_stream import adapt_stream
+
+    if isinstance(frames, dict):
+        return adapt_streams(
+            classifier,
+            frames,
+            folder,
+            method=method.method,
+            config=config,
+            options=run,
+            delta=start,
+            source_data=method.shared.source_data,
+            health=health,
+            metrics=told.metrics,
+            on_batch=told.advance,
+            interrupts=told.interrupts,
+        )
+    return adapt_stream(
+        classifier,
+        frames,
+        folder,
+        method=method.method,
+        config=config,
+        options=run,
+        delta=start,
+        source_data=method.shared.source_data,
+        echo=told.echo,
+        health=health,
+        metrics=told.metrics,
+        on_batch=told.advance,
+        viewers=told.viewers,
+        interrupts=told.interrupts,
+    )
 
 
 def _warn_of_answer(method: MethodOptions, run: RunOptions) -> None:

@@ -23,8 +23,11 @@ from remtta.runs.folder import default_folder
 if TYPE_CHECKING:
     from torch import nn
 
+    from remtta.deltas.delta import Delta
+    from remtta.engines.interrupts import Interrupts
     from remtta.evaluation.datasets import Dataset
     from remtta.evaluation.tables import Case, Table
+    from remtta.models.preprocessing import Preprocessing
 
 _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
 """What a protocol fixes of the input, where it is not given."""
@@ -139,7 +142,7 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         import_uncollected("remtta.evaluation.runner")
-        from remtta.evaluation import TABLE, choose_preprocessing, evaluate
+        from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
         from remtta.evaluation.plots import draw_plots
         from remtta.methods.source_data import check_source_data
@@ -162,23 +165,44 @@ def evaluate(
             running.compile(classifier)
             for case, dataset in datasets.items():
                 folder = folder_of(output, case)
-                resize = "always" if options.protocol else data.resize
-                preprocessing = choose_preprocessing(classifier, dataset, resize=resize)
-                tables[case] = evaluate(
-                    classifier,
-                    dataset,
-                    folder,
-                    methods=configs,
-                    options=options,
-                    preprocessing=preprocessing,
-                    delta=start,
-                    source_data=methods.shared.source_data,
-                    interrupts=interrupts,
-                )
+                tables[case] = _measure(classifier, dataset, folder, data, options, methods, start, interrupts)
                 _print_table(tables[case], folder / TABLE, quiet=running.quiet)
                 if table.plots:
-                    draw_plots(folder, tables[case], classifier, dataset, preprocessing)
+                    draw_plots(
+                        folder, tables[case], classifier, dataset, _preprocessing(classifier, dataset, data, options)
+                    )
         _print_axes(output, tables, quiet=running.quiet)
+
+
+def _measure(
+    classifier: nn.Module,
+    dataset: Dataset,
+    folder: Path,
+    data: DataOptions,
+    options: EvalOptions,
+    methods: MethodsOptions,
+    start: Delta | None,
+    interrupts: Interrupts,
+) -> dict[str, Any]:
+    from remtta.evaluation import evaluate
+
+    return evaluate(
+        classifier,
+        dataset,
+        folder,
+        methods=methods.configs(options.batch_size),
+        options=options,
+        preprocessing=_preprocessing(classifier, dataset, data, options),
+        delta=start,
+        source_data=methods.shared.source_data,
+        interrupts=interrupts,
+    )
+
+
+def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, options: EvalOptions) -> Preprocessing:
+    from remtta.evaluation import choose_preprocessing
+
+    return choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
 
 
 def _output(table: TableOptions, options: EvalOptions) -> Path:

@@ -140,7 +140,7 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
             min=option.min if takes_bounds else None,
             max=option.max if takes_bounds else None,
             rich_help_panel=option.panel,
-            show_default=option.default or True if leaf.default in (MISSING, None) else True,
+            show_default=_shown_default(leaf),
             autocompletion=_completion(member),
         )
     if default is None:
@@ -149,6 +149,15 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, metadata]
     )
+
+
+def _shown_default(leaf: _Leaf) -> bool | str:
+    """What `--help` says of an option that is not given; True for the value that Typer has."""
+    member = leaf.member
+    if leaf.default not in (MISSING, None) or member.option is None:
+        return True
+    values = member.default if isinstance(member.default, tuple) else ()
+    return member.option.default or ",".join(map(str, values)) or True
 
 
 def _kind(member: Member) -> Any:
@@ -177,6 +186,6 @@ def _completion(member: Member) -> _Complete | None:
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         before, comma, last = incomplete.rpartition(",") if is_list(member) else ("", "", incomplete)
-        return [(f"{before}{comma}{name}", text) for name, text in known().items() if name.startswith(last)]
+        return [(f"{before}{comma}{name}", text) for name, text in known.items() if name.startswith(last)]
 
     return complete

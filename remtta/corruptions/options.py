@@ -51,7 +51,7 @@ class CorruptOptions:
             "standard (15), hold-out (4), all, or names with commas.",
             flags=("--corruptions", "-c"),
             default="standard",
-            read=lambda text: parse_corruptions(text),
+            read=parse_corruptions,
             more="corruptions.md",
         ),
     ] = STANDARD

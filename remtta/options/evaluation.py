@@ -146,7 +146,7 @@ class EvalOptions:
         str,
         Option(
             f"{', '.join(SCENARIOS)}.",
-            complete=lambda: dict.fromkeys(SCENARIOS, ""),
+            complete=dict.fromkeys(SCENARIOS, ""),
             default="continual",
             panel="Protocol",
             common=True,

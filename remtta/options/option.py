@@ -47,7 +47,7 @@ class Option:
     panel: Panel | None = None
     common: bool = False
     read: Callable[[str], object] | None = None
-    complete: Callable[[], Mapping[str, str]] | None = None
+    complete: Mapping[str, str] | None = None
     more: str | None = None
 
 

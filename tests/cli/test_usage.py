@@ -21,7 +21,7 @@ from tests.command import refusal_of, remtta_here
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["adapt"], "Missing argument 'source'."),
+        (["adapt"], "Missing argument 'SOURCE'."),
         (["adapt", "x", "--lrr", "3"], "No such option: --lrr (Possible options: --lr)"),
         (["adapt", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
         (["apply", "x"], "Missing option '--output' / '-o'."),

@@ -13,7 +13,7 @@ from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig
 from remtta.methods.settings.names import check_method_names, label_of, method_of
 from remtta.options.option import Given, Option, members_of, read_pairs
 
-STREAM_METHODS = tuple(name for name in METHOD_TABLE if name != "supervised")  # which needs labels
+STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # which needs labels
 
 _log = logging.getLogger("remtta")
 
@@ -67,7 +67,7 @@ class MethodOptions:
         str,
         Option(
             f"{', '.join(STREAM_METHODS)}; see remtta methods.",
-            complete=lambda: {name: METHOD_SUMMARIES[name] for name in STREAM_METHODS},
+            complete=STREAM_METHODS,
             panel="Method",
             common=True,
             more="methods.md",
@@ -124,7 +124,7 @@ class MethodsOptions:
             "model, too; rem+smooth: by the frames before, too, where they come in order; LABEL=rem: one more row, for "
             "--set LABEL.KEY=VALUE.",
             metavar="A,B",
-            complete=lambda: METHOD_SUMMARIES,
+            complete=METHOD_SUMMARIES,
             panel="Method",
             common=True,
             more="methods.md",
