@@ -26,8 +26,9 @@ class BECoTTA(BesideMethod):
     """Predict, then train low-rank experts behind each block, of which a router of the image's domain chooses some.
 
     Behind a block, x becomes x + the sum over the chosen experts of
-    gate * up GELU(down x). Gates are the softmax over the largest scores, and
-    scores the router's products with the mean token. A small convolutional
+    gate * up GELU(down x), with biases. Gates are the softmax over the largest
+    scores, and scores the router's products with the mean token; gates have no
+    gradient, as in the official code. A small convolutional
     discriminator says which domain an image is of, and so which router is its.
     The loss is the mean entropy of the images under the margin.
 
@@ -35,7 +36,7 @@ class BECoTTA(BesideMethod):
     and blurred. Its loss is the cross-entropy of all of them, plus that of the
     discriminator, minus the weighted mutual information of domains and experts
     (domain-expert synergy). Only there are scores noisy, by a deviation that is
-    learned. Experts and routers then learn on, and the discriminator does not.
+    learned. The experts then learn on, routers and the discriminator do not.
 
     Args:
         model: A transformer, frozen.
@@ -62,7 +63,8 @@ class BECoTTA(BesideMethod):
         return _Experts(len(self._backbone.blocks), width, self.config)
 
     def _learned(self) -> Mapping[str, Tensor]:
-        return {name: p for name, p in self._networks.layers.named_parameters("layers") if not name.endswith("noise")}
+        named = self._networks.layers.named_parameters("layers")
+        return {name: p for name, p in named if not name.endswith(("router", "noise"))}
 
     def _change(self, images: Tensor) -> Change:
         domains = self._networks.discriminator(images).argmax(-1)
@@ -128,7 +130,9 @@ class _Layer(nn.Module):
         super().__init__()
         self._chosen = config.chosen
         self.down = nn.Parameter(torch.randn(config.experts, config.rank, width) / math.sqrt(width))
+        self.down_bias = nn.Parameter(torch.zeros(config.experts, 1, config.rank))
         self.up = nn.Parameter(torch.zeros(config.experts, width, config.rank))
+        self.up_bias = nn.Parameter(torch.zeros(config.experts, 1, width))
         self.router = nn.Parameter(torch.randn(_NUM_DOMAINS, config.experts, width) / math.sqrt(width))
         self.noise = nn.Parameter(torch.zeros(_NUM_DOMAINS, config.experts, width))
 
@@ -144,9 +148,9 @@ class _Layer(nn.Module):
 
     def forward(self, tokens: Tensor, scores: Tensor) -> Tensor:
         best = scores.topk(self._chosen, dim=-1)
-        gates = best.values.softmax(-1)[:, :, None, None]
-        hidden = F.gelu(tokens.unsqueeze(1) @ self.down[best.indices].mT)  # (B, K, T, rank)
-        added: Tensor = (gates * (hidden @ self.up[best.indices].mT)).sum(1)
+        gates, chosen = best.values.detach().softmax(-1)[:, :, None, None], best.indices
+        hidden = F.gelu(tokens.unsqueeze(1) @ self.down[chosen].mT + self.down_bias[chosen])  # (B, K, T, rank)
+        added: Tensor = (gates * (hidden @ self.up[chosen].mT + self.up_bias[chosen])).sum(1)
         return tokens + added.to(tokens.dtype)
 
 

@@ -27,7 +27,9 @@ class ContinualMAE(GradientMethod):
     A patch is the more uncertain the more its final feature varies under
     dropout. The loss is the cross-entropy of the masked view to the plain one
     plus the weighted squared error of gradient histograms (HOG) at the masked
-    patches; then a random share of the weights goes back to the source.
+    patches; then a random share of the weights goes back to the source. Tensors
+    called weight or bias learn, as in the official code: not position
+    embeddings, the class token and layer scales.
 
     Dropout, of 10 % where timm has its `pos_drop`, is the paper's; the official
     code looks at CoTTA's augmentations in its place, which move the patches,
@@ -66,7 +68,8 @@ class ContinualMAE(GradientMethod):
         return self.config.steps
 
     def _chosen(self) -> dict[str, nn.Parameter]:
-        return dict(self._backbone.module.named_parameters())
+        named = self._backbone.module.named_parameters()
+        return {name: parameter for name, parameter in named if name.rpartition(".")[2] in ("weight", "bias")}
 
     def _trainable(self) -> Mapping[str, Tensor]:
         self._tokens = with_tokens(self._backbone, "Continual-MAE")

@@ -27,7 +27,9 @@ class EcoTTA(BesideMethod):
     What leaves a part is BN(part(x)) + ReLU(BN(conv(x))), of what enters it, x.
     The loss is the entropy of the images under the margin, on average, plus the
     weighted mean distance (L1) of what leaves each part from part(x). The
-    distance's gradient stays within the part.
+    distance's gradient stays within the part. With `two_steps`, as in a
+    community's code, a step by the distance comes first; a second pass then
+    predicts, and has the step by the entropy.
 
     Parts are the stages of a model; of more than five blocks or stages they end
     at a sixth, a third, two thirds and the end, as the published ones of a
@@ -51,6 +53,12 @@ class EcoTTA(BesideMethod):
         super().__init__(model, self.config)
         self._pixels = PixelSpace(self._backbone.module)
         self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
+        self._terms = ("distance", "entropy")
+
+    @property
+    def num_forwards(self) -> float:
+        """Forward passes per image."""
+        return self.config.steps * (2 if self.config.two_steps else 1)
 
     def _parts(self) -> Sequence[Sequence[nn.Module]]:
         blocks = self._backbone.blocks
@@ -87,23 +95,32 @@ class EcoTTA(BesideMethod):
     def _warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return F.cross_entropy(self._logits(self._pixels.augment(images, jitter, generator)), labels)
 
+    def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        if not self.config.two_steps:
+            return super()._step(images, labels)
+        self._terms = ("distance",)
+        super()._step(images, labels)
+        self._terms = ("entropy",)
+        return super()._step(images, labels)
+
     def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
         distances: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
             network, frozen = self._networks[number], leaving.detach()
-            distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
+            if "distance" in self._terms:
+                distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
             changed: Tensor = network(entering, leaving)
             return changed
 
         with self._context(images.device):
             logits = self._run(images, change)
-        loss = self.config.distance_weight * torch.stack(distances).sum()
+        terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
         kept = entropies.detach() < self._margin
-        if kept.any():
-            loss = loss + entropies[kept].mean()
-        return logits.unsqueeze(0), loss, len(images)
+        if "entropy" in self._terms and kept.any():
+            terms.append(entropies[kept].mean())
+        return logits.unsqueeze(0), torch.stack(terms).sum() if terms else torch.zeros(()), len(images)
 
 
 class _MetaNetwork(nn.Module):

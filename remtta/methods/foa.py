@@ -27,7 +27,8 @@ class FOA(Source):
 
     Every candidate of a generation of CMA-ES, and the best one of the batch before (at first: no prompts at all),
     predicts the batch; its fitness is the entropy of the predictions plus the distance of its class tokens' mean and
-    deviation, block by block (the last one after the final norm), from those of clean source images. The prediction of
+    deviation, block by block (each behind the next block's first norm, as in the official code, the last one behind the
+    final norm), from those of clean source images. The prediction of
     the fittest is returned. Before the classifier, the class token moves by the source's mean minus a running mean
     over the batches before. A micro-batch only splits the passes.
     Deviations are over B, not B - 1, so that a batch of one has one: 0.

@@ -180,18 +180,18 @@ def _check_views(logits: Tensor) -> None:
         raise ValueError(f"logits must have shape (L, B, C) with at least 2 views, got {tuple(logits.shape)}")
 
 
-def transductive_loss(rows: Tensor, columns: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:
-    """Cross-entropy of how each row is like the columns against how a batch's images and texts are like one another.
+def transductive_loss(images: Tensor, texts: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:
+    """Cross-entropy of how each image is like the texts against how a batch's images and texts are like one another.
 
     Args:
-        rows: Embeddings (B, E) of the images, or of the text that goes with each, at length one.
-        columns: Those of the other kind.
+        images: Embeddings (B, E) of the images, at length one.
+        texts: Those of the text that goes with each.
         scale: Of the logits between the two.
         temperature: Of the targets, which carry a gradient, as in the official codes of CLIPArTT and WATT.
 
     Returns:
         Scalar, in nats.
     """
-    targets = ((columns @ columns.T + rows @ rows.T) / 2 / temperature).softmax(-1)
-    by_row = (scale * rows @ columns.T).log_softmax(-1)
-    return -(targets.T * by_row).sum(-1).mean()
+    targets = ((images @ images.T + texts @ texts.T) / 2 / temperature).softmax(-1)
+    by_image = (scale * images @ texts.T).log_softmax(-1)
+    return -(targets.T * by_image).sum(-1).mean()

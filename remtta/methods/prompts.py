@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remtta.backbones.base import PlainTokenBackbone
 
@@ -13,7 +13,7 @@ from remtta.backbones.base import PlainTokenBackbone
 def classify_with_prompts(
     backbone: PlainTokenBackbone, images: Tensor, prompts: Tensor | None, shift: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Logits, and the class token behind every block.
+    """Logits, and the class token behind every block, as the next block's first norm has it.
 
     Args:
         backbone: The classifier, in eval mode.
@@ -23,7 +23,8 @@ def classify_with_prompts(
 
     Returns:
         Logits (B, C), and class tokens (depth, B, D), the last one behind the
-        final norm and before the shift; both float32.
+        final norm and before the shift; both float32. Blocks without such a
+        norm are given the token itself.
     """
     prefix = backbone.num_prefix_tokens
     x = backbone.embed(images)
@@ -31,13 +32,13 @@ def classify_with_prompts(
         inserted = prompts.float().to(x).view(1, -1, x.shape[-1]).expand(len(x), -1, -1)
         x = torch.cat([x[:, :prefix], inserted, x[:, prefix:]], dim=1)
     tokens = []
-    for block in backbone.blocks:
+    for number, block in enumerate(backbone.blocks):
+        if number:
+            tokens.append(getattr(block, "norm1", nn.Identity())(x[:, 0]))
         x = block(x)
-        tokens.append(x[:, 0])
     x = backbone.norm(x)
-    tokens[-1] = x[:, 0]
     logits = backbone.head(x if shift is None else x + shift)
-    return logits.float(), torch.stack(tokens).float()
+    return logits.float(), torch.stack([*tokens, x[:, 0]]).float()
 
 
 def moments(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ FEW_IMAGES = 32  # which is what FOA gets along with
 SOURCE_BATCH = 64
 """Images per batch that methods learn from; EATA's squared gradients are of batches of this size."""
 
-_FORMAT_VERSION = "1"
+_FORMAT_VERSION = "2"
 _SUFFIX = ".safetensors"
 _HEADER = "source_statistics"
 _ORDER_SEED = 0  # folders are sorted by class, and methods may stop after the first few thousand images

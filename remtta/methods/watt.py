@@ -104,9 +104,8 @@ class TemplateAverage(GradientMethod):
 class WATT(TemplateAverage):
     """`TemplateAverage` on WATT's loss.
 
-    Every image's class by the template gives its text; images should be like
-    one another as they and their texts are. The targets carry a gradient, as
-    in the official code.
+    Each image's text is that of its class by the template; images should be
+    like these texts as images and texts are like one another.
     """
 
     def __init__(self, model: nn.Module, config: WATTConfig | None = None) -> None:
@@ -117,7 +116,7 @@ class WATT(TemplateAverage):
             image = F.normalize(self._logits(images), dim=-1)
         logits = self._head.logits(image)
         text = self._head.embeddings[logits.detach().argmax(-1)]
-        return logits.unsqueeze(0), transductive_loss(text, image, self._head.scale), len(images)
+        return logits.unsqueeze(0), transductive_loss(image, text, self._head.scale), len(images)
 
 
 class REMWATT(TemplateAverage):

@@ -47,9 +47,9 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "single": ("a photo of a {}.",),
     "openai7": _OPENAI_7,
     "openai80": _OPENAI_80,
-    "watt": ("a photo of a {}", *(template.removesuffix(".") for template in _OPENAI_7)),
+    "watt": ("a photo of a {}", "itap of a {}", *_OPENAI_7[1:]),
 }
-"""Templates by name: CLIP's one, OpenAI's 7 and 80 for ImageNet, and the 8 of WATT's paper, which have no full stop."""
+"""Templates by name: CLIP's one, OpenAI's 7 and 80 for ImageNet, and the 8 of WATT's official code."""
 
 
 def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:

@@ -44,30 +44,42 @@ def _beside(network: dict[str, Tensor], number: int, entering: Tensor, leaving: 
     return _by_batch(leaving, tensors["norm.weight"], tensors["norm.bias"]) + mixed
 
 
-def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet() -> None:
-    config = EcoTTAConfig(lr=0.01, entropy_margin=MARGIN, bn_prior=0, distance_weight=0.7)
+@pytest.mark.parametrize("two_steps", [False, True])
+def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet(two_steps: bool) -> None:
+    config = EcoTTAConfig(lr=0.01, entropy_margin=MARGIN, bn_prior=0, distance_weight=0.7, two_steps=two_steps)
     ecotta = EcoTTA(tiny("resnet"), config)
     ecotta.use_source(ecotta.source_statistics([pictures(4, 90), pictures(4, 91)]))
     net: Any = tiny("resnet").train().requires_grad_(False)  # which normalises by the batch
     network = {name: tensor.detach().clone().requires_grad_() for name, tensor in ecotta._trained.items()}
     optimizer = torch.optim.SGD(network.values(), lr=0.01, momentum=0.9)
-    for seed in range(3):
-        images = pictures(6, seed)
+
+    def run(images: Tensor) -> tuple[Tensor, Tensor]:
         x, distance = net.maxpool(net.act1(net.bn1(net.conv1(images)))), torch.zeros(())
         for number, stage in enumerate((net.layer1, net.layer2, net.layer3, net.layer4)):
             frozen = stage(x)
             apart = _beside(network, number, x.detach(), frozen.detach())
             distance = distance + (apart - frozen.detach()).abs().mean()
             x = _beside(network, number, x, frozen)
-        logits = net.fc(net.global_pool(x))
-        torch.testing.assert_close(ecotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
+        return net.fc(net.global_pool(x)), 0.7 * distance
+
+    def step(loss: Tensor) -> None:
         optimizer.zero_grad()
-        (_entropy(logits)[_kept(logits)].mean() + 0.7 * distance).backward()
+        loss.backward()
         optimizer.step()
+
+    for seed in range(3):
+        images = pictures(6, seed)
+        logits, distance = run(images)
+        if two_steps:
+            step(distance)
+            logits, distance = run(images)[0], torch.zeros(())
+        torch.testing.assert_close(ecotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
+        step(_entropy(logits)[_kept(logits)].mean() + distance)
     torch.testing.assert_close(dict(ecotta._trained), network, atol=1e-4, rtol=1e-3)
     source = tiny("resnet").state_dict()
     assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.model.state_dict().items())
-    assert (ecotta.num_updates, ecotta.delta(), ecotta.num_forwards) == (3, {}, 1)
+    each = 2 if two_steps else 1
+    assert (ecotta.num_updates, ecotta.delta(), ecotta.num_forwards) == (3 * each, {}, each)
 
 
 def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
@@ -100,11 +112,13 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
         x = vit.norm_pre(vit._pos_embed(vit.patch_embed(image)))
         for number, block in enumerate(vit.blocks):
             x = block(x)
-            down, up, router = (learned[f"layers.{number}.{part}"] for part in ("down", "up", "router"))
-            scores = router[domain] @ x[0].mean(0)
+            parts = ("down", "down_bias", "up", "up_bias")
+            down, down_bias, up, up_bias = (learned[f"layers.{number}.{part}"] for part in parts)
+            scores = becotta._networks.layer(number).router[domain].detach() @ x[0].detach().mean(0)
             best = scores.argsort(descending=True)[:2]
             gates = scores[best].exp() / scores[best].exp().sum()
-            added = [gate * F.gelu(x @ down[e].T) @ up[e].T for gate, e in zip(gates, best, strict=True)]
+            hidden = [F.gelu(x @ down[e].T + down_bias[e]) for e in best]
+            added = [g * (h @ up[e].T + up_bias[e]) for g, h, e in zip(gates, hidden, best, strict=True)]
             x = x + torch.stack(added).sum(0)
         logits: Tensor = vit.forward_head(vit.norm(x))
         return logits
@@ -117,7 +131,7 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
         _entropy(logits)[_kept(logits)].mean().backward()
         optimizer.step()
     torch.testing.assert_close(dict(becotta._trained), learned, atol=1e-4, rtol=1e-3)
-    assert all("noise" not in name and "discriminator" not in name for name in learned)
+    assert {name.rpartition(".")[2] for name in learned} == {"down", "down_bias", "up", "up_bias"}
 
 
 def test_becotta_warms_up_to_tell_domains_apart_and_share_experts_out() -> None:

@@ -33,10 +33,9 @@ def _plain_forward(vit: Any, images: Tensor, prompts: Tensor | None, shift: Tens
     if prompts is not None:
         x = torch.cat([x[:, :1], prompts.float().view(1, 2, 48).repeat(len(x), 1, 1), x[:, 1:]], 1)
     tokens = []
-    for block in vit.blocks:
+    for block, norm in zip(vit.blocks, [*(block.norm1 for block in vit.blocks[1:]), vit.norm], strict=True):
         x = block(x)
-        tokens.append(x[:, 0])
-    tokens[-1] = vit.norm(x)[:, 0]
+        tokens.append(norm(x)[:, 0])  # as in the official code: what the next layer sees
     feature = tokens[-1] if shift is None else tokens[-1] + shift
     return vit.head(feature), torch.stack(tokens)
 
@@ -46,6 +45,7 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
+    torch.testing.assert_close(foa._source(), {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
     cma, generator = CMAES(96, 6), torch.Generator()
     generator.set_state(foa._generator.get_state())
     best: Tensor | None = None

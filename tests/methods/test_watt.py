@@ -42,7 +42,7 @@ def watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
     predicted = text[(image @ text.T).argmax(1)].detach()
     logits = model.head.scale * image @ predicted.T
     targets = (((image @ image.T + predicted @ predicted.T) / 2) / 0.01).softmax(-1)
-    loss: Tensor = (-targets.T * logits.T.log_softmax(-1)).sum(1).mean()
+    loss: Tensor = (-targets.T * logits.log_softmax(-1)).sum(1).mean()  # rows are images, as in the official code
     return loss
 
 
@@ -75,7 +75,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
     settings = {"lr": 0.01, "rounds": 2, "order": order}
     method = build_method(name, model, method_config(name, settings, batch_size=4))
     texts = model.head.texts.of_each_template()
-    other, images = copy.deepcopy(model).requires_grad_(False), random_images(4)
+    other, images = copy.deepcopy(model).requires_grad_(False), random_images(4, 4)  # of several predicted classes
     roots = [other] if name == "watt" else list(other.blocks[:3])
     norms = [p for r in roots for m in r.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
     for p in norms:

@@ -190,4 +190,5 @@ def test_without_a_network_there_is_one_clear_line(monkeypatch: pytest.MonkeyPat
 
 def test_there_are_so_many_templates_and_each_has_its_place() -> None:
     assert [len(set(templates_of(name))) for name in TEMPLATES] == [1, 7, 80, 8]
+    assert [each for each in templates_of("watt") if not each.endswith(".")] == ["a photo of a {}", "itap of a {}"]
     assert not any(isinstance(module, ZeroShotHead) for module in tiny_vit().modules())

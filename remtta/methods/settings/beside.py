@@ -42,6 +42,8 @@ class EcoTTAConfig(BesideConfig):
 
     Attributes:
         distance_weight: Weight of the distance of each part's output from the frozen model's.
+        two_steps: Whether the distance and the entropy have a step each, as in
+            a community's code, or one together.
 
     The others are those of `BesideConfig`; `micro_batch` must stay None.
 
@@ -49,6 +51,7 @@ class EcoTTAConfig(BesideConfig):
     """
 
     distance_weight: float = 0.5
+    two_steps: bool = False
     lr: float = 2.5e-4
     optimizer: Optimizer = "sgd"
     lr_batch: ClassVar[int | None] = 64
