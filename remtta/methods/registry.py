@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from remtta.errors import UsageError
-from remtta.methods.batclip import BATCLIP
 from remtta.methods.becotta import BECoTTA
 from remtta.methods.clipartt import CLIPArTT
 from remtta.methods.cmf import CMF
@@ -38,7 +37,6 @@ from remtta.methods.sar import SAR
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, check_method
 from remtta.methods.source import Source
 from remtta.methods.supervised import Supervised
-from remtta.methods.tda import TDA
 from remtta.methods.tent import Tent
 from remtta.methods.tpt import TPT
 from remtta.methods.vdp import VDP
@@ -78,8 +76,6 @@ METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
     "rem-watt": REMWATT,
     "clipartt": CLIPArTT,
     "tpt": TPT,
-    "tda": TDA,
-    "batclip": BATCLIP,
 }
 """Every method by its name on the command line; its config is in METHOD_CONFIGS."""
 

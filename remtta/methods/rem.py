@@ -9,18 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from remtta.methods.gradient import GradientMethod
-from remtta.methods.losses import entropy, rem_loss, total_variation
+from remtta.methods.losses import entropy, rem_loss
 from remtta.methods.settings import REMConfig
 from remtta.methods.views import MaskedViews
 
 _VIOLATING = "violating_share"
-_GAP, _GAP_BATCHES = "mean_gap", "gap_batches"
 # A deferred graph costs a forward pass more for each violating image, and saves a backward for each other.
 _DEFER_BELOW = 0.4
 _SHARE_STEP = 0.2
 _PART_TOKENS = 1024
-_GAP_MEMORY = 100  # batches: several domains of a benchmark, or else a domain would be compared with itself
-_GAP_WEIGHTS = (0.5, 2.0)
 
 
 class REM(GradientMethod):
@@ -29,14 +26,6 @@ class REM(GradientMethod):
     The model is adapted in place: everything but the chosen norms is frozen,
     and it is put in eval mode. A batch whose gradients are not finite numbers
     is predicted and not adapted to.
-
-    With `gap_weighting`, the gradients of a batch are multiplied by a weight,
-    which is the same as multiplying its loss. The domain gap g of a batch is
-    the total variation distance of masked from unmasked predictions, averaged
-    over masked views and images. m is the mean of g over all batches up to and
-    with this one, and from 100 batches on moves by 1/100 of the difference with
-    each. The weight is g / m, held within 1/2 and 2. A reset forgets m. (The
-    paper suggests to weigh by the gap, and says no rule.)
 
     Args:
         model: A classifier that `backbone_of` knows, float32, possibly inside
@@ -55,8 +44,6 @@ class REM(GradientMethod):
     def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
         self.config = config or REMConfig()
         self.violating_share = 1.0  # recent share of images with a gradient through the plain view
-        self.mean_gap = 0.0
-        self._gap_batches = 0
         self._plain_views: list[tuple[Tensor, Tensor]] = []  # logits and scores of the answered batch's parts
         super().__init__(model, self.config)
         log_classes = math.log(self._backbone.num_classes)
@@ -107,21 +94,13 @@ class REM(GradientMethod):
             return self._views.all(images)[1]
 
     def _own_state(self) -> dict[str, Tensor]:
-        return {
-            _VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64),
-            _GAP: torch.tensor(self.mean_gap, dtype=torch.float64),
-            _GAP_BATCHES: torch.tensor(self._gap_batches),
-        }
+        return {_VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64)}
 
     def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
         self.violating_share = float(state[_VIOLATING])
-        self.mean_gap = float(state[_GAP])
-        self._gap_batches = int(state[_GAP_BATCHES])
 
     def _forget(self) -> None:
         self.violating_share = 1.0
-        self.mean_gap = 0.0
-        self._gap_batches = 0
         self._plain_views = []
 
     @torch.no_grad()
@@ -157,22 +136,6 @@ class REM(GradientMethod):
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
         return rem_loss(views, config.ranking_weight, self.margin_nats, self._entropy, config.consistency_weight)
-
-    def _gradients(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        views = super()._gradients(images, labels)
-        gap = float(total_variation(views).mean()) if self.config.gap_weighting else math.nan
-        if math.isfinite(gap):
-            weight = self._gap_weight(gap)
-            if gradients := self._optimizer.gradients():
-                torch._foreach_mul_(gradients, weight)
-        return views
-
-    def _gap_weight(self, gap: float) -> float:
-        """The weight of a batch with this domain gap, which the running mean takes in."""
-        self._gap_batches += 1
-        self.mean_gap += (gap - self.mean_gap) / min(self._gap_batches, _GAP_MEMORY)
-        least, most = _GAP_WEIGHTS
-        return min(max(gap / self.mean_gap, least), most) if self.mean_gap > 0 else 1.0
 
     def _note_violations(self, views: Tensor) -> None:
         if views.device.type == "cpu":

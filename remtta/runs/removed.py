@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
     ("options", "share"): ("--share", 0.0),
     ("options", "memory"): ("--memory", 0),
+    ("method", "gap_weighting"): ("gap_weighting", False),
     ("environment", "processes"): ("batches shared over ranks (torchrun)", 1),
 }
 """Entries of a record by group and name: what was removed, and the value that says that it was not used."""
 
-_ADDITIONS = ("memory",)
-"""What `NAME+ADDITION` of an evaluation was."""
+_METHODS, _ADDITIONS = ("tda", "batclip"), ("memory",)
+"""Names of methods, and of what an evaluation adds to them."""
 
-_TENSORS = {"memory.": "--memory"}
+_TENSORS = {"memory.": "--memory", "own.mean_gap": "gap_weighting", "own.gap_batches": "gap_weighting"}
 """Beginnings of tensors' names in a state: what was removed. All zeros say that it was not used."""
 
 
@@ -39,10 +40,10 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
         for (place, name), (what, unused) in _SETTINGS.items():
             if place == group and settings.pop(name, unused) != unused:
                 raise _removed(path, what)
-    for name in _evaluated(record):
-        for added in name.split("+")[1:]:
-            if added in _ADDITIONS:
-                raise _removed(path, name)
+    for name in [str((record.get("method") or {}).get("name")), *_evaluated(record)]:
+        method, *added = name.rpartition("=")[2].split("+")
+        if method in _METHODS or set(added) & set(_ADDITIONS):
+            raise _removed(path, name)
 
 
 def kept_tensors(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -334,7 +334,7 @@ def test_a_setting_the_method_does_not_have_is_refused() -> None:
     [
         ("cotta", "nesterov=false", False),
         ("cotta", "episodic=TRUE", True),
-        ("rem", "gap_weighting=True", True),
+        ("rem", "episodic=True", True),
         ("rem", "steps=2", 2),
         ("rem", "micro_batch=None", None),
         ("rem", "margin=1", 1),

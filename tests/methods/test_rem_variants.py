@@ -49,8 +49,6 @@ class PlainVariant(ReferenceREM):
         super().__init__(vivid_vit(), config.mask_ratios, weight, margin, config.optimizer, config.lr, blocks=3)
         self.config = config
         self.generator = torch.Generator().manual_seed(0)  # tiny_vit's seed, which torch's initial one is then
-        self.gaps: list[float] = []
-        self.weights: list[float] = []
         self.confident: list[list[bool]] = []
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -88,20 +86,11 @@ class PlainVariant(ReferenceREM):
                 if (ranking := nats[i] - nats[j].detach() + gap) > 0:
                     total = total + self.weight * ranking
         self.confident.append(confident)
-        weight = self._gap_weight(probs.detach()) if self.config.gap_weighting else 1.0
         if total.requires_grad:
             self.optimizer.zero_grad()
-            (weight * total / len(images)).backward()
+            (total / len(images)).backward()
             self.optimizer.step()
         return plain.detach()
-
-    def _gap_weight(self, probs: Tensor) -> float:
-        """At fewer than 100 batches: the gap over the mean of all so far."""
-        pairs = [(view, number) for view in range(1, len(probs)) for number in range(probs.shape[1])]
-        gap = sum((probs[0, b] - probs[view, b]).abs().sum().item() / 2 for view, b in pairs) / len(pairs)
-        self.gaps.append(gap)
-        self.weights.append(min(2.0, max(0.5, gap * len(self.gaps) / sum(self.gaps))))
-        return self.weights[-1]
 
 
 def changes(rem: REM) -> Tensor:
@@ -127,8 +116,7 @@ def changes_by_default() -> Tensor:
         ({"ranking_weight": 0.0}, None),
         ({"confident_below": 0.5}, None),
         ({"confident_below": 0.5, "masking": "random", "margin": 0.1, "optimizer": "adam", "lr": 2e-3}, 3),
-        ({"gap_weighting": True, "lr": 5e-3}, None),
-        ({"gap_weighting": True, "confident_below": 0.7, "masking": "background", "ranking_weight": 0.5}, 3),
+        ({"confident_below": 0.7, "masking": "background", "ranking_weight": 0.5}, 3),
     ],
     ids=str,
 )
@@ -144,8 +132,6 @@ def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: i
     assert far > 0.05  # the variant is not the default by another name
     if rem.config.confident_below is not None:
         assert {True, False} == {image for images in plain.confident for image in images}
-    if rem.config.gap_weighting:
-        assert max(plain.weights) - min(plain.weights) > 0.4
 
 
 @pytest.mark.parametrize("masking", MASKINGS)
@@ -185,7 +171,7 @@ def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"confident_below": 0.6}], ids=str)
 def test_a_saved_state_goes_on_with_the_same_masks_and_weights(settings: dict[str, Any]) -> None:
-    settings = {"masking": "random", "gap_weighting": True, **settings}
+    settings = {"masking": "random", **settings}
     rem = make(**settings)
     for seed in range(3):
         rem(batch(seed))
@@ -197,12 +183,11 @@ def test_a_saved_state_goes_on_with_the_same_masks_and_weights(settings: dict[st
     again = [resumed(batch(seed)) for seed in range(3, 6)]
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
     assert torch.equal(changes(rem), changes(resumed))
-    assert resumed.mean_gap == rem.mean_gap > 0
 
 
 def test_a_batch_without_a_confident_image_is_not_learned_from() -> None:
     for micro_batch in (None, 3):
-        rem = make(confident_below=1e-6, micro_batch=micro_batch, gap_weighting=True)
+        rem = make(confident_below=1e-6, micro_batch=micro_batch)
         logits = rem(batch(0))
         assert torch.isfinite(logits).all()
         assert rem.num_updates == 0 and not changes(rem).any()
@@ -226,29 +211,12 @@ def test_unsure_images_get_no_graph() -> None:
 
 
 def test_an_image_that_is_not_finite_does_not_spoil_what_the_confident_teach() -> None:
-    rem = make(confident_below=0.7, gap_weighting=True)
+    rem = make(confident_below=0.7)
     rem(batch(0))
     broken = batch(1)
     broken[2] = float("nan")
     rem(broken)
     assert rem.num_updates == 2 and torch.isfinite(changes(rem)).all()
-    assert math.isfinite(rem.mean_gap)
-
-
-def test_gap_weights_are_held_within_bounds_and_a_reset_forgets_the_mean() -> None:
-    rem = make(gap_weighting=True)
-    gaps = [0.2, 0.4, 0.006, 1.0]
-    # over the means 0.2, 0.3, 0.202, 0.4015
-    expected = [1.0, 0.4 / 0.3, 0.5, 2.0]
-    assert [rem._gap_weight(gap) for gap in gaps] == pytest.approx(expected)
-    rem.reset()
-    assert rem._gap_weight(0.0) == 1.0
-    for _ in range(99):
-        rem._gap_weight(0.5)
-    mean = rem.mean_gap
-    rem._gap_weight(1.0)
-    assert mean == pytest.approx(99 * 0.5 / 100)
-    assert rem.mean_gap == pytest.approx(mean + (1.0 - mean) / 100)  # and no longer 1/101
 
 
 def test_masks_by_features_need_no_softmax_attention() -> None:
@@ -271,8 +239,7 @@ def test_masks_by_features_need_no_softmax_attention() -> None:
         ({"consistency_weight": 0.0, "ranking_weight": 0.0}, "consistency weight must be > 0 where lambda is 0"),
         ({"confident_below": 0.0}, r"confident below must be in \(0, 1\]"),
         ({"confident_below": math.inf}, r"confident below must be in \(0, 1\]"),
-        ({"gap_weighting": "yes"}, "rem's gap_weighting must be true or false, got yes"),
-        ({"gap_weighting": True, "episodic": True}, "gap weighting must be left out where episodic"),
+        ({"episodic": "yes"}, "rem's episodic must be true or false, got yes"),
         ({"masking": ["random"]}, "masking must be one of"),
         ({"confident_below": "often"}, "rem's confident_below must be a number or None, got often"),
     ],
@@ -285,7 +252,7 @@ def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], told: str) 
 
 @pytest.mark.parametrize("name", ["rem", "rem-n1", "rem-come"])
 def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str) -> None:
-    settings = {"masking": "random", "confident_below": 0.95, "consistency_weight": 0.5, "gap_weighting": True}
+    settings = {"masking": "random", "confident_below": 0.95, "consistency_weight": 0.5}
     method = build_method(name, vivid_vit(), method_config(name, settings, batch_size=8))
     method(batch(0))
     assert method.num_updates == 1
@@ -296,5 +263,4 @@ def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str
         "masking": "auto",
         "confident_below": "None",
         "consistency_weight": "1.0",
-        "gap_weighting": "False",
     }

@@ -32,6 +32,8 @@ def as_earlier(folder: Path, group: str, **entries: Any) -> None:
     [
         ("options", "share", 0.0, 0.1, "--share"),
         ("options", "memory", 0, 4, "--memory"),
+        ("method", "name", "rem", "tda", "tda"),
+        ("method", "gap_weighting", False, True, "gap_weighting"),
         ("environment", "processes", 1, 2, "torchrun"),
     ],
 )
@@ -55,7 +57,7 @@ def test_a_state_goes_on_unless_it_has_what_was_removed(tmp_path: Path) -> None:
         load_state(tmp_path / STATE)
 
 
-@pytest.mark.parametrize(("name", "what"), [("tent+memory", "tent\\+memory")])
+@pytest.mark.parametrize(("name", "what"), [("tent+memory", "tent\\+memory"), ("a=batclip+guard", "a=batclip")])
 def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, what: str, tmp_path: Path) -> None:
     tree, out = open_tree(write_tree(tmp_path / "tree", ["fog"], each=1)), tmp_path / "out"
 

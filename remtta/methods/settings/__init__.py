@@ -34,10 +34,8 @@ from remtta.methods.settings.whole_model import (
     WholeModelConfig,
 )
 from remtta.methods.settings.zero_shot import (
-    BATCLIPConfig,
     CLIPArTTConfig,
     REMWATTConfig,
-    TDAConfig,
     TPTConfig,
     WATTConfig,
 )
@@ -46,7 +44,6 @@ __all__ = [
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
     "ZERO_SHOT",
-    "BATCLIPConfig",
     "BECoTTAConfig",
     "CLIPArTTConfig",
     "CMFConfig",
@@ -71,7 +68,6 @@ __all__ = [
     "SARConfig",
     "SourceConfig",
     "SupervisedConfig",
-    "TDAConfig",
     "TPTConfig",
     "TentConfig",
     "VDPConfig",
@@ -123,14 +119,12 @@ _METHODS: dict[str, tuple[type[MethodConfig], str]] = {
         "zero-shot: sentences of each image's likeliest classes (Vargas Hakim et al., WACV 2025)",
     ),
     "tpt": (TPTConfig, "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
-    "tda": (TDAConfig, "zero-shot: caches of images seen before, no training (Karmanov et al., CVPR 2024)"),
-    "batclip": (BATCLIPConfig, "zero-shot: norms of both towers, classes apart (Maharana et al., ICCV 2025)"),
 }
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}
 """The settings of every method, by its name on the command line."""
 
-ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt", "tda", "batclip")
+ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that only zero-shot models take."""
 
 METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _METHODS.items()}

@@ -39,9 +39,6 @@ class REMConfig(MethodConfig):
             and stays in the mean. None for every image. The paper's active
             sample criterion ("Comparison with Augmentation-based EM
             approaches"); it names no threshold, and EATA's is 0.4.
-        gap_weighting: Weigh each batch's loss by its estimated domain gap, as
-            `REM` says. This project's answer to what the paper leaves open
-            ("Failure Case Analysis").
 
     The others are those of `MethodConfig`.
 
@@ -57,7 +54,6 @@ class REMConfig(MethodConfig):
     consistency_weight: float = 1.0
     masking: Masking = "auto"
     confident_below: float | None = None
-    gap_weighting: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
@@ -70,9 +66,6 @@ class REMConfig(MethodConfig):
         check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
         if self.confident_below is not None:
             check(0 < self.confident_below <= 1, "confident below", self.confident_below, "in (0, 1]")
-        check(isinstance(self.gap_weighting, bool), "gap weighting", self.gap_weighting, "True or False")
-        forgets = self.gap_weighting and self.episodic
-        check(not forgets, "gap weighting", True, "left out where episodic, as it compares a batch with earlier ones")
         super().__post_init__()
 
 

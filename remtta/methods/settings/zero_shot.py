@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from remtta.errors import check, check_finite
-from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, MethodConfig
+from remtta.errors import check
+from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem import REMConfig
 
 Order = Literal["parallel", "sequential"]
@@ -66,23 +66,6 @@ class CLIPArTTConfig(MethodConfig):
 
 
 @dataclass(frozen=True)
-class BATCLIPConfig(MethodConfig):
-    """Settings of BATCLIP; by default the official code's for CIFAR, without its weight decay.
-
-    Those of `MethodConfig`; `micro_batch` must stay None. `adapt_layers` is of
-    the image tower; all norms of the text tower adapt.
-
-    Source: BATCLIP, arXiv:2412.02837.
-    """
-
-    adapt_layers: str | None = "all"
-
-    def __post_init__(self) -> None:
-        _check_whole(self, "BATCLIP")
-        super().__post_init__()
-
-
-@dataclass(frozen=True)
 class TPTConfig(MethodConfig):
     """Settings of TPT; by default the official code's, without its weight decay.
 
@@ -112,45 +95,6 @@ class TPTConfig(MethodConfig):
 
 
 @dataclass(frozen=True)
-class TDAConfig(MethodConfig):
-    """Settings of TDA, which trains nothing; by default the official code's for ImageNet.
-
-    Attributes:
-        shots: Certain images that are kept per class, at most.
-        alpha: Weight of what they say.
-        beta: How fast that falls with the distance.
-        negative_shots: Doubtful images that are kept per class, at most.
-        negative_alpha: Weight of what those say.
-        negative_beta: How fast that falls with the distance.
-        negative_above: Images are doubtful whose entropy in nats is over this share of log2 C,
-        negative_below: and under this.
-        possible_above: Probability over which a doubtful image speaks against a class.
-
-    Of the shared ones only episodic, micro_batch and precision are used.
-
-    Source: Efficient Test-Time Adaptation of Vision-Language Models, arXiv:2403.18293.
-    """
-
-    shots: int = 3
-    alpha: float = 2.0
-    beta: float = 5.0
-    negative_shots: int = 2
-    negative_alpha: float = 0.117
-    negative_beta: float = 1.0
-    negative_above: float = 0.2
-    negative_below: float = 0.5
-    possible_above: float = 0.03
-    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS)
-
-    def __post_init__(self) -> None:
-        for name in ("shots", "negative_shots", "alpha", "beta", "negative_alpha", "negative_beta"):
-            check_finite(getattr(self, name), name.replace("_", "-"), ">= 0")
-        for name in ("negative_above", "negative_below", "possible_above"):
-            check(0 <= getattr(self, name) <= 1, name.replace("_", "-"), getattr(self, name), "in [0, 1]")
-        super().__post_init__()
-
-
-@dataclass(frozen=True)
 class REMWATTConfig(REMConfig):
     """Settings of REM in WATT's loop: both methods', on the norms that REM trains.
 
@@ -165,7 +109,7 @@ class REMWATTConfig(REMConfig):
     order: Order = "sequential"
     steps: int = 2
     episodic: bool = True
-    unused: ClassVar[tuple[str, ...]] = (*_UNUSED, "margin", "consistency_weight", "confident_below", "gap_weighting")
+    unused: ClassVar[tuple[str, ...]] = (*_UNUSED, "margin", "consistency_weight", "confident_below")
 
     def __post_init__(self) -> None:
         _check(self)
