@@ -212,7 +212,7 @@ def test_a_convolutional_cifar10_model_is_trained_and_loads(
     with torch.no_grad():
         logits = model.eval()(module.preprocess(images, size))
     assert told == pytest.approx(100 * (logits.argmax(1) != torch.arange(3)).float().mean().item(), abs=0.01)
-    assert remtta.REM(model).kept_patches(module.preprocess(images, size))[0].shape == (3, 14)  # of 4 x 4
+    assert remtta.REM(model).objective.views(module.preprocess(images, size))[1][0].shape == (3, 14)  # of 4 x 4
 
 
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(

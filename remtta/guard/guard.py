@@ -16,10 +16,8 @@ from torch import Tensor
 
 from remtta.guard.evidence import mixture
 from remtta.guard.judge import NOT_FINITE, Judge
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.source import Source
 from remtta.options import GuardOptions
 
 _PREFIX = "guard."
@@ -35,9 +33,9 @@ def guarded(
     that are the source's own.
     """
     forgets = config.episodic and config.answer is None  # and predicts before it learns
-    if options is None or type(method) is Source or forgets:
+    if options is None or method.objective.is_source or forgets:
         return None
-    if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
+    if not method.lasts:
         options = replace(options, action="off")
     return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options, sparing=sparing)
 
@@ -83,7 +81,7 @@ class Guard:
 
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
-        self._between = method if sparing and isinstance(method, GradientMethod) and method.blends else None
+        self._between = method if sparing and method.blends else None
         self.options = options or GuardOptions()
         self.judge = Judge(self.options)
         self.num_looked = 0  # forward passes of one image that it took beside the method's
@@ -182,7 +180,7 @@ class Guard:
         assert views is not None
         chosen = torch.arange(len(images))
         if source is None and options.answer == "adapted":
-            self._credit += options.cost * (self.method.num_forwards + self.method.num_backwards) * len(images)
+            self._credit += options.cost * sum(self.method.objective.passes()) * len(images)
             count = min(len(images), int(self._credit))
             self._credit = min(self._credit - count, options.window)
             chosen = torch.linspace(0, len(images) - 1, count).round().long()
@@ -208,14 +206,11 @@ class Guard:
         self._set_learning_rate()
 
     def _set_learning_rate(self) -> None:
-        if isinstance(self.method, GradientMethod):
-            self.method.scale_lr(self.judge.lr_scale)
+        self.method.scale_lr(self.judge.lr_scale)
 
     def _see(self, images: Tensor) -> Tensor:
         self.num_looked += len(images)
-        size = len(images)
-        if isinstance(self.method, GradientMethod):
-            size = self.method.part_size(size)
+        size = self.method.objective.part_size(len(images))
         return torch.cat([self.method.predict_source(part) for part in images.split(size)])
 
     @property

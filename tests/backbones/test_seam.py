@@ -25,7 +25,6 @@ from remtta.bench.fitting import fitting_micro_batch
 from remtta.bench.products import BareProduct
 from remtta.errors import ModelError
 from remtta.guard.guard import Guard
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import ZERO_SHOT, method_config
@@ -132,13 +131,13 @@ def make(name: str, net: ToyNet | None = None, **settings: Any) -> Method:
     own = {"masking": "features"} if name.startswith("rem") else {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
     config = method_config(name, {"lr": 0.01, **own, **settings}, batch_size=5)
     method = build_method(name, net or ToyNet(), config)
-    if method.needs_source:
+    if method.objective.needs_source:
         method.use_source(method.source_statistics([random_images(4, 90), random_images(4, 91)]))
     return method
 
 
 def run(method: Method, seed: int) -> Tensor:
-    return method(random_images(5, seed), LABELS if method.needs_labels else None)
+    return method(random_images(5, seed), LABELS if method.objective.needs_labels else None)
 
 
 def norm_names(*blocks: int) -> set[str]:
@@ -191,8 +190,8 @@ def test_a_state_goes_on_bit_for_bit_and_a_reset_is_exact(name: str) -> None:
 
 
 def _net(method: Method) -> ToyNet:
-    assert isinstance(method, GradientMethod) and isinstance(method.model, ToyNet)
-    return method.model
+    assert method.trains and isinstance(method.net.model, ToyNet)
+    return method.net.model
 
 
 def plain_rem_step(net: ToyNet, images: Tensor, ratios: Sequence[float], margin: float, lr: float) -> Tensor:
@@ -230,12 +229,12 @@ def test_rem_is_its_plain_reading(settings: dict[str, Any], share: float) -> Non
     config = REMConfig(ratios, masking="features", optimizer="sgd", momentum=0.0, lr=0.05, **settings)
     rem, plain = REM(ToyNet(), config), ToyNet()
     for seed in range(4):
-        rem.violating_share = share
+        rem.objective.memory["violating_share"].fill_(share)
         images = random_images(5, seed)
         expected = plain_rem_step(plain, images, ratios, config.margin, config.lr)
         torch.testing.assert_close(rem(images).log_softmax(-1), expected, atol=1e-5, rtol=1e-4)
     moved = dict(plain.named_parameters())
-    for name, parameter in rem.model.named_parameters():
+    for name, parameter in rem.net.model.named_parameters():
         torch.testing.assert_close(parameter, moved[name], atol=1e-5, rtol=1e-4)
     assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
 
@@ -243,7 +242,7 @@ def test_rem_is_its_plain_reading(settings: dict[str, Any], share: float) -> Non
 @pytest.mark.parametrize("name", ["rem", "tent"])
 def test_the_guard_takes_a_harmful_run_back_to_the_source(name: str) -> None:
     method = make(name, lr=3.0)
-    assert isinstance(method, GradientMethod)
+    assert method.trains
     guard = Guard(method, GuardOptions(window=32, memory=1, least=10, retries=1))
     for seed in range(12):
         guard(random_images(5, seed))
@@ -292,7 +291,7 @@ def test_a_vit_has_tokens_and_the_toy_has_none() -> None:
 
 def test_memory_and_products_are_measured_on_it() -> None:
     method = make("tent")
-    assert isinstance(method, GradientMethod)
+    assert method.trains
     assert fitting_micro_batch(method, (32, 32), 8, 2**40) is None
     product = BareProduct(backbone_of(ToyNet()), 2, contextlib.nullcontext())
     assert product.flop == 2.0 * 2 * GRID * GRID * 2 * WIDTH * WIDTH

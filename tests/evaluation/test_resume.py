@@ -16,7 +16,7 @@ from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
+from remtta.methods.rem import rem_loss
 from remtta.options import EvalOptions
 from remtta.runs.interrupts import Interrupts, Stopped
 from tests.conftest import tiny_vit

@@ -15,8 +15,7 @@ from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.guard.guard import Guard
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
-from remtta.methods.rem import REM
+from remtta.methods.rem import REM, rem_loss
 from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions

@@ -19,6 +19,7 @@ from remtta.methods.source import Source
 from remtta.models import precision as linear
 from remtta.models.precision import ForwardContext, LinearLayers
 from tests.conftest import TINY, random_images, tiny_vit
+from tests.methods.making import made
 
 
 def gradients(model: nn.Module, images: Tensor, layers: LinearLayers | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -141,8 +142,7 @@ def test_choosing_a_product_draws_no_random_numbers() -> None:
 
 def test_rem_stays_within_a_thousandth_of_plain_torch_after_many_updates() -> None:
     fast, plain = REM(tiny_vit(), REMConfig(lr=1e-2)), REM(tiny_vit(), REMConfig(lr=1e-2))
-    for part in (plain, plain._views):
-        setattr(part, "_context", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
+    setattr(plain.net, "context", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
     for seed in range(40):
         torch.testing.assert_close(fast(random_images(6, seed)), plain(random_images(6, seed)), rtol=0, atol=1e-3)
 
@@ -157,6 +157,6 @@ def test_a_compiled_model_keeps_its_own_products() -> None:
 def test_any_classifier_predicts_in_bf16() -> None:
     convnet = timm.create_model("resnet18", num_classes=4).eval()
     images = torch.randn(2, 3, 64, 64)
-    exact = Source(copy.deepcopy(convnet))(images)
-    near = Source(convnet, MethodConfig(precision="bf16"))(images)
+    exact = made(Source, copy.deepcopy(convnet))(images)
+    near = made(Source, convnet, MethodConfig(precision="bf16"))(images)
     torch.testing.assert_close(near, exact, rtol=0.05, atol=0.05)

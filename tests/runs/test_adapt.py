@@ -32,7 +32,7 @@ from remtta import (
 )
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
+from remtta.methods.rem import rem_loss
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import claim_folder
 from remtta.runs.interrupts import Interrupts, Stopped

@@ -14,7 +14,7 @@ from remtta.evaluation import evaluate, grid
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.grid import RECORDS, RUNS
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
+from remtta.methods.rem import rem_loss
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from remtta.runs import mirror as mirror_module

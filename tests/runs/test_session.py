@@ -72,7 +72,7 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
 
 
 def session_on(method: REM, diary: Diary, **more: Any) -> Session[Counts]:
-    card = card_of(method.model)
+    card = card_of(method.net.model)
     plain = {"policy": AllFrames(), "listener": diary, "interrupts": Interrupts()}
     return Session(Adapter(method), card, Counts(), **{**plain, **more})
 
