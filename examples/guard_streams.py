@@ -23,8 +23,8 @@ from torch import Tensor
 from remtta import load_model
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
-from remtta.guard.guard import Guard, guarded
-from remtta.methods.method import Method
+from remtta.guard.adapter import Adapter
+from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
@@ -210,10 +210,12 @@ def main() -> None:
                 guard = guarded(method, options, config)
                 weights: list[float] = []
 
-                def step(images: Tensor, run: Guard | Method = guard or method, by: list[float] = weights) -> Tensor:
-                    logits = run(images)
-                    by.append(run.said.weight if isinstance(run, Guard) else 1.0)
-                    return logits
+                adapter = Adapter(method, [guard] if guard else [])
+
+                def step(images: Tensor, adapter: Adapter = adapter, by: list[float] = weights) -> Tensor:
+                    answers = adapter.predict(images)
+                    by.append(answers.weight)
+                    return answers.logits
 
                 found = errors(step, stream)
                 print(

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,13 +25,13 @@ from torch.nn import functional
 
 from remtta import load_model
 from remtta.backbones.base import Backbone
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator
-from remtta.guard.guard import ALONE
+from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import Smoother
 from remtta.methods.registry import build_method
-from remtta.methods.settings.presets import preset_of
+from remtta.methods.settings import method_config
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 
@@ -58,6 +59,14 @@ class Said(NamedTuple):
     def windows(self) -> list[Said]:
         """The same in windows of the size that remtta estimates by."""
         return [Said(*parts) for parts in zip(*(each.split(WINDOW) for each in self), strict=True)]
+
+
+def told(observer: Observer, logits: Tensor) -> Tensor:
+    """Return what an observer makes of an adapted model's answers (B, C)."""
+    none = torch.empty(len(logits), 0)
+    answers = Answers(cast(Any, SimpleNamespace(adapts=True)), none, none.bool(), logits=logits)
+    observer.answer(answers)
+    return answers.logits
 
 
 def accuracy(said: Said) -> float:
@@ -93,7 +102,7 @@ def ours(clean: Said, *, calibrated: bool = True) -> Callable[[Tensor], float]:
 
     def estimate(logits: Tensor) -> float:
         estimator = Estimator(calibration, classes)
-        estimator.see(ALONE, logits)
+        told(estimator, logits)
         return estimator.estimates["answers"]
 
     return estimate
@@ -190,7 +199,7 @@ def order_table(domains: list[Said], seeds: int = 3) -> None:
         "raw": lambda logits: logits,
         "exponential, 0.5": lambda logits: smoothed(logits.softmax(-1), 0.5),
         "exponential, 0.8": lambda logits: smoothed(logits.softmax(-1), 0.8),
-        "`--smooth auto`": lambda logits: Smoother(logits.shape[1])(logits),
+        "`--smooth auto`": lambda logits: told(Smoother(logits.shape[1]), logits),
     }
     if domains[0].logits.shape[1] <= MOST_FOLLOWED:
         ways["a learned matrix"] = lambda logits: transitions(logits.softmax(-1))
@@ -231,7 +240,7 @@ def main() -> None:
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()
     frozen, adapting = backbone_of(source_model), backbone_of(model)
-    method = build_method("rem", model, preset_of("remtta").config("rem", {}, batch_size=BATCH))
+    method = build_method("remtta", model, method_config("remtta", {}, batch_size=BATCH))
 
     @torch.no_grad()
     def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Said, Said]]:

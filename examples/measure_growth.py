@@ -16,16 +16,19 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from remtta.bench.measure import FORWARD, BenchOptions, Measurement, run_bench
+from remtta.bench.measure import Measurement, run_bench
+from remtta.bench.options import FORWARD, BenchOptions
+from remtta.options import ModelOptions
 
+MODEL = "vit_tiny_patch16_224"
 BASE = BenchOptions(
-    model="vit_tiny_patch16_224", batch_size=8, repeats=5, memory=False, subjects=(FORWARD, "tent", "rem-n1", "rem")
+    ModelOptions(MODEL), batch_size=8, repeats=5, memory=False, subjects=(FORWARD, "tent", "rem-n1", "rem")
 )
 VIEWS = {2: (0.0, 0.1), 3: (0.0, 0.1, 0.2), 4: (0.0, 0.1, 0.2, 0.3), 5: (0.0, 0.1, 0.2, 0.3, 0.4)}
 
 
 def with_model(**changes: Any) -> BenchOptions:
-    return dataclasses.replace(BASE, model_kwargs=tuple(changes.items()))
+    return dataclasses.replace(BASE, model=ModelOptions(MODEL, model_kwargs=changes))
 
 
 SWEEPS: dict[str, dict[int, BenchOptions]] = {

@@ -25,14 +25,14 @@ from torch import Tensor
 from remtta import load_model
 from remtta.evaluation import open_dataset
 from remtta.evaluation.domains import Domain
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.pace import Pace
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
-from remtta.methods.settings.presets import PRESETS
+from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
-from remtta.runs.adapter import Adapter
 
 _CONFIDENT = 0.4  # entropy as a fraction of log C, EATA's
 
@@ -55,7 +55,8 @@ def batches(args: argparse.Namespace, domains: list[Domain], model: torch.nn.Mod
 def rule(name: str, method: Method, every: int) -> Wants:
     """Which batches are learned from."""
     if name == "auto":
-        return Pace(method).wants
+        pace = Pace(method)
+        return lambda pixels: pace.before(pixels) is None
     if name == "every":
         counted = iter(range(10**9))
         return lambda pixels: next(counted) % every == 0
@@ -70,19 +71,19 @@ def run(name: str, args: argparse.Namespace, domains: list[Domain], model: torch
     kind = "source" if name == "source" else args.method
     settings: dict[str, Any] = {"precision": args.precision}
     settings |= {"confident_below": _CONFIDENT} if name == "confident" else {}
-    preset = PRESETS[args.preset]
-    config = preset.config(kind, settings, batch_size=args.batch_size)
+    named = METHOD_TABLE[args.method]
+    config = method_config(kind, settings, batch_size=args.batch_size)
     torch.manual_seed(0)
     method = build_method(kind, model, config)
-    options = GuardOptions(action=preset.action, answer=preset.answer)
+    options = GuardOptions(action=named.action, answer=named.answer)
     guard = guarded(method, options, config, sparing=name not in ("always", "confident"))
-    adapter, wants = Adapter(method, guard), rule(name, method, args.every)
+    adapter, wants = Adapter(method, [guard] if guard else []), rule(name, method, args.every)
     wrong: list[Tensor] = []
     learned, spent = 0, 0.0
     for pixels, labels in batches(args, domains, model):
         started = time.process_time()
         fit = torch.full((len(pixels),), method.adapts and wants(pixels))
-        wrong.append(adapter.predict(pixels, fit).argmax(1) != labels)
+        wrong.append(adapter.predict(pixels, fit).logits.argmax(1) != labels)
         spent += time.process_time() - started
         learned += int(fit.sum())
     method.reset()
@@ -106,8 +107,7 @@ def main() -> None:
     parser.add_argument("--severity", type=int)
     parser.add_argument("--images", type=int, default=500, help="of each condition")
     parser.add_argument("--batch-size", type=int, default=50)
-    parser.add_argument("--method", default="rem")
-    parser.add_argument("--preset", default="remtta", choices=PRESETS)
+    parser.add_argument("--method", default="remtta", choices=METHOD_TABLE)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--every", type=int, default=2, metavar="K")
     parser.add_argument("--rules", default="always,auto,every,random,confident", help="which of these, with commas")

@@ -11,11 +11,11 @@ from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 
 if TYPE_CHECKING:
+    from remtta.adapt.one_stream import adapt_stream
     from remtta.deltas.base import load_base
     from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
     from remtta.methods.rem import REM
     from remtta.models.loading import load_model
-    from remtta.runs.adapt import adapt_stream
     from remtta.streams.sources import open_stream
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 _HOMES = {
     "REM": "remtta.methods.rem",
     "Delta": "remtta.deltas.delta",
-    "adapt_stream": "remtta.runs.adapt",
+    "adapt_stream": "remtta.adapt.one_stream",
     "apply_delta": "remtta.deltas.delta",
     "load_base": "remtta.deltas.base",
     "load_delta": "remtta.deltas.delta",

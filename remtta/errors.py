@@ -3,7 +3,7 @@
 RemttaError
 ├── UsageError        the request itself is wrong: no such source, nothing in it, output folder taken
 │   └── ModelError    the model that was asked for cannot be built as asked, or cannot be adapted
-├── DownloadError     what a model needs, or a delta that was pushed, cannot be downloaded
+├── DownloadError     what a model needs cannot be downloaded
 ├── CheckpointError   a checkpoint cannot be read or does not fit the model
 ├── DeltaError        a delta cannot be read or does not fit the model
 ├── StreamError       the source fails, or none of its frames can be read

@@ -30,6 +30,17 @@ _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # a quota is unk
 _log = logging.getLogger("remtta")
 
 
+def cache_folder() -> Path:
+    """Return where what is only quicker to read than to make is kept; it may be deleted at any time.
+
+    $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache.
+    """
+    own = os.environ.get("REMTTA_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into one error that names the file.
@@ -88,30 +99,6 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
     finally:
         with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed either
             temporary.unlink()
-
-
-def write_new(path: Path, content: bytes) -> bool:
-    """Write a file that is not there yet, as a whole; False, and nothing done, where it is there.
-
-    Raises:
-        OutputError: If the disk refuses.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(path):
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            (os.rename if os.name == "nt" else os.link)(temporary, path)  # both fail where it is there
-            _sync_folder(path.parent)
-    except OutputError as error:
-        if isinstance(error.__cause__, FileExistsError):
-            return False
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
 
 
 def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: float = 0.0) -> None:

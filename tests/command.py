@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Self
+from typing import Any, Self
 
 import pytest
-
-REMTTA = [sys.executable, "-m", "remtta"]
+import typer
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["remtta.cli.adapt", "remtta.runs.adapt", "remtta.runs.site", "remtta.streams.video"])
+_server.set_forkserver_preload(
+    ["remtta.cli.adapt", "remtta.adapt.one_stream", "remtta.adapt.many_streams", "remtta.streams.video"]
+)
 
 
 class Started:
@@ -30,15 +31,21 @@ class Started:
         args: What comes behind `remtta`.
         env: The environment, by default this process's.
         before: Called in the new process first; a function of a module.
+        stdout: Where standard output goes, by default to what `communicate` returns.
     """
 
     def __init__(
-        self, *args: str | Path, env: Mapping[str, str] | None = None, before: Callable[[], object] = int
+        self,
+        *args: str | Path,
+        env: Mapping[str, str] | None = None,
+        before: Callable[[], object] = int,
+        stdout: int | None = None,
     ) -> None:
         given, stdin = os.pipe()
         self.stdin = open(stdin, "wb", buffering=0)  # noqa: SIM115  # `__exit__` closes all three
         self._told = TemporaryFile(), TemporaryFile()  # noqa: SIM115
-        ends = [Connection(os.dup(end)) for end in (given, *(file.fileno() for file in self._told))]
+        out, err = (file.fileno() for file in self._told)
+        ends = [Connection(os.dup(end)) for end in (given, out if stdout is None else stdout, err)]
         os.close(given)
         what = (list(map(str, args)), os.getcwd(), dict(os.environ if env is None else env), ends, before)
         self._process = _server.Process(target=_be_remtta, args=what)
@@ -47,12 +54,16 @@ class Started:
             end.close()
 
     @property
+    def pid(self) -> int:
+        assert self._process.pid
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         return self._process.exitcode
 
     def send_signal(self, signum: signal.Signals) -> None:
-        assert self._process.pid
-        os.kill(self._process.pid, signum)
+        os.kill(self.pid, signum)
 
     def kill(self) -> None:
         if self.returncode is None:
@@ -89,6 +100,7 @@ def _be_remtta(
 ) -> None:
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
+        end.close()
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
@@ -100,12 +112,11 @@ def _be_remtta(
     main()
 
 
-def remtta(
-    *args: str | Path, cwd: Path | None = None, stdin: bytes | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*REMTTA, *map(str, args)], cwd=cwd, input=stdin, capture_output=True, timeout=120, check=False
-    )
+def without_descriptors() -> None:
+    """Be as a process that was started with its standard descriptors closed; for `Started`'s `before`."""
+    for file in (sys.stdin, sys.stdout, sys.stderr):
+        file.close()
+    sys.stdin = sys.stdout = sys.stderr = None
 
 
 def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str]:
@@ -120,8 +131,14 @@ def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[in
 
 def remtta_here(*args: str | Path) -> int:
     """The exit code of a command run in this process: no new torch to import."""
+    with pytest.raises(SystemExit) as exit_:
+        _command().main([str(arg) for arg in args])
+    return int(exit_.value.code or 0)
+
+
+@functools.cache
+def _command() -> Any:
+    """The command line, which Typer would build anew at each call."""
     from remtta.cli import app
 
-    with pytest.raises(SystemExit) as exit_:
-        app([str(arg) for arg in args])
-    return int(exit_.value.code or 0)
+    return typer.main.get_command(app)

@@ -9,18 +9,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 import timm
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-settings.register_profile("remtta", deadline=None)  # machines are busy at times
+settings.register_profile(
+    "remtta",
+    max_examples=int(os.environ.get("REMTTA_EXAMPLES", "25")),
+    deadline=None,  # machines are busy at times
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # examples of one test may share its folder
+)
 settings.load_profile("remtta")
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do those of the processes that tests start
@@ -118,34 +122,3 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def vit() -> nn.Module:
     return tiny_vit()
-
-
-@pytest.fixture
-def memory() -> Iterator[dict[str, Any]]:
-    """The objects of `memory://`, by name."""
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-    yield MemoryFileSystem.store
-    MemoryFileSystem.store.clear()
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server of S3 with one bucket; returns its address."""
-    import fsspec.config
-    from moto.server import ThreadedMotoServer
-    from s3fs import S3FileSystem
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
-    access = {"endpoint_url": address, "key": "camera", "secret": "hushhush"}
-    monkeypatch.setitem(fsspec.config.conf, "s3", access)
-    urlopen(
-        Request(f"{address}/moto-api/reset", method="POST")
-    ).close()  # of what an earlier server left in this process
-    S3FileSystem(**access).mkdir("bucket")
-    yield address
-    server.stop()

@@ -19,6 +19,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import remtta
 from remtta.errors import UsageError
@@ -28,6 +29,8 @@ from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
 from tests.evaluation.trees import write_tree
 from tests.records import rows_of
+from tests.runs.tiny import adapt_tiny
+from tests.test_documents import is_taken
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -92,22 +95,15 @@ def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
     assert set(ways) <= {"contrast+brightness", "brightness+contrast"}
 
 
-def test_own_loop(
-    frames: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example("own_loop", monkeypatch, checkpoint).main([str(frames), "--batch-size", "5"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.count(",") + 1 for line in lines[:3]] == [5, 5, 2]
-    assert lines[3].startswith("3 updates, ")
-
-
 def test_own_loop_leaves_out_what_cannot_be_read(
     frames: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (frames / "frame_3.png").write_text("no image")
-    example("own_loop", monkeypatch, checkpoint).main([str(frames), "--batch-size", "6"])
+    example("own_loop", monkeypatch, checkpoint).main([str(frames), "--batch-size", "5"])
     captured = capsys.readouterr()
-    assert [line.count(",") + 1 for line in captured.out.splitlines()[:2]] == [5, 6]
+    lines = captured.out.splitlines()
+    assert [line.count(",") + 1 for line in lines[:3]] == [4, 5, 2]
+    assert lines[3].startswith("3 updates, ")
     assert "left out" in captured.err
 
 
@@ -126,47 +122,54 @@ def test_adapt_video_and_restore_delta(
     assert capsys.readouterr().out.endswith("12 adapted tensors, from 4 frames of rem\n")  # without the repeated ones
 
 
-def draw_classes(folder: Path, count: int) -> Path:
-    return write_tree(folder, ["."], severities=(), classes=("cat", "dog", "ship"), each=count)
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """A folder of data to train on: four images of each of three classes, and one to test on."""
+    for part, count in (("train", 4), ("test", 1)):
+        write_tree(tmp_path / "data" / part, ["."], severities=(), classes=("cat", "dog", "ship"), each=count)
+    return tmp_path / "data"
 
 
-@pytest.mark.parametrize("mixup", ["0", "0.2"])
-def test_a_cifar10_model_is_trained_and_loads(tmp_path: Path, mixup: str, capsys: pytest.CaptureFixture[str]) -> None:
-    data, output = tmp_path / "data", tmp_path / "model.safetensors"
-    draw_classes(data / "train", 2)
-    test = draw_classes(data / "test", 1)
-    module = script("train_cifar10_model")
-    options = ["--epochs", "2", "--batch-size", "6", "--workers", "0", "--mixup", mixup]
-    module.main([str(data), str(output), *options])
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("epoch 1: loss ") and last.startswith("epoch 2: loss ")
-    told = float(last.partition("test error ")[2].partition(" %")[0])
-    kwargs = {"img_size": 32, "patch_size": 4, "depth": 6}  # as the script's docstring tells remtta eval
-    model = remtta.load_model("vit_tiny_patch16_224", checkpoint=output, num_classes=3, model_kwargs=kwargs)
-    transform = module.transform(augment=False)
-    images = torch.stack([transform(Image.open(path)) for path in sorted(test.glob("*/*.png"))])
-    assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.1
+def told_error(capsys: pytest.CaptureFixture[str]) -> float:
+    """The test error in the last line, in percent."""
+    return float(capsys.readouterr().out.splitlines()[-1].partition("test error ")[2].partition(" %")[0])
+
+
+def error_of(model: nn.Module, images: Tensor) -> Any:
+    """The error on an image of each class, in percent, to be compared."""
     with torch.no_grad():
         wrong = (model.eval()(images).argmax(1) != torch.arange(3)).float().mean()
-    assert told == pytest.approx(100 * wrong.item(), abs=0.01)
+    return pytest.approx(100 * wrong.item(), abs=0.01)
+
+
+def test_a_cifar10_model_is_trained_and_loads(
+    classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, output = script("train_cifar10_model"), tmp_path / "model.safetensors"
+    assert " ".join(f"{name}={value}" for name, value in module.MODEL_KWARGS.items()) in str(module.__doc__)
+    monkeypatch.setitem(module.MODEL_KWARGS, "depth", 1)
+    options = ["--batch-size", "6", "--workers", "0"]
+    module.main([str(classes), str(output), "--epochs", "2", "--mixup", "0.2", *options])
+    told = told_error(capsys)
+    kwargs = module.MODEL_KWARGS
+    model = remtta.load_model("vit_tiny_patch16_224", checkpoint=output, num_classes=3, model_kwargs=kwargs)
+    transform = module.transform(augment=False)
+    paths = sorted((classes / "test").glob("*/*.png"))
+    images = torch.stack([transform(Image.open(path)) for path in paths])
+    assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.1
+    assert told == error_of(model, images)
     stored = load_file(output)
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     torch.manual_seed(0)
     fresh = timm.create_model("vit_tiny_patch16_224", num_classes=3, **kwargs).state_dict()
     assert (stored["head.weight"].float() - fresh["head.weight"]).abs().max() > 1e-4  # it has learned something
 
-
-def test_training_without_test_images_and_with_other_test_classes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draw_classes(tmp_path / "train", 1)
-    arguments = [str(tmp_path), str(tmp_path / "model.safetensors"), "--epochs", "1", "--workers", "0"]
-    script("train_cifar10_model").main(arguments)
-    assert "test error" not in capsys.readouterr().out
-    draw_classes(tmp_path / "test", 1)
-    (tmp_path / "test" / "dog").rename(tmp_path / "test" / "horse")
+    (classes / "test" / "dog").rename(classes / "test" / "horse")
     with pytest.raises(SystemExit, match="do not have the same classes"):
-        script("train_cifar10_model").main(arguments)
+        module.main([str(classes), str(output), *options])
+    shutil.rmtree(classes / "test")
+    module.main([str(classes), str(output), "--epochs", "1", *options])
+    assert "test error" not in capsys.readouterr().out
 
 
 CONVNEXT = {
@@ -186,17 +189,19 @@ CONVNEXT = {
     ],
 )
 def test_a_convolutional_cifar10_model_is_trained_and_loads(
-    kind: str, name: str, kwargs: dict[str, Any], size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    name: str,
+    kwargs: dict[str, Any],
+    size: int,
+    classes: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    data, output = tmp_path / "data", tmp_path / "model.safetensors"
-    draw_classes(data / "train", 4)
-    test = draw_classes(data / "test", 1)
-    module = script("train_cifar10_conv")
-    arguments = [str(data), str(output), "--model", kind, "--minutes", "0.01", "--batch-size", "6"]
+    module, output = script("train_cifar10_conv"), tmp_path / "model.safetensors"
+    arguments = [str(classes), str(output), "--model", kind, "--minutes", "0.001", "--batch-size", "6"]
     module.main(arguments)
     module.main([*arguments, "--start", str(output), "--bfloat16"])
-    last = capsys.readouterr().out.splitlines()[-1]
-    told = float(last.partition("test error ")[2].partition(" %")[0])
+    told = told_error(capsys)
     model = remtta.load_model(
         name,
         checkpoint=output,
@@ -208,29 +213,25 @@ def test_a_convolutional_cifar10_model_is_trained_and_loads(
         crop_pct=1.0,
         interpolation="bicubic",
     )
-    images, _, _ = module.read(test)
-    with torch.no_grad():
-        logits = model.eval()(module.preprocess(images, size))
-    assert told == pytest.approx(100 * (logits.argmax(1) != torch.arange(3)).float().mean().item(), abs=0.01)
+    images, _, _ = module.read(classes / "test")
+    assert told == error_of(model, module.preprocess(images, size))
     assert remtta.REM(model).objective.views(module.preprocess(images, size))[1][0].shape == (3, 14)  # of 4 x 4
 
 
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    module = script("train_cifar10_clip")
-    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=6, num_classes=0)
+    module, output = script("train_cifar10_clip"), tmp_path / "model"
+    monkeypatch.setitem(module.MODEL["vision_cfg"], "layers", 2)
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2, num_classes=0)
     clip: Any = module.open_clip.CLIP(**module.MODEL)
     module.start_from(vit.state_dict(), clip.visual)
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(clip.visual(images), vit(images) @ clip.visual.proj, rtol=1e-4, atol=1e-4)
-    data, output = tmp_path / "data", tmp_path / "model"
-    draw_classes(data / "train", 4)
-    draw_classes(data / "test", 1)
-    module.main([str(data), str(output), "--minutes", "0.01", "--batch-size", "6"])
-    assert "test error " in capsys.readouterr().out
+    module.main([str(classes), str(output), "--minutes", "0.001", "--batch-size", "6"])
+    assert told_error(capsys) >= 0
     model: Any = remtta.load_model(f"clip:{output}", labels=["a", "b"], prompts="watt")
     assert model(images).shape == (2, 2)
 
@@ -247,20 +248,6 @@ def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
     assert len({tuple(row) for row in rows}) > 9 and (crops[:, :, :1] == crops).all()
     assert (module.learning_rate(0.0, 1.0) < 0.2, module.learning_rate(0.05, 1.0)) == (True, 1.0)
     assert module.learning_rate(1.0, 1.0) == pytest.approx(0.0)
-
-
-def test_deltas_of_one_condition_are_compared_with_their_average(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = example("merge_deltas", monkeypatch, checkpoint)
-    root = write_tree(tmp_path / "tree", domains=["fog"])
-    monkeypatch.setattr(sys, "argv", ["", str(root), "--checkpoint", str(checkpoint)])
-    module.main()
-    head, _, row, mean = capsys.readouterr().out.splitlines()
-    assert head.count("|") == row.count("|") == 6 and row.startswith("| fog | ")
-    assert row.removeprefix("| fog") == mean.removeprefix("| mean")
-    *seen, unseen = module.parts(root / "fog", np.random.default_rng(0))
-    assert len(seen) == 3 and not {path for part in seen for path in part} & set(unseen)
 
 
 def test_examples_use_only_public_names() -> None:
@@ -304,23 +291,31 @@ def pipeline(tools: Path, *args: str | Path, remtta: str, inotifywait: str = "ex
 
 
 @NEEDS_JQ
-def test_the_pipeline_tells_about_doubtful_and_broken_files(checkpoint: Path, frames: Path, tmp_path: Path) -> None:
+def test_the_pipeline_tells_about_doubtful_and_broken_files(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its remtta prints the rows of a run in this process; that the command takes the words it gets is looked at."""
     (frames / "broken.png").write_bytes(b"no image")
-    command = pipeline(
-        tmp_path / "tools",
-        frames,
-        tmp_path / "runs",
-        *TINY_OPTIONS,
-        "--checkpoint",
-        checkpoint,
-        inotifywait='for last; do :; done; find "$last" -name "*.png"',
-        remtta=f'exec "{sys.executable}" -m remtta "$@"',
+    adapt_tiny(frames, tmp_path / "made")
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(
+        pipeline(
+            tmp_path / "tools",
+            frames,
+            tmp_path / "runs",
+            *TINY_OPTIONS,
+            inotifywait='for last; do :; done; find "$last" -name "*.png"',
+            remtta='printf "%s\\n" "$@" > words; cat > paths; cat made/predictions.jsonl',
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    [run] = (tmp_path / "runs").iterdir()
-    rows = rows_of(run)
-    doubtful = [row for row in rows if "error" in row or row["prob"] < 0.5]
-    assert len(rows) == 13 and len(done.stdout.splitlines()) == len(doubtful)
+    command, *words = Path("words").read_text().splitlines()
+    assert is_taken(command, words)
+    assert {Path(line) for line in Path("paths").read_text().splitlines()} == set(frames.iterdir())
+    doubtful = [row for row in rows_of(tmp_path / "made") if "error" in row or row["prob"] < 0.5]
+    assert len(done.stdout.splitlines()) == len(doubtful) > 1
     assert f"{frames}/broken.png: not an image that Pillow can read" in done.stdout
 
 

@@ -1,89 +1,91 @@
-"""docs/options.md names every option of every command with its default, and no other."""
+"""The tables of docs/options.md are made from the options' fields: `python -m tests.test_options_page write`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-import pytest
 import typer
 
 from remtta.cli import app
-from remtta.methods.settings import REMConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 MAIN: Any = typer.main.get_command(app)  # of the Click that Typer brings along, which has no types
+COMMANDS: dict[str, Any] = MAIN.commands
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
-COMMANDS: dict[str, Any] = {
-    full: leaf
-    for name, command in MAIN.commands.items()
-    for full, leaf in (
-        {f"{name} {last}": each for last, each in command.commands.items()}
-        if hasattr(command, "commands")
-        else {name: command}
-    ).items()
-}
-NAME = r"(?:delta )?[\w-]+"
-COMMON = {"--help"}.union(*(option.opts for option in MAIN.params))
+TABLE = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ELSEWHERE = {"--help", "--help-all", *(name for option in MAIN.params for name in option.opts)}
+
+OWN = ("adapt", "eval", "doctor", "export", "report", "corrupt", "demo", "bench")
+"""Commands with a table of what only they have."""
+
+Row = tuple[str, str, str]
+"""An option's names, its default, and what it does."""
 
 
-def options_of(command: str) -> dict[str, Any]:
-    """A command's parameters by their long options, but for --help."""
-    parameters = [parameter for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
-    return {
-        name: parameter
-        for parameter in parameters
-        for name in (*parameter.opts, *parameter.secondary_opts)
-        if name.startswith("--")
-    }
+def row_of(command: str, parameter: Any) -> Row:
+    member = COMMANDS[command].callback.members[parameter.name]
+    option = member.option
+    names = [*parameter.opts, *parameter.secondary_opts]
+    choices = "|".join(map(str, get_args(member.type) if get_origin(member.type) is Literal else ()))
+    shown = "" if parameter.is_flag else parameter.metavar or choices
+    first = f"`{f'{names[0]} {shown}'.strip()}`".replace("|", r"\|")
+    more = f" ([more]({option.more}))" if option and option.more else ""
+    text = re.sub(r"(?<!\.\.)\.$", "", parameter.help.replace("|", r"\|").replace("<", "&lt;"))
+    return ", ".join([first, *(f"`{name}`" for name in names[1:])]), _default(parameter), f"{text}{more}"
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
-    """Command, long option and default of every row of the page's tables."""
-    heading, shared = "", False
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("## "):
-            heading = line
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("| ") else []
-        if cells and cells[0] == "option":
-            shared = cells[1] == "of"
-        elif cells and OPTION.search(cells[0]):
-            commands = re.findall(f"`({NAME})`", cells[1]) if shared else re.findall(f"`remtta ({NAME})", heading)
-            for command in commands:
-                for option in OPTION.findall(cells[0]):
-                    yield command, option, cells[1 + shared]
+def _default(parameter: Any) -> str:
+    if parameter.is_flag:
+        return "on" if parameter.default else "off"
+    if isinstance(parameter.show_default, str):
+        return str(parameter.show_default).replace("<", "&lt;")
+    if parameter.default is None:
+        return "required" if parameter.required else "none"
+    return str(getattr(parameter.default, "value", parameter.default))
 
 
-def test_every_option_of_every_command_is_on_the_page_once() -> None:
-    documented = sorted((command, option) for command, option, _ in rows())
-    assert documented == sorted((command, option) for command in COMMANDS for option in options_of(command))
+def tables() -> dict[str, str]:
+    """The page's tables by name: what several commands share, by panel, and what each has besides."""
+    users: dict[Row, list[tuple[str, Any]]] = defaultdict(list)
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and "--help" not in parameter.opts:
+                users[row_of(name, parameter)].append((name, parameter))
+    made: dict[str, list[str]] = defaultdict(list)
+    for (names, default, text), uses in users.items():
+        if len(uses) == 1 and (command := uses[0][0]) in OWN:
+            made[command].append(f"| {names} | {default} | {text} |")
+        else:
+            panel = {"Model": "the model", "Method": "the method"}.get(uses[0][1].rich_help_panel, "running")
+            of = " ".join(f"`{command}`" for command, _ in uses)
+            made[panel].append(f"| {names} | {of} | {default} | {text} |")
+    heads = dict.fromkeys(set(made) - set(COMMANDS), "| option | of | default | meaning |\n|---|---|---|---|")
+    own = "| option | default | meaning |\n|---|---|---|"
+    return {name: "\n".join([heads.get(name, own), *rows]) + "\n" for name, rows in made.items()}
+
+
+def page(text: str) -> str:
+    """The page with its tables made anew."""
+    made = tables()
+    return TABLE.sub(lambda found: found[1] + made.pop(found[2]) + found[3], text)
+
+
+def test_the_tables_are_those_of_the_fields() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, "run python -m tests.test_options_page write"
+    assert set(tables()) == {name for _, name, _ in TABLE.findall(text)}
 
 
 def test_the_page_names_no_option_that_does_not_exist() -> None:
-    known = COMMON.union(*(options_of(command) for command in COMMANDS))
-    named = set(OPTION.findall(PAGE.read_text()))
-    assert named - known == set() and named >= COMMON
+    known = {
+        name for command in COMMANDS.values() for each in command.params for name in (*each.opts, *each.secondary_opts)
+    }
+    assert set(OPTION.findall(PAGE.read_text())) - known - ELSEWHERE == set()
 
 
-def test_every_default_on_the_page_is_the_commands() -> None:
-    for command, option, told in rows():
-        parameter = options_of(command)[option]
-        if parameter.is_flag:
-            assert told == ("on" if parameter.default else "off"), (command, option)
-        elif parameter.default is not None:
-            assert (
-                told == str(getattr(parameter.default, "value", parameter.default)) or told == f"`{parameter.default}`"
-            )
-        else:
-            assert (told == "required") == parameter.required, (command, option)
-
-
-@pytest.mark.parametrize("setting", ["lr", "optimizer", "momentum", "steps", "margin", "ranking_weight", "mask_ratios"])
-def test_the_defaults_of_rem_are_the_methods(setting: str) -> None:
-    option = {"ranking_weight": "--lambda"}.get(setting, f"--{setting.replace('_', '-')}")
-    value: Any = getattr(REMConfig(), setting)
-    text = ",".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
-    told = text if isinstance(text, str) else f"{text:g}"
-    assert {cell for _, name, cell in rows() if name == option} == {f"rem: {told}"}
+if __name__ == "__main__" and sys.argv[1:] == ["write"]:
+    PAGE.write_text(page(PAGE.read_text()))

@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
-from remtta.cli.parsing import parse_mask_ratios, parse_pairs, parse_size, read_labels
-from remtta.corruptions.options import CorruptOptions, parse_corruptions, parse_severities
+from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
-from remtta.methods.settings import METHOD_CONFIGS, method_config
+from remtta.methods.settings import METHOD_CONFIGS, REMConfig, method_config
 from remtta.models.checkpoints import load_checkpoint
+from remtta.models.labels import read_labels
+from remtta.options.option import members_of, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from remtta.streams.sources import read_paths
 from tests.conftest import tiny_vit
 
 TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)
-SHARED_FOLDER = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @contextlib.contextmanager
@@ -47,26 +47,29 @@ def read_or_refused() -> Iterator[None]:
 @example("9" * 400)
 def test_sizes(text: str) -> None:
     with read_or_refused():
-        assert parse_size(text) >= 0
+        assert read_size(text) >= 0
 
 
 @given(st.integers(0, 2**50), st.sampled_from(["", "K", "m", "GiB", "TB"]))
 def test_sizes_mean_what_they_say(number: int, unit: str) -> None:
     power = " KMGT".index(unit[:1].upper() or " ")
-    assert parse_size(f" {number}{unit} ") == number * 1024**power
+    assert read_size(f" {number}{unit} ") == number * 1024**power
+
+
+[MASK_RATIOS] = [member for member in members_of(REMConfig) if member.name == "mask_ratios"]
 
 
 @given(TEXTS)
 def test_mask_ratios(text: str) -> None:
     with read_or_refused():
-        assert method_config("rem", {"mask_ratios": parse_mask_ratios(text)}, batch_size=8).lr > 0
+        assert method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8).lr > 0
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True).map(sorted))
 def test_mask_ratios_come_back_as_written(ratios: list[float]) -> None:
     text = ",".join(map(repr, [0.0, *ratios]))
-    assert method_config("rem", {"mask_ratios": parse_mask_ratios(text)}, batch_size=8) is not None
-    assert parse_mask_ratios(text) == (0.0, *ratios)
+    assert method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8) is not None
+    assert read_value(MASK_RATIOS, text) == (0.0, *ratios)
 
 
 @given(TEXTS)
@@ -80,7 +83,7 @@ def test_block_numbers(text: str) -> None:
 @example(["a=" + "-" * 20000 + "1"])
 def test_pairs(pairs: list[str]) -> None:
     with read_or_refused():
-        assert all(name.isidentifier() for name in parse_pairs(pairs))
+        assert all(name.isidentifier() for name in read_pairs(pairs, "--set"))
 
 
 @pytest.mark.parametrize("value", [["0", "a"], 10**400, {"a": 1}, [[0.0]]])
@@ -105,7 +108,8 @@ def test_settings_of_methods_are_taken_or_refused(name: str, data: st.DataObject
 @given(TEXTS, TEXTS)
 def test_corruptions_and_severities(corruptions: str, severities: str) -> None:
     with contextlib.suppress(ValueError), read_or_refused():
-        options = CorruptOptions(corruptions=parse_corruptions(corruptions), severities=parse_severities(severities))
+        numbers = tuple(map(int, severities.split(",")))
+        options = CorruptOptions(corruptions=parse_corruptions(corruptions), severities=numbers)
         assert set(options.severities) <= {1, 2, 3, 4, 5}
 
 
@@ -152,7 +156,6 @@ def test_the_order_of_names_is_one(names: list[str]) -> None:
     assert (natural_key(names[0]) == natural_key(names[1])) == (names[0] == names[1])
 
 
-@SHARED_FOLDER
 @given(st.binary(max_size=100) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "lines.txt"
@@ -172,7 +175,6 @@ def a_delta(vit: nn.Module) -> Delta:
 HEADER_SIZE = 8  # bytes: a little-endian number, then so much JSON
 
 
-@SHARED_FOLDER
 @given(data=st.data())
 def test_a_damaged_delta_is_refused_or_changes_the_model_as_it_says(tmp_path: Path, data: st.DataObject) -> None:
     vit, file = tiny_vit(), tmp_path / "delta.safetensors"
@@ -208,7 +210,6 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@SHARED_FOLDER
 @given(
     header=st.dictionaries(st.sampled_from(["blocks.0.norm1.weight", "x", "__metadata__", ""]), ENTRY | JSON),
     content=st.binary(max_size=64),

@@ -10,21 +10,19 @@ import cv2
 import numpy as np
 import pytest
 
-from remtta.deltas.registry import push
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image
 from tests.runs.tiny import adapt_tiny
 from tests.test_documents import PAGES, commands
 
 NOT_RUN = {
-    r"demo|bench|tune|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
+    r"demo|bench|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
     r"eval|corrupt|doctor": "takes a data set; has tests of its own",
     r"export|adapt cams.txt": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
-    r"delta push .*s3://": "takes a server; has tests of its own",
     r"adapt -|.*--print-config|.*--config": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
-    r".*--by doubt|report run1 --masks": "takes the run's own model; has tests of its own",
+    r"report run1 --masks": "takes the run's own model; has tests of its own",
     r"report run1 run2 table1": "takes an evaluation; has tests of its own",
 }
 
@@ -53,8 +51,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw_video(folder / "later.mp4", range(4, 8))
     for name in ("run1", "cam1", "cam2", "cam3", "try"):
         adapt_tiny(frames, folder / name)
-    for _ in range(2):
-        push(folder / "run1", folder / "deltas" / "site")
     return folder
 
 
@@ -71,8 +67,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
 
 
 def on_tiny_data(words: list[str]) -> list[str]:
-    """The same with the tiny model, its checkpoint, a new folder, and folders of versions here."""
-    words = [word.removeprefix("/srv/") for word in " ".join(words).split(" ")]
+    """The same with the tiny model, its checkpoint and a new folder."""
     if words[0] == "adapt":
         at = words.index("--model") if "--model" in words else len(words)
         model = [] if "--delta" in words else TINY_OPTIONS
@@ -82,5 +77,4 @@ def on_tiny_data(words: list[str]) -> list[str]:
 
 def test_most_commands_without_a_reason_are_there() -> None:
     names = {words[0] for shown in SHOWN.values() for words in shown}
-    assert {"adapt", "apply", "inspect", "report", "pick", "methods"} <= names
-    assert {"delta diff", "delta average", "delta scale", "delta push", "delta pull", "delta log"} <= names
+    assert {"adapt", "apply", "inspect", "report", "methods"} <= names

@@ -26,9 +26,7 @@ _POST_NORM = (ResPostBlock, EvaBlockPostNorm, ResPostRelPosBlock)
 
 
 def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The class token's row of a block's attention map, summed over the heads.
-
-    Only this row is computed: the map itself never exists.
+    """Compute the class token's row of a block's attention map, summed over the heads, and no other row.
 
     Args:
         block: A block of a transformer.
@@ -59,7 +57,7 @@ def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None
 
 
 def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
-    """What an attention pool attends to, summed over heads, and over queries where their outputs are averaged.
+    """Compute what an attention pool attends to, summed over heads, and over queries where their outputs are averaged.
 
     Args:
         pool: An attention pool with queries of its own.

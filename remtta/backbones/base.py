@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Backbone(Protocol):
         """What `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
 
     def parts(self, number: int) -> Sequence[nn.Module]:
-        """Whose norms adapt with block `number`: its own, and of the first those of what comes before, if they do."""
+        """Return whose norms adapt with block `number`: its own; with the first, possibly the stem's."""
         return [self.blocks[number]]
 
     @property
@@ -75,7 +75,7 @@ class Backbone(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of its weights."""
         return next(self.module.parameters()).device
 
     def embed(self, images: Tensor) -> Tensor:
@@ -92,11 +92,7 @@ class Backbone(Protocol):
         return self.classify(self.embed(images))
 
     def check_scores(self, kind: Scores) -> None:
-        """Refuse scores that this model does not have.
-
-        Raises:
-            ModelError: Saying why.
-        """
+        """Raise ModelError if this model has no such scores."""
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
         """Logits (B, C) of all patches, and scores (B, N) of each, which carry no gradient."""
@@ -105,73 +101,8 @@ class Backbone(Protocol):
         """Logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that the head makes them from."""
 
 
-@runtime_checkable
-class TokenBackbone(Backbone, Protocol):
-    """A transformer whose blocks run one after the other over a list of tokens, for methods that reach in between.
-
-    Tokens are (B, P + N, D): prefix tokens (class token first, if there is
-    one), then patch tokens. Blocks may take more than tokens, such as where
-    each token's patch lies: `enter` says it of every block.
-    """
-
-    @property
-    def channel_axis(self) -> int:
-        """The last one of tokens (B, T, D)."""
-        return -1
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """P: class, register and distillation tokens."""
-
-    @property
-    def width(self) -> int:
-        """D: numbers of a token."""
-
-    @property
-    def attention_weights(self) -> Sequence[str]:
-        """Names of the weights of the attentions' linear layers; empty where they are of another kind."""
-
-    def embed_patches(self, images: Tensor) -> Tensor:
-        """Patches (B, N, D) or (B, rows, columns, D), before they have positions and prefix tokens."""
-
-    def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
-        """From embedded patches, the tokens that enter the first block, and what each block takes beside tokens."""
-
-    def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
-        """The tokens behind the final norm, from what `enter` returned."""
-
-    def head(self, tokens: Tensor) -> Tensor:
-        """Logits (B, C) from tokens behind the final norm."""
-
-
-@runtime_checkable
-class PlainTokenBackbone(TokenBackbone, Protocol):
-    """One whose blocks take tokens and nothing else, so that others may be put between them; `embed` returns them."""
-
-    @property
-    def num_tokens_read(self) -> int | None:
-        """How many leading tokens the head reads; None if it reads others too, or cannot be told."""
-
-    def norm(self, tokens: Tensor) -> Tensor:
-        """Tokens behind the final norm, from those behind the last block."""
-
-    def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        """All prefix tokens, and the patch tokens at these positions (B, K)."""
-
-    def write_out_attention(self, keep: Callable[[Tensor], None]) -> None:
-        """From now on, have every block write out its attention maps, and hand over the last one's (B, heads, T, T).
-
-        Raises:
-            ModelError: If no class token has a row in it.
-        """
-
-
 def check_images(images: Tensor, input_size: tuple[int, int] | None) -> None:
-    """Refuse what is no batch of preprocessed images of this size.
-
-    Raises:
-        ValueError: Saying what was wanted, and what was given.
-    """
+    """Raise ValueError unless this is a batch of preprocessed images of this size."""
     height, width = input_size or ("H", "W")
     wanted = f"float32 of shape (B, 3, {height}, {width}) with B >= 1"
     if not isinstance(images, Tensor):

@@ -31,7 +31,7 @@ class BatchStatistics(TorchFunctionMode):
     model has its running statistics.
 
     Attributes:
-        mixes: Whether an image's logits owe something to the rest of its batch.
+        mixes: True if an image's logits owe something to the rest of its batch.
 
     Args:
         norms: The batch norms that this is about, by name.
@@ -142,6 +142,7 @@ class BatchStatistics(TorchFunctionMode):
 
 
 def _others(input: Tensor) -> list[int]:
+    """Axes but the channels'."""
     return [0, *range(2, input.ndim)]
 
 
@@ -161,8 +162,3 @@ def running_statistics(norms: Mapping[str, BatchNorm]) -> dict[str, Tensor]:
         for name, layer in norms.items()
         for part in ("running_mean", "running_var")
     }
-
-
-def frozen_batch_norms(module: nn.Module) -> int:
-    """How many batch norms have neither weights that could adapt nor statistics that could change."""
-    return sum("FrozenBatchNorm" in type(layer).__name__ for layer in module.modules())

@@ -28,14 +28,10 @@ class _Place(NamedTuple):
 
 
 class _BiasedViT(Transformer):
-    """What the two have in common: at most a class token before the patches, and a bias (H, P + N, P + N).
+    """At most a class token before the patches, and a bias (H, P + N, P + N)."""
 
-    Args:
-        module: The model; forward passes expect it in eval mode.
-
-    Raises:
-        ModelError: If it runs in a way of its own, or does not pool its tokens.
-    """
+    shared_argument: ClassVar[str]
+    """By what name blocks take the bias that all share."""
 
     @abstractmethod
     def _shared_bias(self) -> Tensor | None:
@@ -46,16 +42,12 @@ class _BiasedViT(Transformer):
         """What an attention adds to its scores, (H, P + N, P + N)."""
 
     @abstractmethod
-    def _run_whole(self, block: Any, tokens: Tensor, shared: Tensor | None) -> Tensor:
-        """The block itself."""
-
-    @abstractmethod
     def _run_kept(self, block: Any, tokens: Tensor, bias: Tensor | None) -> Tensor:
-        """The block with this bias (B, H, T, T) in place of its own."""
+        """Run the block with this bias (B, H, T, T) in place of its own."""
 
     @property
     def num_passing(self) -> int:
-        """As of others, and the bias of each image in a masked view."""
+        """Add the bias of each image in a masked view."""
         first: Any = self.blocks[0]
         return super().num_passing + int(first.attn.num_heads) * self.num_tokens**2
 
@@ -71,7 +63,8 @@ class _BiasedViT(Transformer):
 
     def _run(self, block: Any, tokens: Tensor, place: _Place) -> Tensor:
         if place.kept is None:
-            return self._run_whole(block, tokens, place.shared)
+            after: Tensor = block(tokens, **{self.shared_argument: place.shared})
+            return after
         bias = self._bias(block.attn, place.shared)
         if bias is not None:
             bias = gather_bias(bias, place.kept, self.num_prefix_tokens)
@@ -87,6 +80,7 @@ class BEiT(_BiasedViT):
     """A timm Beit, with a bias of each block, one for all, both or none."""
 
     architecture = Beit
+    shared_argument = "shared_rel_pos_bias"
     kinds: ClassVar[Mapping[str, str]] = {"BEiT and BEiT v2 (relative position bias)": "beit_base_patch16_224"}
 
     def _shared_bias(self) -> Tensor | None:
@@ -97,10 +91,6 @@ class BEiT(_BiasedViT):
             return shared
         own: Tensor = attn._get_rel_pos_bias().squeeze(0)
         return own if shared is None else own + shared
-
-    def _run_whole(self, block: Any, tokens: Tensor, shared: Tensor | None) -> Tensor:
-        after: Tensor = block(tokens, shared_rel_pos_bias=shared)
-        return after
 
     def _run_kept(self, block: Any, tokens: Tensor, bias: Tensor | None) -> Tensor:
         mixed = _attend(block.attn, block.norm1(tokens), bias)
@@ -114,6 +104,7 @@ class RelativeViT(_BiasedViT):
     """A timm VisionTransformerRelPos, with a bias from a table or a small MLP, of each block or one for all."""
 
     architecture = VisionTransformerRelPos
+    shared_argument = "shared_rel_pos"
     kinds: ClassVar[Mapping[str, str]] = {
         "ViT with a relative position bias, average pooling": "vit_relpos_base_patch16_224",
         "ViT with a relative position bias and a class token": "vit_relpos_base_patch16_cls_224",
@@ -127,10 +118,6 @@ class RelativeViT(_BiasedViT):
         bias = shared if attn.rel_pos is None else attn.rel_pos.get_bias()
         return None if bias is None else bias.squeeze(0)
 
-    def _run_whole(self, block: Any, tokens: Tensor, shared: Tensor | None) -> Tensor:
-        after: Tensor = block(tokens, shared_rel_pos=shared)
-        return after
-
     def _run_kept(self, block: Any, tokens: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(block, RelPosBlock):
             tokens = tokens + block.ls1(_attend(block.attn, block.norm1(tokens), bias))
@@ -142,16 +129,7 @@ class RelativeViT(_BiasedViT):
 
 
 def gather_bias(bias: Tensor, kept: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Rows and columns of a bias (H, P + N, P + N) for at most one prefix token and the patches kept.
-
-    Args:
-        bias: One for all images.
-        kept: Shape (B, K), positions among the patches.
-        num_prefix_tokens: P, 0 or 1.
-
-    Returns:
-        Shape (B, H, P + K, P + K).
-    """
+    """Take the rows and columns (B, H, P + K, P + K) of a bias (H, P + N, P + N) of the patches kept (B, K); P <= 1."""
     tokens = F.pad(kept + num_prefix_tokens, (num_prefix_tokens, 0))
     return bias[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].transpose(0, 1)
 

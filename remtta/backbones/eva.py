@@ -17,14 +17,7 @@ from remtta.backbones.tokens import Transformer, gather_patches
 
 
 class RotaryViT(Transformer):
-    """A timm Eva, with or without rotary positions, which may differ from block to block and from head to head.
-
-    Args:
-        module: The model; forward passes expect it in eval mode.
-
-    Raises:
-        ModelError: If it runs in a way of its own, or does not pool its tokens.
-    """
+    """A timm Eva, with or without rotary positions, which may differ from block to block and from head to head."""
 
     architecture = Eva
     kinds: ClassVar[Mapping[str, str]] = {
@@ -53,7 +46,7 @@ class RotaryViT(Transformer):
 
     @property
     def _mixed(self) -> bool:
-        """Whether each block has rotary positions of its own."""
+        """True if each block has rotary positions of its own."""
         return bool(getattr(self.module, "rope_mixed", False))
 
     @property

@@ -30,46 +30,30 @@ from remtta.models.preprocessing import preprocessing_of
 _HELD = 4  # tensors of the largest size that a block holds at a time: what enters, its norm, what leaves, an activation
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where a family keeps its layers, by attribute names.
-
-    Attributes:
-        stages: Its stages, in the order of the forward pass; or the one list that holds them.
-        stem: What comes before them. What comes behind adapts only where all norms do.
-    """
-
-    stages: tuple[str, ...]
-    stem: tuple[str, ...] = ("stem",)
-
-
-LAYOUTS: Mapping[type[nn.Module], Layout] = {
-    ResNet: Layout(("layer1", "layer2", "layer3", "layer4"), stem=("conv1", "bn1")),
-    ResNetV2: Layout(("stages",)),
-    ConvNeXt: Layout(("stages",)),
-    SwinTransformer: Layout(("layers",), stem=("patch_embed",)),
-    SwinTransformerV2: Layout(("layers",), stem=("patch_embed",)),
-    ByobNet: Layout(("stages",)),  # MobileViT among others
-    EfficientNet: Layout(("blocks",), stem=("conv_stem", "bn1")),  # and MobileNetV2
-    MobileNetV3: Layout(("blocks",), stem=("conv_stem", "bn1")),
-    RegNet: Layout(("s1", "s2", "s3", "s4")),
+LAYOUTS: Mapping[type[nn.Module], tuple[str, str]] = {
+    ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
+    ResNetV2: ("stages", "stem"),
+    ConvNeXt: ("stages", "stem"),
+    SwinTransformer: ("layers", "patch_embed"),
+    SwinTransformerV2: ("layers", "patch_embed"),
+    ByobNet: ("stages", "stem"),  # MobileViT among others
+    EfficientNet: ("blocks", "conv_stem bn1"),  # and MobileNetV2
+    MobileNetV3: ("blocks", "conv_stem bn1"),
+    RegNet: ("s1 s2 s3 s4", "stem"),
 }
-"""Every family that `ImageBackbone` knows."""
+"""Attributes that hold the stages of each family, or one list of them all, and what comes before them.
+
+What comes behind them adapts only where all norms do.
+"""
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What an image of some size becomes.
+    """What an image of some size becomes."""
 
-    Attributes:
-        grid: Rows and columns of the last feature map.
-        num_tokens: Positions of the map behind the first stage.
-        most_values: Numbers of the largest tensor.
-    """
-
-    grid: tuple[int, int]
-    num_tokens: int
-    most_values: int
+    grid: tuple[int, int]  # rows and columns of the last feature map
+    num_tokens: int  # positions of the map behind the first stage
+    most_values: int  # numbers of the largest tensor
 
 
 _SHAPES: WeakKeyDictionary[nn.Module, dict[tuple[int, int], _Shape]] = WeakKeyDictionary()
@@ -83,9 +67,6 @@ class ImageBackbone(Backbone):
     paper says that CNNs mask pixels or patches of the input and not what
     becomes of these: here they are zero after normalisation, which is the mean
     colour of the preprocessing.
-
-    Args:
-        module: A model of one of LAYOUTS; forward passes expect it in eval mode.
     """
 
     kinds: ClassVar[Mapping[str, str]] = {
@@ -106,38 +87,32 @@ class ImageBackbone(Backbone):
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
-        self._layout = next(layout for kind, layout in LAYOUTS.items() if isinstance(module, kind))
+        self._stages, self._stem = next(layout for kind, layout in LAYOUTS.items() if isinstance(module, kind))
         self._shapes = _SHAPES.setdefault(module, {})
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The stages."""
-        stages = [getattr(self.module, name) for name in self._layout.stages]
+        stages = [getattr(self.module, name) for name in self._stages.split()]
         return list(stages[0]) if len(stages) == 1 else stages
 
     def parts(self, number: int) -> Sequence[nn.Module]:
-        """A stage; with the first one, the stem."""
-        stem = [getattr(self.module, name) for name in self._layout.stem] if number == 0 else []
+        stem = [getattr(self.module, name) for name in self._stem.split()] if number == 0 else []
         return [*stem, self.blocks[number]]
 
     @property
     def channel_axis(self) -> int:
-        """Of a feature map: the last one where the model has it so, as Swin does."""
-        return -1 if getattr(self.module, "output_fmt", "NCHW") == "NHWC" else 1
+        return -1 if getattr(self.module, "output_fmt", "NCHW") == "NHWC" else 1  # Swin has it last
 
     @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:
-        """All that there are."""
         return batch_norms(self.module)
 
     @property
     def num_patches(self) -> int:
-        """Positions of the last feature map, of an image of the model's own size."""
         return math.prod(self._own_shape.grid)
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """Height and width of the part of the image that a position stands for, in pixels."""
         (height, width), (rows, columns) = self._own_size, self._own_shape.grid
         return math.ceil(height / rows), math.ceil(width / columns)
 
@@ -148,35 +123,25 @@ class ImageBackbone(Backbone):
 
     @property
     def num_passing(self) -> int:
-        """A few times the largest tensor's numbers."""
         return _HELD * self._own_shape.most_values
 
     @property
     def input_size(self) -> tuple[int, int] | None:
-        """Height and width that images must have; None for any."""
         embed: Any = getattr(self.module, "patch_embed", None)
         return tuple(embed.img_size) if getattr(embed, "strict_img_size", False) else None
 
     def embed(self, images: Tensor) -> Tensor:
-        """The images themselves (B, 3, H, W)."""
         return images
 
     def count_patches(self, embedded: Tensor) -> int:
-        """Positions of the last feature map of these images."""
-        return math.prod(self._shape(embedded).grid)
+        return math.prod(self._shape(embedded.shape[2:]).grid)
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits (B, C) of images (B, 3, H, W), or of those with only the patches kept (B, K) not painted over."""
-        images = embedded if kept is None else paint_out(embedded, kept, self._shape(embedded).grid)
+        images = embedded if kept is None else paint_out(embedded, kept, self._shape(embedded.shape[2:]).grid)
         logits: Tensor = self.module(images)
         return logits
 
     def check_scores(self, kind: Scores) -> None:
-        """Refuse attention: no class token attends to anything.
-
-        Raises:
-            ModelError: Saying so.
-        """
         if kind == "attention":
             raise ModelError(
                 f"{type(self.module).__name__} has no class token whose attention masks could go by; "
@@ -198,7 +163,6 @@ class ImageBackbone(Backbone):
         return logits, self._positions_first(features.detach()).float().norm(dim=-1)
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and the pooled features (B, D)."""
         features = self.module.forward_features(images)
         return self.module.forward_head(features), self.module.forward_head(features, pre_logits=True)
 
@@ -229,62 +193,52 @@ class ImageBackbone(Backbone):
 
     @property
     def _own_shape(self) -> _Shape:
-        height, width = self._own_size
-        return self._shape(torch.empty(1, 3, height, width, device="meta"))
+        return self._shape(self._own_size)
 
-    def _shape(self, images: Tensor) -> _Shape:
-        size = (images.shape[2], images.shape[3])
-        if size not in self._shapes:
-            self._shapes[size] = _measure(self.module, self.blocks[0], size)
-        return self._shapes[size]
+    def _shape(self, size: Sequence[int]) -> _Shape:
+        height, width = size
+        if (height, width) not in self._shapes:
+            self._shapes[height, width] = self._measure(height, width)
+        return self._shapes[height, width]
+
+    def _measure(self, height: int, width: int) -> _Shape:
+        """Run the model without computing anything, on tensors that have a shape and no content."""
+        model, first = self.module, self.blocks[0]
+        sizes: list[torch.Size] = []
+        most = 0
+
+        def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+            nonlocal most
+            if isinstance(output, Tensor):
+                most = max(most, output.numel())
+                if layer is first:
+                    sizes.append(output.shape)
+
+        hooks = [layer.register_forward_hook(note) for layer in model.modules()]
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        empty = {f"model.{name}": torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
+        compiled = any(layer._compiled_call_impl is not None for layer in model.modules())
+        image = torch.empty(1, 3, height, width, device="meta")
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+                features = torch.func.functional_call(_Features(model), empty, image)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return _Shape(self._grid(features.shape), math.prod(self._grid(sizes[0])), most)
+
+    def _grid(self, shape: torch.Size) -> tuple[int, int]:
+        """Rows and columns of a feature map of this shape."""
+        return (shape[1], shape[2]) if self.channel_axis == -1 else (shape[2], shape[3])
 
 
 def paint_out(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Set the patches that are not kept to zero.
+    """Set the patches of images (B, 3, H, W) to zero that are not kept (B, K), positions on the grid, row by row.
 
-    Args:
-        images: Shape (B, 3, H, W).
-        kept: Shape (B, K), positions on the grid, row by row.
-        grid: Rows and columns; where H or W is no multiple of them, patches
-            differ in size by a pixel.
-
-    Returns:
-        Shape (B, 3, H, W).
+    Where H or W is no multiple of the grid's rows and columns, patches differ in size by a pixel.
     """
     stays = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
     return images * F.interpolate(stays.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")
-
-
-def _measure(module: nn.Module, first: nn.Module, size: tuple[int, int]) -> _Shape:
-    """Run the model without computing anything, on tensors that have a shape and no content."""
-    model: Any = module
-    sizes: dict[str, torch.Size] = {}
-    most = [0]
-
-    def note(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            most[0] = max(most[0], output.numel())
-            if layer is first:
-                sizes["first"] = output.shape
-
-    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
-    compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
-            image = torch.empty(1, 3, *size, device="meta")
-            features = torch.func.functional_call(_Features(model), {f"model.{n}": t for n, t in empty.items()}, image)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    last = getattr(model, "output_fmt", "NCHW") == "NHWC"
-    rows, columns = _rows_and_columns(features.shape, last)
-    return _Shape((rows, columns), math.prod(_rows_and_columns(sizes["first"], last)), most[0])
-
-
-def _rows_and_columns(shape: torch.Size, channels_last: bool) -> tuple[int, int]:
-    return (shape[1], shape[2]) if channels_last else (shape[2], shape[3])
 
 
 class _Features(nn.Module):

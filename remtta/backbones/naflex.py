@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,14 +15,7 @@ from remtta.models.preprocessing import preprocessing_of
 
 
 class FlexibleViT(RotaryViT):
-    """A timm NaFlexVit on batches of images of one size.
-
-    Args:
-        module: The model; forward passes expect it in eval mode.
-
-    Raises:
-        ModelError: If it cuts its patches by a convolution or pads images, as none of timm's own does.
-    """
+    """A timm NaFlexVit on batches of images of one size; none that cuts its patches by a convolution or pads images."""
 
     architecture = NaFlexVit
     kinds: ClassVar[Mapping[str, str]] = {
@@ -38,21 +31,18 @@ class FlexibleViT(RotaryViT):
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image of the size that the model is meant for."""
         sizes = zip(preprocessing_of(self.module).input_size, self.patch_size, strict=True)
         rows, columns = (whole // part for whole, part in sizes)
         return rows * columns
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """Height and width of a patch, in pixels."""
         height, width = self._embeds.patch_size
         return int(height), int(width)
 
     @property
     def input_size(self) -> tuple[int, int] | None:
-        """None: any that the patches divide."""
-        return None
+        return None  # any that the patches divide
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Patches (B, rows, columns, D).
@@ -80,13 +70,9 @@ class FlexibleViT(RotaryViT):
             embeds._apply_learned_pos_embed(tokens, grid_size=grid)
         elif embeds.pos_embed_type == "factorized":
             embeds._apply_factorized_pos_embed(tokens, grid_size=grid)
-        prefix = [token.expand(len(tokens), -1, -1) for token in self._prefix]
+        prefix = [t.expand(len(tokens), -1, -1) for t in (embeds.cls_token, embeds.reg_token) if t is not None]
         rope = None if self.module.rope is None else self.module.rope.get_embed(shape=grid)
         return self.module.norm_pre(torch.cat([*prefix, tokens], dim=1)), rope
-
-    @property
-    def _prefix(self) -> Sequence[Tensor]:
-        return [token for token in (self._embeds.cls_token, self._embeds.reg_token) if token is not None]
 
     @property
     def _has_class_token(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which parameters adapt: a choice by the model's structure, never by the names of its parameters."""
+"""The parameters that adapt: a choice by the model's structure, never by the names of its parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from timm.layers.norm import (
 from torch import nn
 
 from remtta.backbones.base import Backbone
-from remtta.backbones.batchnorm import frozen_batch_norms
 from remtta.errors import ModelError, UsageError
 
 _NORMS = (
@@ -81,11 +80,11 @@ def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _whereabouts(backbone: Backbone) -> str:
-    """Where they may have gone."""
-    frozen, convolutions = frozen_batch_norms(backbone.module), (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    if frozen:
+    """Say where they may have gone."""
+    layers = list(backbone.module.modules())
+    if frozen := sum("FrozenBatchNorm" in type(layer).__name__ for layer in layers):
         return f"; {frozen} batch norms of the model are frozen: load it with batch norms that train"
-    if sum(isinstance(module, convolutions) for module in backbone.module.modules()) > 1:
+    if sum(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers) > 1:
         return "; if its batch norms were folded into convolutions, load the model from before that"
     return ""
 

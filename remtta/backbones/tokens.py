@@ -1,8 +1,4 @@
-"""What the transformers have in common whose blocks run one after the other over a list of tokens.
-
-A masked view differs from the plain one only in the patch tokens it keeps, each
-with its own position: everything else is timm's own blocks and head.
-"""
+"""Transformers whose blocks run one after the other over a list of tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.attention import SOFTMAX, class_attention, pool_attention
-from remtta.backbones.base import Scores, TokenBackbone
+from remtta.backbones.base import Backbone, Scores
 from remtta.errors import ModelError
 
 _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 
 
-class Transformer(TokenBackbone):
+class Transformer(Backbone):
     """A timm transformer whose images are embedded once for all views; every block keeps timm's fused attention.
 
-    A family says by `_begin` how embedded images become tokens, and by `_run`
-    how a block runs.
+    A masked view differs from the plain one only in the patch tokens it keeps,
+    each with its own position. A family says by `_begin` how embedded images
+    become tokens, and by `_run` how a block runs.
+
+    Tokens are (B, P + N, D): P prefix tokens (class token first, if there is
+    one), then N patch tokens. Blocks may take more than tokens, such as where
+    each token's patch lies: `enter` returns it for every block.
 
     Args:
         module: The model; forward passes expect it in eval mode.
@@ -64,13 +65,15 @@ class Transformer(TokenBackbone):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The transformer's blocks."""
         blocks: Sequence[nn.Module] = self.module.blocks
         return blocks
 
     @property
+    def channel_axis(self) -> int:
+        return -1
+
+    @property
     def num_patches(self) -> int:
-        """Patch tokens N of an image of the model's own size."""
         return int(self.module.patch_embed.num_patches)
 
     @property
@@ -81,7 +84,6 @@ class Transformer(TokenBackbone):
 
     @property
     def num_tokens(self) -> int:
-        """P + N of an image of the model's own size."""
         return self.num_prefix_tokens + self.num_patches
 
     @property
@@ -91,18 +93,17 @@ class Transformer(TokenBackbone):
 
     @property
     def input_size(self) -> tuple[int, int] | None:
-        """Height and width that images must have; None for any."""
         embed = self.module.patch_embed
         return tuple(embed.img_size) if embed.img_size and embed.strict_img_size else None
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Class, register and distillation tokens."""
+        """P: class, register and distillation tokens."""
         return int(self.module.num_prefix_tokens)
 
     @property
     def width(self) -> int:
-        """Numbers of a token."""
+        """D: numbers of a token."""
         return int(self.module.embed_dim)
 
     @property
@@ -114,7 +115,6 @@ class Transformer(TokenBackbone):
         return [name for name in names if name in known]
 
     def embed(self, images: Tensor) -> Tensor:
-        """Embedded patches: they get their positions in each view."""
         return self.embed_patches(images)
 
     def embed_patches(self, images: Tensor) -> Tensor:
@@ -127,26 +127,20 @@ class Transformer(TokenBackbone):
         return self._begin(patches)
 
     def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
-        """The tokens behind the final norm."""
+        """The tokens behind the final norm, from what `enter` returned."""
         return self.norm(self._run(self.blocks[-1], self._before_last(tokens, places), places[-1]))
 
     def count_patches(self, embedded: Tensor) -> int:
-        """Patches of each of these images."""
         return math.prod(embedded.shape[1:-1])
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits (B, C), with the prefix tokens and all patch tokens, or those kept (B, K)."""
         tokens, places = self._begin(embedded, kept)
         return self._classify_last(self._before_last(tokens, places), places[-1])
 
     def check_scores(self, kind: Scores) -> None:
-        """Refuse attention where there is none, or none of a plain softmax, and Grad-CAM, as there is no feature map.
-
-        Raises:
-            ModelError: Naming what is missing, or the attention.
-        """
+        """Raise ModelError at Grad-CAM, as there is no feature map, and at attention without a plain softmax."""
+        name = type(self.module).__name__
         if kind == "gradcam":
-            name = type(self.module).__name__
             raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
         if kind == "attention":
             tokens = torch.zeros(1, 2, self.width, device=self.device)
@@ -154,7 +148,6 @@ class Transformer(TokenBackbone):
                 if self._has_class_token:
                     class_attention(self.blocks[-1], tokens)
                 elif getattr(self.module, "attn_pool", None) is None:
-                    name = type(self.module).__name__
                     raise ModelError(
                         f"this {name} has neither a class token nor an attention pool to mask by; "
                         "leave --set masking out, or choose features or random"
@@ -184,7 +177,6 @@ class Transformer(TokenBackbone):
         return self._classify_last(tokens, places[-1]), scores
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and the pooled and normed features (B, D)."""
         tokens = self.module.forward_features(images)
         return self.head(tokens), self.module.forward_head(tokens, pre_logits=True)
 
@@ -208,7 +200,7 @@ class Transformer(TokenBackbone):
 
     @property
     def _pools_prefix(self) -> bool:
-        """Whether the attention pool sees the prefix tokens, too."""
+        """True if the attention pool sees the prefix tokens, too."""
         return bool(getattr(self.module, "pool_include_prefix", False))
 
     def _before_last(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:

@@ -11,21 +11,15 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.backbones.base import PlainTokenBackbone
 from remtta.backbones.tokens import Transformer, gather_patches
 from remtta.errors import ModelError
 
 
-class ViT(Transformer, PlainTokenBackbone):
+class ViT(Transformer):
     """A timm VisionTransformer; positions are part of its tokens, so that its views start from these.
 
-    Of the last block only the tokens are computed that the head reads.
-
-    Args:
-        module: The model; forward passes expect it in eval mode.
-
-    Raises:
-        ModelError: If it runs in a way of its own, or does not pool its tokens.
+    Its blocks take tokens and nothing else, so that methods may put tokens
+    between them. Of the last block only those are computed that the head reads.
     """
 
     architecture = VisionTransformer
@@ -41,7 +35,7 @@ class ViT(Transformer, PlainTokenBackbone):
 
     @property
     def num_tokens_read(self) -> int | None:
-        """How many leading tokens the head reads; None if it reads others too, or cannot be told."""
+        """The number of leading tokens that the head reads; None if it reads others too, or cannot be told."""
         vit, kind = self.module, type(self.module)
         if kind.forward_head is VisionTransformerDistilled.forward_head:
             return 2  # the class token and the distillation token
@@ -49,26 +43,24 @@ class ViT(Transformer, PlainTokenBackbone):
         return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
 
     def embed(self, images: Tensor) -> Tensor:
-        """Tokens (B, P + N, D) that enter the first block: prefix tokens (class token first), then patch tokens."""
+        """Tokens (B, P + N, D) that enter the first block."""
         return self._placed(self.embed_patches(images))
 
     def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
-        """The tokens (B, P + N, D) that enter the first block; the blocks take nothing beside them."""
         return self._begin(self._placed(patches))
 
     def count_patches(self, embedded: Tensor) -> int:
-        """Patch tokens among these tokens (B, P + N, D)."""
         return embedded.shape[1] - self.num_prefix_tokens
 
     def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        """All prefix tokens, and the patch tokens at these positions."""
+        """All prefix tokens, and the patch tokens at these positions (B, K)."""
         return gather_patches(tokens, kept, self.num_prefix_tokens)
 
     def write_out_attention(self, keep: Callable[[Tensor], None]) -> None:
-        """Write out every attention map from now on, and hand over the last block's.
+        """From now on, write out every attention map, and hand over the last block's (B, heads, T, T).
 
         Raises:
-            ModelError: If there is no class token.
+            ModelError: If no class token has a row in it.
         """
         if not self._has_class_token:
             raise ModelError("the model has no class token, whose row of the attention map is to be written out")

@@ -15,20 +15,21 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of, compile_blocks
+from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.bench.machine import joules, processor
-from remtta.bench.memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
+from remtta.bench.options import ANSWER, FORWARD, PLAIN_REM, SUBJECTS, BenchOptions
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import ModelError, UsageError
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
-from remtta.methods.settings import REMConfig
-from remtta.methods.settings.names import FAST, PRESET, answer_of, is_guarded, method_of
-from remtta.methods.settings.presets import named_config
+from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
+from remtta.models.building import create
 from remtta.models.devices import select_device
-from remtta.models.loading import create, load_model
+from remtta.models.loading import load
+from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot
@@ -36,11 +37,6 @@ from remtta.options import GuardOptions
 
 _log = logging.getLogger("remtta")
 
-FORWARD = "forward"
-SOURCE = "source"
-PLAIN_REM = "rem-plain"
-ANSWER = "rem-answer"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", PRESET, FAST, ANSWER, PLAIN_REM)
 MEMORY_STEPS = 2
 
 Step = Callable[[], object]
@@ -53,57 +49,6 @@ class Prepared:
     step: Step
     model: Any
     method: Method | None = None
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What to measure.
-
-    Attributes:
-        model: timm name; the weights are random, since they matter for speed only by the share of images that
-            violate the order of entropies. Or a zero-shot model, whose weights are loaded and classes ImageNet's.
-        model_kwargs: More arguments for the model.
-        checkpoint: Weights file, in place of random weights.
-        use_ema: Take the averaged weights of a timm training checkpoint.
-        num_classes: Classes of the head, or None for the model's own.
-        input_size: Height and width in pixels, or None for the model's own.
-        compile: Compile the blocks; the plain forward pass and "rem-plain" stay as they are.
-        seed: Seeds the random weights and images.
-        batch_size: Images per step.
-        repeats: Rounds; in each round every subject has one step, so that noise meets all alike.
-        precision: "fp32" or "bf16"; the plain forward pass they are compared with is always fp32.
-        device: Where to run.
-        threads: CPU threads, or None for all.
-        memory: Measure peak memory as well, each subject in a process of its own.
-        subjects: Which of SUBJECTS.
-        mask_ratios: Those of "rem", "remtta", "fast" and "rem-answer", in place of the default ones.
-    """
-
-    model: str = "vit_small_patch16_224"
-    model_kwargs: tuple[tuple[str, Any], ...] = ()
-    checkpoint: str | None = None
-    use_ema: bool = False
-    num_classes: int | None = None
-    input_size: tuple[int, int] | None = None
-    compile: bool = False
-    seed: int = 0
-    batch_size: int = 16
-    repeats: int = 5
-    precision: str = "fp32"
-    device: str = "auto"
-    threads: int | None = None
-    memory: bool = True
-    subjects: tuple[str, ...] = SUBJECTS
-    mask_ratios: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.subjects if name not in SUBJECTS]
-        if unknown:
-            raise UsageError(f"cannot measure {', '.join(unknown)}; choose from {', '.join(SUBJECTS)}")
-        if self.batch_size < 1 or self.repeats < 1:
-            raise UsageError("batch size and repeats must be >= 1")
-        if self.use_ema and self.checkpoint is None:
-            raise UsageError("--use-ema chooses among the weights of a --checkpoint; name one")
 
 
 @dataclass(frozen=True)
@@ -225,40 +170,33 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         return Prepared(lambda: plain.step(images), model)
     name = "rem" if subject == ANSWER else subject
     settings: dict[str, Any] = {"precision": options.precision}
-    if method_of(name) == "rem" and options.mask_ratios:
+    if algorithm_of(name) == "rem" and options.mask_ratios:
         settings["mask_ratios"] = options.mask_ratios
-    config = named_config(name, settings, batch_size=options.batch_size)
-    method = build_method(method_of(name), model, config)
-    guard = guarded(method, GuardOptions(answer=answer_of(name)), config) if is_guarded(name) else None
-    step = method.answer if subject == ANSWER else guard or method
+    config = method_config(name, settings, batch_size=options.batch_size)
+    method = build_method(name, model, config)
+    named = METHOD_TABLE[name]
+    guard = guarded(method, GuardOptions(action=named.action, answer=named.answer), config)
+    step = method.answer if subject == ANSWER else Adapter(method, [guard]).predict if guard else method
     return Prepared(lambda: step(images), model, method)
 
 
 def _model(options: BenchOptions) -> Any:
-    kwargs = dict(options.model_kwargs)
-    if is_zero_shot(options.model):
-        return _loaded(options, kwargs)
-    if options.model not in timm.list_models():
-        raise UsageError(f'unknown model "{options.model}"; timm.list_models() names them all')
-    if options.checkpoint is not None:
-        return _loaded(options, kwargs)
-    if options.num_classes is not None:
-        kwargs["num_classes"] = options.num_classes
-    model: Any = create(options.model, pretrained=False, kwargs=kwargs, input_size=options.input_size)
-    if options.input_size is not None:
-        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
+    given = options.model
+    name = given.name or ""
+    if not is_zero_shot(name) and name not in timm.list_models():
+        raise UsageError(f'unknown model "{name}"; timm.list_models() names them all')
+    if is_zero_shot(name) or given.checkpoint is not None:
+        return load(given)
+    kwargs = dict(given.model_kwargs)
+    if given.num_classes is not None:
+        kwargs["num_classes"] = given.num_classes
+    try:
+        model: Any = create(name, pretrained=False, kwargs=kwargs, input_size=given.input_size)
+    except TypeError as error:
+        raise UsageError(f"{name} does not take these model arguments: {error}") from error
+    if given.input_size is not None:
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *given.input_size)}
     return model
-
-
-def _loaded(options: BenchOptions, kwargs: Mapping[str, Any]) -> Any:
-    return load_model(
-        options.model,
-        checkpoint=options.checkpoint,
-        use_ema=options.use_ema,
-        num_classes=options.num_classes,
-        model_kwargs=kwargs,
-        input_size=options.input_size,
-    )
 
 
 def _bare_products(model: nn.Module, options: BenchOptions, device: torch.device) -> dict[bool, BareProduct]:
@@ -330,8 +268,12 @@ def measure_peak(subject: str, options: BenchOptions) -> int:
 
 def as_json(options: BenchOptions, measured: Sequence[Measurement], environment: Mapping[str, Any]) -> dict[str, Any]:
     """Everything about a benchmark, ready for JSON."""
+    model, own = options.model, asdict(options)
+    del own["model"]
+    names = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
+    about = {name: getattr(model, name) for name in names}
     return {
-        "options": {**asdict(options), "model_kwargs": dict(options.model_kwargs)},
+        "options": {"model": model.name, **about, "checkpoint": model.checkpoint and str(model.checkpoint), **own},
         "environment": {**environment, **processor()},
         "measurements": [asdict(each) for each in measured],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.registry import backbone_of, with_plain_tokens
+from remtta.backbones.families import backbone_of, with_plain_tokens
 from remtta.methods.masking import keep_indices
 from remtta.methods.rem import REM, rem_loss
 from remtta.methods.settings import REMConfig

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from remtta.bench.memory import keep_freed_memory
-from remtta.cli import delta
 from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.bench import bench
@@ -22,12 +20,11 @@ from remtta.cli.groups import flat
 from remtta.cli.inspect import inspect
 from remtta.cli.methods import methods
 from remtta.cli.models import models
-from remtta.cli.pick import pick
 from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.text_embed import text_embed
-from remtta.cli.tune import tune
 from remtta.cli.usage import Application, Command, print_all_help
+from remtta.models.peak_memory import keep_freed_memory
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "adapt": adapt,
@@ -36,16 +33,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export,
     "inspect": inspect,
     "doctor": doctor,
-    "tune": tune,
-    "pick": pick,
     "report": report,
     "text-embed": text_embed,
-    "delta diff": delta.diff,
-    "delta average": delta.average,
-    "delta scale": delta.scale,
-    "delta push": delta.push,
-    "delta pull": delta.pull,
-    "delta log": delta.log,
     "corrupt": corrupt,
     "demo": demo,
     "methods": methods,
@@ -60,11 +49,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_deltas = typer.Typer(no_args_is_help=True, help="Compare deltas, make new ones of them, and keep their versions.")
 for name, command in COMMANDS.items():
-    group, _, last = name.rpartition(" ")
-    (_deltas if group else app).command(last, cls=Command)(flat(command))
-app.add_typer(_deltas, name="delta")
+    app.command(name, cls=Command)(flat(command))
 
 
 @app.callback()

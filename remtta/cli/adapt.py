@@ -4,46 +4,216 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
-from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
-from remtta.cli.options.answers import AnswerOptions
-from remtta.cli.options.method import MethodOptions
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.run import OutputOptions, ServiceOptions, run_options
-from remtta.cli.options.running import RunningOptions
-from remtta.cli.options.stream import Source, StreamOptions
-from remtta.cli.options.viewing import ViewOptions
+from remtta.cli.loading import import_uncollected, load_classifier, load_start
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
+from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
+from remtta.methods.settings.chosen import MethodOptions
+from remtta.options import ModelOptions, RunOptions, StreamOptions
+from remtta.options.option import Option
+from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
+from remtta.watching.annotated import AnnotatedVideo, check_video
+from remtta.watching.health import check_health_path
+from remtta.watching.mqtt import Publisher, parse_topic
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.runs.site import SiteSummary
+    from remtta.adapt.many_streams import SiteSummary
+    from remtta.deltas.delta import Delta
+    from remtta.engines.interrupts import Interrupts
+    from remtta.methods.settings import MethodConfig
     from remtta.runs.summary import RunSummary
     from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
+    from remtta.watching.metrics import Metrics
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
 
 _log = logging.getLogger("remtta")
 
 
+@dataclass(frozen=True)
+class AdaptOptions:
+    """One stream or many, where results go, and who looks on meanwhile."""
+
+    streams: Annotated[
+        bool,
+        Option(
+            "SOURCE is a file that lists many, name=address on each line; one model for all.",
+            panel="Stream",
+            common=True,
+            more="scale.md",
+        ),
+    ] = False
+    output: Annotated[
+        Path | None,
+        Option(
+            "Run folder.",
+            flags=("--output", "-o"),
+            metavar="DIR",
+            default="runs/<UTC time>",
+            panel="Output and running",
+            common=True,
+            more="files.md#the-run-folder",
+        ),
+    ] = None
+    predictions: Annotated[
+        str | None,
+        Option(
+            "- also writes the JSON Lines to standard output.", metavar="-", panel="Output and running", common=True
+        ),
+    ] = None
+    health: Annotated[
+        Path | None,
+        Option(
+            "JSON file, replaced every few seconds with time, state, frames and updates.",
+            metavar="FILE",
+            panel="Output and running",
+            more="reliability.md#as-a-service",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        Option(
+            "Serve counts, lag, entropy and latencies to Prometheus: 9108 to this machine, 0.0.0.0:9108 to all.",
+            metavar="[HOST:]PORT",
+            panel="Output and running",
+            more="reliability.md#metrics",
+        ),
+    ] = None
+    annotate: Annotated[
+        Path | None,
+        Option(
+            "Video of the frames with label, probability, who answered and the guard's standing.",
+            metavar="FILE.mp4",
+            panel="Output and running",
+            more="reliability.md#annotated-video",
+        ),
+    ] = None
+    mqtt: Annotated[
+        str | None,
+        Option(
+            "Send the predictions to an MQTT broker, too, each at least once; mqtts:// for TLS.",
+            metavar="mqtt://HOST/TOPIC",
+            panel="Output and running",
+            more="reliability.md#mqtt",
+        ),
+    ] = None
+
+    def check(self, run: RunOptions) -> None:
+        """Refuse what excludes itself, before any work.
+
+        Raises:
+            UsageError: Saying what.
+        """
+        if self.predictions not in (None, "-"):
+            raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        if run.replay and not (self.predictions and run.resume):
+            raise UsageError(
+                "--replay passes on again what the reader of an earlier part may not have had; add --predictions - and "
+                "--resume"
+            )
+        if run.resume and self.output is None:
+            raise UsageError("--resume goes on with the run in a folder; name it with --output")
+        if self.streams and self.predictions:
+            raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
+        if self.streams and (self.annotate or self.mqtt):
+            raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
+        if self.mqtt:
+            parse_topic(self.mqtt)
+
+    def open(self, source: str, stream: StreamOptions, run: RunOptions) -> Stream | dict[str, Stream]:
+        """The stream, or the streams of a list."""
+        from remtta.streams.lists import read_sources
+        from remtta.streams.sources import open_streams, open_with
+
+        if self.streams:
+            return open_streams(read_sources(Path(source)), stream, going_on=run.resume)
+        return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
+
+    def echo(self) -> BinaryIO | None:
+        """Where predictions go beside the file.
+
+        Raises:
+            UsageError: If standard output is closed.
+        """
+        if self.predictions is None:
+            return None
+        if sys.stdout is None:
+            raise UsageError("--predictions - needs standard output, which is closed")
+        return sys.stdout.buffer
+
+    def folder(self, run: RunOptions, frames: Stream | dict[str, Stream]) -> Path:
+        """The run folder, if the run may write there.
+
+        Raises:
+            UsageError: If it may not, or a health file or video cannot be had with it.
+        """
+        folder = self.output or default_folder()
+        if self.health is not None:
+            check_health_path(self.health, folder)
+        if isinstance(frames, dict):
+            check_site(folder, frames, overwrite=run.overwrite, resume=run.resume)
+        elif run.resume:
+            check_writable(folder)
+        else:
+            check_folder(folder, overwrite=run.overwrite)
+        if self.annotate is not None:
+            check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
+        return folder
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Metrics | None]:
+        """What serves the run's counts meanwhile, if that is asked for.
+
+        Raises:
+            UsageError: If it cannot be had.
+        """
+        if self.metrics is None:
+            yield None
+            return
+        from remtta.watching.metrics import Metrics, parse_metrics_address
+
+        with contextlib.closing(Metrics(parse_metrics_address(self.metrics))) as metrics:
+            yield metrics
+
+    @contextlib.contextmanager
+    def viewers(self, folder: Path, run: RunOptions) -> Iterator[list[Viewer]]:
+        """Who looks on, as long as the run goes."""
+        with contextlib.ExitStack() as looking:
+            viewers: list[Viewer] = []
+            if self.mqtt:
+                publisher = Publisher(parse_topic(self.mqtt), folder, resume=run.resume)
+                viewers.append(looking.enter_context(contextlib.closing(publisher)))
+            if self.annotate is not None:
+                path = check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
+                viewers.append(looking.enter_context(contextlib.closing(AnnotatedVideo(path))))
+            yield viewers
+
+
 def adapt(
-    source: Source,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Image, folder, quoted glob, video, camera index, rtsp:// or http(s):// URL, or - (paths on stdin).",
+        ),
+    ],
+    stream: StreamOptions,
     model: ModelOptions,
     method: MethodOptions,
-    answers: AnswerOptions,
-    output: OutputOptions,
-    stream: StreamOptions,
-    service: ServiceOptions,
-    view: ViewOptions,
+    run: RunOptions,
+    own: AdaptOptions,
     running: RunningOptions,
 ) -> None:
     """Predict every frame of SOURCE, and adapt the model to it on the way.
@@ -61,93 +231,99 @@ def adapt(
 
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
-    with running.command() as interrupts:
-        with contextlib.ExitStack() as during:
-            # What needs no torch comes first: a wrong path is told at once.
-            output.check_predictions()
-            method.check()
-            output.check_resume()
-            given, labels = model.given(), model.class_names()
-            how: dict[str, Any] = {
-                "method": method.name,
-                "config": method.config(running.precision),
-                "options": run_options(method, answers, output, stream, service, seed=running.seed),
-            }
-            how["metrics"] = during.enter_context(service.watched())
-            echo, frames = output.echo(), _open(source, stream, output)
-            folder = output.folder(service.health, frames if isinstance(frames, dict) else ())
-            view.check(folder, frames, output)
-            import_uncollected("remtta.runs.adapt")
-            how["source_data"] = method.source.checked([method.name], calibrates=answers.estimate is not None)
-            start = model.start()
-            classifier = _load(model_arguments(given, start), labels, method, running)
-            how |= during.enter_context(_shown(view, folder, frames, output, running))
-            how |= {"delta": start, "health": service.health, "interrupts": interrupts}
-            summary = _adapt(classifier, frames, folder, echo, **how)
-        _report(summary, output, running)
+    with running.command() as interrupts, contextlib.ExitStack() as during:
+        # What needs no torch comes first: a wrong path is told at once.
+        own.check(run)
+        config = method.config(run.batch_size)
+        _warn_of_answer(method, run)
+        metrics = during.enter_context(own.watched())
+        echo, frames = own.echo(), own.open(source, stream, run)
+        folder = own.folder(run, frames)
+        import_uncollected("remtta.adapt.one_stream")
+        from remtta.methods.source_data import check_source_data
+
+        check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
+        start = load_start(method.shared.delta)
+        running.set_threads()
+        adapts = method.method != "source"
+        classifier = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
+        running.compile(classifier)
+        advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
+        told = _Told(echo, metrics, during.enter_context(own.viewers(folder, run)), advance, interrupts)
+        summary = _adapt(classifier, frames, folder, method, config, run, start, own.health, told)
+        during.close()
+        _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
 
 
-def _open(source: str, stream: StreamOptions, output: OutputOptions) -> Stream | dict[str, Stream]:
-    """The stream, or the streams of a list."""
-    if not stream.streams:
-        return stream.open(source, resume=output.resume)
-    if output.predictions:
-        raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
-    return stream.open_all(source, resume=output.resume)
+class _Told(NamedTuple):
+    """Who is told of a run meanwhile, and what stops it."""
 
-
-def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
-    counts = [stream.num_frames for stream in (frames.values() if isinstance(frames, dict) else [frames])]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def _load(
-    arguments: dict[str, Any], labels: list[str] | None, method: MethodOptions, running: RunningOptions
-) -> nn.Module:
-    """The model, ready for the run."""
-    running.set_threads()
-    classifier = load_classifier(arguments, labels, running.device, adapts=method.adapts, quiet=running.quiet)
-    if running.compile_model:
-        _log.info("compiling the model; the first batches take a minute or more")
-    running.compile(classifier)
-    return classifier
-
-
-@contextlib.contextmanager
-def _shown(
-    view: ViewOptions,
-    folder: Path,
-    frames: Stream | dict[str, Stream],
-    output: OutputOptions,
-    running: RunningOptions,
-) -> Iterator[dict[str, Any]]:
-    """Who is told of each batch meanwhile."""
-    hidden = running.quiet or view.on_screen(running)
-    with (
-        progress(_num_frames(frames), hidden=hidden, lines=running.as_json) as advance,
-        view.viewers(folder, frames, output, running) as viewers,
-    ):
-        yield {"on_batch": advance, "viewers": viewers}
+    echo: BinaryIO | None
+    metrics: Metrics | None
+    viewers: list[Viewer]
+    advance: Callable[[RunSummary | SiteSummary], None]
+    interrupts: Interrupts
 
 
 def _adapt(
     classifier: nn.Module,
     frames: Stream | dict[str, Stream],
     folder: Path,
-    echo: BinaryIO | None,
-    *,
-    viewers: list[Viewer],
-    **how: Any,
+    method: MethodOptions,
+    config: MethodConfig,
+    run: RunOptions,
+    start: Delta | None,
+    health: Path | None,
+    told: _Told,
 ) -> RunSummary | SiteSummary:
+    """One stream, or many."""
+    from remtta.adapt.many_streams import adapt_streams
+    from remtta.adapt.one_stream import adapt_stream
+
     if isinstance(frames, dict):
-        from remtta.runs.site import adapt_streams
+        return adapt_streams(
+            classifier,
+            frames,
+            folder,
+            method=method.method,
+            config=config,
+            options=run,
+            delta=start,
+            source_data=method.shared.source_data,
+            health=health,
+            metrics=told.metrics,
+            on_batch=told.advance,
+            interrupts=told.interrupts,
+        )
+    return adapt_stream(
+        classifier,
+        frames,
+        folder,
+        method=method.method,
+        config=config,
+        options=run,
+        delta=start,
+        source_data=method.shared.source_data,
+        echo=told.echo,
+        health=health,
+        metrics=told.metrics,
+        on_batch=told.advance,
+        viewers=told.viewers,
+        interrupts=told.interrupts,
+    )
 
-        return adapt_streams(classifier, frames, folder, **how)
-    from remtta.runs.adapt import adapt_stream
 
-    return adapt_stream(classifier, frames, folder, echo=echo, viewers=viewers, **how)
+def _warn_of_answer(method: MethodOptions, run: RunOptions) -> None:
+    answer = run.guard.answer if run.guard else None
+    if method.method == "source" and answer not in (None, "adapted"):
+        _log.warning("--answer %s changes nothing: source is the source model", answer)
+
+
+def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
+    counts = [stream.num_frames for stream in (frames.values() if isinstance(frames, dict) else [frames])]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _exit_code(summary: RunSummary | SiteSummary) -> int:
@@ -157,7 +333,7 @@ def _exit_code(summary: RunSummary | SiteSummary) -> int:
     return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
 
 
-def _report(summary: RunSummary | SiteSummary, output: OutputOptions, running: RunningOptions) -> None:
+def _report(summary: RunSummary | SiteSummary, own: AdaptOptions, running: RunningOptions) -> None:
     """Say what came of it; the path of a folder that the user did not name is data."""
     if summary.exit_reason == "closed pipe":
         close_stdout()
@@ -167,5 +343,5 @@ def _report(summary: RunSummary | SiteSummary, output: OutputOptions, running: R
         say(summary.report().partition("\n")[0], as_json=True, **summary.figures())
     else:
         say(summary.report())
-    if output.output is None and output.predictions is None and summary.output.exists():
+    if own.output is None and own.predictions is None and summary.output.exists():
         typer.echo(str(summary.output))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.loading import model_arguments
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.running import RunningOptions
-from remtta.cli.options.target import TargetOptions
+from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
+from remtta.options import ModelOptions
+from remtta.options.option import Only
 
 if TYPE_CHECKING:
     from remtta.deltas.delta import Delta
@@ -24,7 +22,7 @@ def apply(
     target: TargetOptions,
     model: Annotated[
         ModelOptions,
-        Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
     ],
     running: Annotated[RunningOptions, Only("config", "print_config", "quiet", "debug", device="cpu")],
 ) -> None:
@@ -39,28 +37,27 @@ def apply(
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
     with running.command():
-        given = model.given()
-
+        from remtta.deltas.base import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.checkpoints import checkpoint_dtypes
         from remtta.models.huggingface import weights_file
-        from remtta.models.loading import load_model
+        from remtta.models.loading import load
         from remtta.models.prompts import is_zero_shot
 
         target.check()
         change = load_delta(delta)
-        arguments = model_arguments(given, change)
-        base = load_model(**arguments, device=running.device)
+        wanted = base_options(change, model)
+        base = load(wanted, device=running.device)
         apply_delta(base, change)
-        source = weights_file(arguments["name"], arguments.get("checkpoint"))
+        source = weights_file(wanted.name or "", wanted.checkpoint)
         for needed in (change.path, source):
             if needed and target.output.exists() and target.output.samefile(needed):
                 raise UsageError(
                     f"--output {target.output} would replace {needed}, which it is made from; choose another"
                 )
-        by_texts = is_zero_shot(arguments["name"]) or arguments.get("text_embeddings")  # whose weights are renamed
+        by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # whose weights are renamed
         plain = None if by_texts else source
-        dtypes = checkpoint_dtypes(base, plain, use_ema=bool(arguments.get("use_ema"))) if plain else None
+        dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None
         widened = save_weights(target.output, base, dtypes)
         if not running.quiet:
             typer.echo(f"{target.output}: {_report(change, widened)}", err=True)

@@ -10,8 +10,10 @@ from typing import Any
 import typer
 
 from remtta.errors import UsageError
+from remtta.options.option import read_regular
 
 _NOT_IN_FILES = ("help", "config", "print_config")
+_MOST_BYTES = 1024**2
 _TRUTH = {"true": True, "false": False}
 
 
@@ -73,14 +75,10 @@ def _load(path: Path) -> dict[str, Any]:
         for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     loader = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+    text = read_regular(path, _MOST_BYTES, "a file of options")
     try:
-        text = path.read_bytes()
         _refuse_twice(path, yaml.compose(text, loader))
         content = yaml.load(text, loader)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except UsageError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -125,6 +123,8 @@ def _value(where: str, option: Any, value: Any) -> Any:
 def _text(where: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{where} takes a single value, a list of them, or pairs; got {value}")
+    if not value:
+        raise UsageError(f"{where} is empty; give a value, or leave it out")
     return value
 
 

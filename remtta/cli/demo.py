@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.options.running import RunningOptions
+from remtta.cli.running import RunningOptions
+from remtta.options.option import Only, Option
 from remtta.runs.folder import default_folder
 
 
@@ -18,19 +18,17 @@ class DriveOptions:
     """The drive, and where it is written."""
 
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for everything. Default: runs/<UTC time>.")
+        Path | None, Option("Folder for everything.", flags=("--output", "-o"), default="runs/<UTC time>")
     ] = None
-    frames: Annotated[int | None, typer.Option(min=20, help="Frames per condition. Default: enough for a table.")] = (
-        None
-    )
-    seed: Annotated[int, typer.Option(min=0, help="Which drive to draw.")] = 0
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in the folder.")] = False
+    frames: Annotated[int | None, Option("Frames per condition.", min=20, default="400")] = None
+    seed: Annotated[int, Option("Which drive to draw.", min=0)] = 0
+    overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False
 
 
 def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads", "quiet", "debug")]) -> None:
     """Adapt an embedded classifier of road signs on a drive into bad weather; nothing is downloaded.
 
-    Runs the source model, then REM, over the same labelled frames. Prints the
+    Runs the source model, then remtta, over the same labelled frames. Prints the
     error of both and writes predictions, delta and a picture.
 
     Example:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.loading import load_classifier, model_arguments
+from remtta.cli.loading import load_classifier
 from remtta.cli.models import rem_lines
-from remtta.cli.options.data import DataOptions
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.running import PrintOptions, RunningOptions
-from remtta.cli.options.stream import Source, StreamOptions
+from remtta.cli.running import PrintOptions, RunningOptions
+from remtta.options import DataOptions, ModelOptions, StreamOptions
+from remtta.options.option import Only
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
@@ -29,11 +27,13 @@ _SHOWN = 4
 
 
 def doctor(
-    source: Source,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Image, folder, quoted glob, video, camera index, or address.")
+    ],
     model: Annotated[
         ModelOptions,
         Only(
-            *("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "labels"),
+            *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "labels"),
             *("mean", "std", "input_size", "interpolation", "crop_pct"),
         ),
     ],
@@ -54,12 +54,13 @@ def doctor(
       remtta doctor ./photos --checkpoint vit.safetensors --mean 0.5 --std 0.5 --json | jq .better
     """
     with running.command() as interrupts:
-        given, labels, class_map = model.given(), model.class_names(), data.folders()
-
+        from remtta.evaluation.classes import read_class_map
         from remtta.evaluation.doctor import examine
 
+        class_map = None if data.class_map is None else read_class_map(data.class_map)
+
         running.set_threads()
-        classifier = load_classifier(model_arguments(given), labels, running.device, adapts=False)
+        classifier = load_classifier(model, running.device, adapts=False)
         limit = stream.limit or _LIMIT
         report = examine(classifier, source, limit=limit, class_map=class_map, wait=interrupts.check)
         if printed.as_json:

@@ -2,64 +2,125 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.loading import import_uncollected, load_classifier, model_arguments
-from remtta.cli.options.data import Checkpoints, DataOptions, Root
-from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, ResultOptions, eval_options
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.running import RunningOptions
-from remtta.errors import UsageError, without_password
+from remtta.cli.loading import import_uncollected, load_classifier, load_start
+from remtta.cli.running import RunningOptions
+from remtta.errors import UsageError
+from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
-from remtta.options import EvalOptions
-from remtta.remote import is_address
+from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
+from remtta.options.option import Only, Option
+from remtta.runs.folder import default_folder
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from remtta.deltas.delta import Delta
+    from remtta.engines.interrupts import Interrupts
     from remtta.evaluation.datasets import Dataset
-    from remtta.evaluation.protocols import Protocol, Resize
     from remtta.evaluation.tables import Case, Table
-    from remtta.runs.mirror import Mirror
+    from remtta.models.preprocessing import Preprocessing
 
 _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
-"""Arguments of `load_model` that a protocol fixes where they are not given."""
-
-_Running = Annotated[
-    RunningOptions,
-    Only(
-        *("device", "precision", "compile_model", "threads"),
-        *("config", "print_config", "verbose", "quiet", "debug"),
-    ),
-]
+"""What a protocol fixes of the input, where it is not given."""
 
 _Model = Annotated[
     ModelOptions,
     Only(
-        *("model", "use_ema", "num_classes", "model_kwargs", "labels", "prompts", "text_embeddings", "mean", "std"),
-        *("input_size", "interpolation", "crop_pct", "delta"),
+        *("name", "use_ema", "num_classes", "model_kwargs", "labels", "prompts", "text_embeddings", "mean", "std"),
+        *("input_size", "interpolation", "crop_pct"),
     ),
+]
+_Running = Annotated[
+    RunningOptions,
+    Only("device", "compile_model", "threads", "config", "print_config", "verbose", "quiet", "debug"),
 ]
 
 _log = logging.getLogger("remtta")
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """Several checkpoints, short names of scenarios, and where results go."""
+
+    checkpoints: Annotated[
+        Sequence[Path],
+        Option(
+            "Weights: .safetensors, .pth/.pt/.tar, .npz. Several: an evaluation of each.",
+            flags=("--checkpoint",),
+            default="timm's own",
+            panel="Model",
+            common=True,
+            more="evaluation.md#several-checkpoints-and-severities",
+        ),
+    ] = ()
+    continual: Annotated[
+        bool, Option("Short for that scenario: reset only at the start.", panel="Protocol", common=True)
+    ] = False
+    episodic: Annotated[
+        bool, Option("Short for that scenario: reset at each domain.", panel="Protocol", common=True)
+    ] = False
+    output: Annotated[
+        Path | None,
+        Option(
+            "Folder for the results.",
+            flags=("--output", "-o"),
+            metavar="DIR",
+            default="runs/<UTC time>",
+            panel="Output and running",
+            common=True,
+            more="evaluation.md#results",
+        ),
+    ] = None
+    plots: Annotated[
+        bool, Option("Draw pictures.", flags=("--plots/--no-plots",), panel="Output and running", common=True)
+    ] = True
+
+    def scenario(self, options: EvalOptions) -> EvalOptions:
+        """The options with the scenario that a short name asks for.
+
+        Raises:
+            UsageError: If there are several.
+        """
+        flags = {"continual": self.continual, "episodic": self.episodic}
+        asked = {name for name, given in flags.items() if given}
+        asked |= {options.scenario} - {EvalOptions.scenario}
+        if len(asked) > 1:
+            raise UsageError(f"choose one scenario, got {', '.join(sorted(asked))}")
+        return replace(options, scenario=asked.pop()) if asked else options
+
+    def by_case(self) -> dict[Case, Path | None]:
+        """Each checkpoint by its place in the grid, which has no such axis where there is one alone.
+
+        Raises:
+            UsageError: If one of several is not there, or named twice.
+        """
+        from remtta.evaluation.axes import checkpoint_names
+
+        if len(self.checkpoints) < 2:
+            return {(): self.checkpoints[0] if self.checkpoints else None}
+        names = checkpoint_names(self.checkpoints)
+        return {(("checkpoint", name),): path for name, path in zip(names, self.checkpoints, strict=True)}
+
+
 def evaluate(
-    root: Root,
-    model: _Model,
-    checkpoint: Checkpoints,
+    root: Annotated[
+        Path,
+        typer.Argument(metavar="ROOT", help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays."),
+    ],
     data: DataOptions,
-    protocol: ProtocolOptions,
+    options: EvalOptions,
+    model: _Model,
     methods: MethodsOptions,
-    results: ResultOptions,
+    table: TableOptions,
     running: _Running,
 ) -> None:
     """Measure methods on labelled domains: error per domain, mean, calibration, speed.
@@ -74,107 +135,134 @@ def evaluate(
 
       remtta eval imagenetc/ --severity 1,3,5 --apart --checkpoint a.pth --checkpoint b.pth --output grid1
     """
-    with running.command() as interrupts, results.place() as (output, mirror):
-        given, labels = model.given(), model.class_names()
-        shared = methods.shared.given(running.precision)
-        scenario = protocol.chosen_scenario()
-        _check_root(root)
+    with running.command() as interrupts:
+        options = table.scenario(options)
+        configs = methods.configs(options.batch_size)
+        output = _output(table, options)
+        if not root.is_dir():
+            raise UsageError(f"{root}: no such folder")
         import_uncollected("remtta.evaluation.runner")
-        from remtta.evaluation.axes import folder_of
+        from remtta.evaluation import TABLE
+        from remtta.evaluation.axes import check_folders, folder_of
+        from remtta.evaluation.plots import draw_plots
+        from remtta.methods.source_data import check_source_data
 
-        fixed = protocol.fixed()
-        resize: Resize = "always" if fixed else data.checked_resize()
-        batch_size = methods.batch_size(fixed)
-        configs = methods.configs(shared, batch_size=batch_size)
-        source_data = methods.source.checked(map(method_of, configs))
-        running.set_threads(None if results.engine == "serial" else 1)
-        start = model.start()
-        options = eval_options(scenario, batch_size, protocol, methods, results)
-        selection = data.selection() | {"apart": data.apart, "complete": fixed is not None}
+        check_source_data(map(method_of, configs), methods.shared.source_data)
+        running.set_threads(None if options.engine == "serial" else 1)
+        checkpoints, severities = table.by_case(), data.by_severity(options.scenario)
+        cases = [(*name, *_severity(severity)) for name in checkpoints for severity in severities]
+        check_folders(output, cases, may_exist=options.resume or options.overwrite)
+        start, fixed = load_start(methods.shared.delta), _with_protocol(model, options)
         adapts = any(method_of(name) != "source" for name in configs)
-        checkpoints, severities = checkpoint.by_case(), data.by_case(scenario)
-        results.check_folders(output, [(*name, *severity) for name in checkpoints for severity in severities])
-        settings: dict[str, Any] = {"methods": configs, "delta": start, "source_data": source_data}
-        settings |= {"interrupts": interrupts, "mirror": mirror}
-        shown = {"plots": results.plots, "quiet": running.quiet}
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
-            arguments = model_arguments(given | {"checkpoint": path} | _fixed_inputs(given, fixed), start)
-            classifier = _load(root, arguments, labels, running, adapts=adapts)
+            chosen = _with_classes(root, replace(fixed, checkpoint=path), data)
+            classifier = load_classifier(chosen, running.device, start=start, adapts=adapts, quiet=running.quiet)
             datasets = {
-                (*name, *severity): _open(root, classifier, severities=levels, **selection)
+                (*name, *_severity(severity)): _open(root, classifier, data, levels, options)
                 for severity, levels in severities.items()
             }
             running.compile(classifier)
             for case, dataset in datasets.items():
-                settings["options"] = _ordered(options, protocol, dataset)
-                tables[case] = _measure(classifier, dataset, folder_of(output, case), resize, settings, **shown)
-        _print_axes(output, tables, mirror, quiet=running.quiet)
+                folder = folder_of(output, case)
+                tables[case] = _measure(classifier, dataset, folder, data, options, methods, start, interrupts)
+                _print_table(tables[case], folder / TABLE, quiet=running.quiet)
+                if table.plots:
+                    draw_plots(
+                        folder, tables[case], classifier, dataset, _preprocessing(classifier, dataset, data, options)
+                    )
+        _print_axes(output, tables, quiet=running.quiet)
 
 
 def _measure(
     classifier: nn.Module,
     dataset: Dataset,
     folder: Path,
-    resize: Resize,
-    settings: Mapping[str, Any],
-    *,
-    plots: bool,
-    quiet: bool,
-) -> Mapping[str, Any]:
-    """Make an evaluation in a folder, print its table, and draw its pictures."""
-    from remtta.evaluation import TABLE, choose_preprocessing, evaluate
-    from remtta.evaluation.plots import draw_plots
+    data: DataOptions,
+    options: EvalOptions,
+    methods: MethodsOptions,
+    start: Delta | None,
+    interrupts: Interrupts,
+) -> dict[str, Any]:
+    from remtta.evaluation import evaluate
 
-    preprocessing = choose_preprocessing(classifier, dataset, resize=resize)
-    table = evaluate(classifier, dataset, folder, preprocessing=preprocessing, **settings)
-    _print_table(table, _shown(folder / TABLE, settings["mirror"]), quiet=quiet)
-    if plots:
-        draw_plots(folder, table, classifier, dataset, preprocessing)
-    return table
-
-
-def _check_root(root: str) -> None:
-    if not (is_address(root) or Path(root).is_dir()):
-        raise UsageError(f"{root}: no such folder")
+    return evaluate(
+        classifier,
+        dataset,
+        folder,
+        methods=methods.configs(options.batch_size),
+        options=options,
+        preprocessing=_preprocessing(classifier, dataset, data, options),
+        delta=start,
+        source_data=methods.shared.source_data,
+        interrupts=interrupts,
+    )
 
 
-def _load(
-    root: str, arguments: Mapping[str, Any], labels: list[str] | None, running: RunningOptions, *, adapts: bool
-) -> nn.Module:
-    """The model; a zero-shot model is told its classes by the data set's folders where nobody else does."""
+def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, options: EvalOptions) -> Preprocessing:
+    from remtta.evaluation import choose_preprocessing
+
+    return choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
+
+
+def _output(table: TableOptions, options: EvalOptions) -> Path:
+    if options.resume and table.output is None:
+        raise UsageError("--resume needs the --output of the evaluation to go on with")
+    return table.output or default_folder()
+
+
+def _severity(name: str | None) -> Case:
+    """The axis of a severity that is evaluated apart."""
+    return () if name is None else (("severity", name),)
+
+
+def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
+    """The model with what a protocol fixes of the input, where nothing is given."""
+    from remtta.evaluation.protocols import PROTOCOLS
+
+    if options.protocol is None:
+        return model
+    fixed = PROTOCOLS[options.protocol]
+    return replace(model, **{name: getattr(fixed, name) for name in _INPUTS if getattr(model, name) is None})
+
+
+def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:
+    """A zero-shot model is told its classes by the data set's folders where nobody else does."""
     from remtta.evaluation.datasets import class_names
     from remtta.models.prompts import is_zero_shot
 
-    if labels is None and is_zero_shot(arguments["name"]) and not arguments.get("labels"):
-        labels = class_names(root)
-    return load_classifier(arguments, labels, running.device, adapts=adapts, quiet=running.quiet)
+    if model.labels or data.labels_file or not is_zero_shot(model.name or DEFAULT_MODEL):
+        return model
+    return replace(model, labels=class_names(root))
 
 
-def _fixed_inputs(given: Mapping[str, Any], fixed: Protocol | None) -> dict[str, Any]:
-    """What a protocol fixes of the input, where nothing is given."""
-    return {} if fixed is None else {name: getattr(fixed, name) for name in _INPUTS if given[name] is None}
-
-
-def _open(root: str, classifier: nn.Module, *, apart: bool, **selection: Any) -> Dataset:
+def _open(
+    root: Path, classifier: nn.Module, data: DataOptions, severities: Sequence[int] | None, options: EvalOptions
+) -> Dataset:
     from remtta.evaluation import open_dataset
+    from remtta.evaluation.classes import read_class_map
+    from remtta.evaluation.datasets import read_image_list
     from remtta.models.labels import labels_of
 
-    num_classes = int(classifier.num_classes)  # type: ignore[arg-type]
-    dataset = open_dataset(root, num_classes=num_classes, labels=labels_of(classifier), **selection)
-    if apart and any(domain.severity is None for domain in dataset.domains):
+    dataset = open_dataset(
+        root,
+        num_classes=int(classifier.num_classes),  # type: ignore[arg-type]
+        labels=labels_of(classifier),
+        domains=data.domains or None,
+        severities=severities,
+        image_list=None if data.image_list is None else read_image_list(data.image_list),
+        class_map=None if data.class_map is None else read_class_map(data.class_map),
+        limit=data.limit,
+        complete=options.protocol is not None,
+        labels_file=data.labels_file,
+    )
+    if data.apart and any(domain.severity is None for domain in dataset.domains):
         raise UsageError(f"{root} has domains without severities; leave --apart out")
     _log.info("%s", dataset.report())
     return dataset
 
 
-def _ordered(options: EvalOptions, protocol: ProtocolOptions, dataset: Dataset) -> EvalOptions:
-    """The order on disk, unless another is asked for or that one goes by class."""
-    stored = protocol.order is None and not dataset.shuffled
-    return dataclasses.replace(options, order="stored") if stored else options
-
-
-def _print_table(results: Mapping[str, Any], place: str, table: Table | None = None, *, quiet: bool) -> None:
+def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
     """Print a table, by default an evaluation's final one, and tell where it is."""
     from remtta.evaluation.tables import notes, plain_table, table_rows
 
@@ -191,22 +279,17 @@ def _print_table(results: Mapping[str, Any], place: str, table: Table | None = N
             shown.add_row(title, *(row[position] for row in rows), end_section=position == num_domains)
         Console().print(shown, *notes(results, table), sep="\n")
     if not quiet:
-        typer.echo(place, err=True)
+        typer.echo(str(place), err=True)
 
 
-def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], mirror: Mirror | None, *, quiet: bool) -> None:
+def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet: bool) -> None:
     """Write and print the table of several evaluations, if there are."""
     from remtta.evaluation.axes import AXES_TABLE, write_axes
     from remtta.evaluation.tables import axes_rows
 
     if () not in tables:
         write_axes(output, tables)
-        place = _shown(output / AXES_TABLE, mirror)
-        _print_table(next(iter(tables.values())), place, axes_rows(tables), quiet=quiet)
-
-
-def _shown(path: Path, mirror: Mirror | None) -> str:
-    return without_password(mirror.address_of(path)) if mirror else str(path)
+        _print_table(next(iter(tables.values())), output / AXES_TABLE, axes_rows(tables), quiet=quiet)
 
 
 def _encodable(text: str) -> str:

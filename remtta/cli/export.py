@@ -8,27 +8,24 @@ from typing import Annotated, Literal
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.loading import model_arguments
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.running import RunningOptions
 from remtta.cli.reporting import say
+from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
+from remtta.options import ModelOptions
+from remtta.options.option import Only, Option
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """What to write, and where."""
 
-    form: Annotated[Literal["onnx", "peft", "timm", "openvino"], typer.Option("--format", "-f", help="What to write.")]
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")]
+    form: Annotated[Literal["onnx", "peft", "timm"], Option("What to write.", flags=("--format", "-f"))]
+    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
     delta_only: Annotated[
         Path | None,
-        typer.Option(
-            metavar="ONNX", help="Replace the norms in this ONNX of the same base, and leave all else of it as it is."
-        ),
+        Option("Replace the norms in this ONNX of the same base, and leave all else of it as it is.", metavar="ONNX"),
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of the same names.")] = False
+    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
 
     def check(self) -> None:
         """Refuse an ONNX to build on in another format."""
@@ -41,11 +38,11 @@ def export(
     exported: ExportOptions,
     model: Annotated[
         ModelOptions,
-        Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels"),
+        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels"),
     ],
     running: Annotated[RunningOptions, Only("quiet", "debug")],
 ) -> None:
-    """Write the model that RUN adapted for ONNX, PEFT, timm or OpenVINO, and check it there against torch.
+    """Write the model that RUN adapted for ONNX, PEFT or timm, and check it there against torch.
 
     The model, its arguments and its checkpoint default to the ones the delta was made on.
 
@@ -57,14 +54,13 @@ def export(
     """
     with running.command():
         exported.check()
-        given, labels = model.given(), model.class_names()
-
+        from remtta.deltas.base import base_options
         from remtta.deltas.delta import load_delta
         from remtta.export.adapted import adapted_model
         from remtta.export.formats import export as write
 
         delta = load_delta(run)
-        adapted = adapted_model(delta, model_arguments(given, delta), labels)
+        adapted = adapted_model(delta, base_options(delta, model))
         files = write(adapted, exported.form, exported.output, onto=exported.delta_only, overwrite=exported.overwrite)
         if not running.quiet:
             say("\n".join(map(str, files)))

@@ -1,93 +1,191 @@
-"""Options are declared once, in groups: a command takes groups, and Typer sees their options in their places.
+"""Options are declared once, as fields of dataclasses: a command takes these whole, and Typer sees their options.
 
-A group is a frozen dataclass. Its fields are options, `name: Annotated[type, typer.Option(...)] = default`, or groups
-again. The parameters of a command are its arguments, `Annotated[type, typer.Argument(...)]`, and groups.
+The parameters of a command are its arguments, `Annotated[type, typer.Argument(...)]`, and groups: dataclasses whose
+fields are options (`remtta.options.option`), groups again, or neither.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+import typer
+from typer.models import OptionInfo
 
-class Only:
-    """The options that a command takes of a group, some with another default: `Annotated[Group, Only("a", b=1)]`.
+from remtta.options.option import PANELS, Given, Member, Only, is_list, member_of, members_of, read_pairs, read_value
 
-    They keep the group's order. The others are no options of the command, and have the group's defaults.
-    """
-
-    def __init__(self, *names: str, **defaults: object) -> None:
-        self.names, self.defaults = {*names, *defaults}, defaults
-
-    def of(self, options: list[inspect.Parameter]) -> list[inspect.Parameter]:
-        """These of a group's options."""
-        if unknown := self.names - {option.name for option in options}:
-            raise TypeError(f"no options of the group: {', '.join(sorted(unknown))}")
-        chosen = [option for option in options if option.name in self.names]
-        return [option.replace(default=self.defaults.get(option.name, option.default)) for option in chosen]
+Leaves = dict[str, Member]
+_Complete = Callable[[str], list[tuple[str, str]]]
 
 
-class _Member(NamedTuple):
-    parameter: inspect.Parameter
-    group: Callable[..., Any] | None
-    only: Only | None
+class _Leaf(NamedTuple):
+    """An option or argument, and what the command has in place of its default."""
 
-
-def options_of(owner: Callable[..., Any]) -> list[inspect.Parameter]:
-    """A command's or a group's arguments and options, in order, with names, annotations and defaults."""
-    options: list[inspect.Parameter] = []
-    for parameter, group, only in _members(owner):
-        within = [parameter] if group is None else options_of(group)
-        options += within if only is None else only.of(within)
-    return options
+    member: Member
+    default: object = MISSING
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer takes it: a function of all its groups' options.
+    """The command as Typer takes it: a function of all options of its groups.
+
+    Its `members` are the options by name; its `check` builds all groups of values, to refuse what they refuse.
 
     Raises:
         TypeError: If `Only` names an option that its group does not have.
         ValueError: If two options have one name.
     """
-    options = options_of(command)
+    own = _parameters(command)
+    leaves = sorted((leaf for member in own for leaf in _leaves(member)), key=_place)
+    parameters = [_parameter(leaf) for leaf in leaves]
 
     @functools.wraps(command)
     def flattened(**values: Any) -> None:
-        _call(command, values)
+        command(**{member.name: _value(member, values) for member in own})
 
-    flattened.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # what Typer looks at
-    flattened.__annotations__ = {option.name: option.annotation for option in options}
+    def check(values: Mapping[str, Any]) -> None:
+        for member in own:
+            if member.is_group and not any(values.get(name) is None for name in _required(member)):
+                _value(member, values)
+
+    flattened.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer looks at
+    flattened.__annotations__ = {each.name: each.annotation for each in parameters}
+    flattened.members = {leaf.member.name: leaf.member for leaf in leaves}  # type: ignore[attr-defined]
+    flattened.check = check  # type: ignore[attr-defined]
     return flattened
 
 
-def _call(owner: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a command, or build a group, with the values that there are."""
+def _parameters(command: Callable[..., None]) -> list[Member]:
+    hints = get_type_hints(command, include_extras=True)
+    return [
+        member_of(name, hints[name], MISSING if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in inspect.signature(command).parameters.items()
+    ]
+
+
+def _leaves(member: Member) -> Iterator[_Leaf]:
+    """What a parameter or field comes to on the command line."""
+    if given := member.first(Given):
+        yield from (_Leaf(each, None) for each in members_of(given.config) if each.option)
+    elif member.is_group:
+        yield from _chosen(member.first(Only), [leaf for each in members_of(member.type) for leaf in _leaves(each)])
+    elif member.option or member.first(OptionInfo) or member.first(typer.models.ArgumentInfo):
+        yield _Leaf(member)
+
+
+def _chosen(only: Only | None, leaves: list[_Leaf]) -> list[_Leaf]:
+    if only is None:
+        return leaves
+    if unknown := only.names - {leaf.member.name for leaf in leaves}:
+        raise TypeError(f"no options of the group: {', '.join(sorted(unknown))}")
+    return [
+        leaf._replace(default=only.defaults.get(leaf.member.name, leaf.default))
+        for leaf in leaves
+        if leaf.member.name in only.names
+    ]
+
+
+def _place(leaf: _Leaf) -> int:
+    """Where an option's panel stands in `--help`."""
+    panel = leaf.member.option.panel if leaf.member.option else None
+    return PANELS.index(panel) if panel else -1
+
+
+def _required(member: Member) -> list[str]:
+    return [leaf.member.name for leaf in _leaves(member) if _default(leaf) is inspect.Parameter.empty]
+
+
+def _value(member: Member, values: Mapping[str, Any]) -> Any:
+    """A command's argument or group, or a group's field, of the values of all options."""
+    if given := member.first(Given):
+        options = {each.name: each for each in members_of(given.config) if each.option}
+        return {name: _read(each, values[name]) for name, each in options.items() if values.get(name) is not None}
+    if not member.is_group:
+        return _read(member, values[member.name])
+    own = {leaf.member.name for leaf in _leaves(member)}
+    chosen = {name: value for name, value in values.items() if name in own and value is not None}
     arguments = {}
-    for parameter, group, only in _members(owner):
-        if group is not None:
-            within = values if only is None else {name: values[name] for name in only.names if name in values}
-            arguments[parameter.name] = _call(group, within)
-        elif parameter.name in values:
-            arguments[parameter.name] = values[parameter.name]
-    return owner(**arguments)
+    for each in members_of(member.type):
+        if any(leaf.member.name in chosen for leaf in _leaves(each)):
+            arguments[each.name] = _value(each, chosen)
+    return None if member.optional and not arguments else member.type(**arguments)
 
 
-@functools.cache
-def _members(owner: Callable[..., Any]) -> list[_Member]:
-    """Parameters of a command, or fields of a group, and which of them are groups."""
-    hints = get_type_hints(owner, include_extras=True)
-    members = []
-    for parameter in inspect.signature(owner).parameters.values():
-        annotation = hints[parameter.name]
-        kind, *more = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        members.append(
-            _Member(
-                parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY),
-                kind if isinstance(kind, type) and is_dataclass(kind) else None,
-                next((each for each in more if isinstance(each, Only)), None),
-            )
+def _read(member: Member, value: Any) -> Any:
+    if get_origin(member.type) is Mapping and member.option:
+        return read_pairs(value, member.flag)
+    if isinstance(value, list):
+        return tuple(value)
+    return read_value(member, value) if _is_text(member) and isinstance(value, str) else value
+
+
+def _is_text(member: Member) -> bool:
+    """Whether its value is read from text."""
+    return bool(member.option) and (is_list(member) or member.option.read is not None)  # type: ignore[union-attr]
+
+
+def _parameter(leaf: _Leaf) -> inspect.Parameter:
+    """A leaf as Typer takes it."""
+    member, option = leaf.member, leaf.member.option
+    kind, default = _kind(member), _default(leaf)
+    metadata: Any = member.first(OptionInfo) or member.first(typer.models.ArgumentInfo)
+    if option:
+        takes_bounds = kind in (int, float)
+        metadata = typer.Option(
+            *(option.flags or (member.flag,)),
+            help=option.help,
+            metavar=option.metavar,
+            min=option.min if takes_bounds else None,
+            max=option.max if takes_bounds else None,
+            rich_help_panel=option.panel,
+            show_default=_shown_default(leaf),
+            autocompletion=_completion(member),
         )
-    return members
+    if default is None:
+        kind = kind | None
+    name = member.name
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, metadata]
+    )
+
+
+def _shown_default(leaf: _Leaf) -> bool | str:
+    """What `--help` says of an option that is not given; True for the value that Typer has."""
+    member = leaf.member
+    if leaf.default not in (MISSING, None) or member.option is None:
+        return True
+    values = member.default if isinstance(member.default, tuple) else ()
+    return member.option.default or ",".join(map(str, values)) or True
+
+
+def _kind(member: Member) -> Any:
+    if get_origin(member.type) is Mapping:
+        return list[str]
+    if get_origin(member.type) is Sequence:
+        return list[get_args(member.type)[0]]  # type: ignore[misc]
+    return str if _is_text(member) else member.type
+
+
+def _default(leaf: _Leaf) -> Any:
+    """What Typer has for an option that is not given; None where the library's default holds."""
+    member = leaf.member
+    if leaf.default is not MISSING:
+        return leaf.default
+    if member.default is MISSING:
+        return None if member.optional else inspect.Parameter.empty
+    explained = member.option is not None and member.option.default is not None
+    return None if explained or not isinstance(member.default, (bool, int, float, str)) else member.default
+
+
+def _completion(member: Member) -> _Complete | None:
+    assert member.option
+    if (known := member.option.complete) is None:
+        return None
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        before, comma, last = incomplete.rpartition(",") if is_list(member) else ("", "", incomplete)
+        return [(f"{before}{comma}{name}", text) for name, text in known.items() if name.startswith(last)]
+
+    return complete

@@ -1,4 +1,4 @@
-"""`remtta inspect`: what a delta, or the folder of a run or an evaluation, holds."""
+"""`remtta inspect`: what a delta, or the folder of a run or an evaluation, holds, and how two deltas differ."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from remtta.cli.groups import Only
-from remtta.cli.options.running import PrintOptions, RunningOptions
+from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError
+from remtta.options.option import Only
 from remtta.runs.reading import printable
 
 
@@ -20,6 +20,9 @@ def inspect(
     ],
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
+    other: Annotated[
+        Path | None, typer.Argument(help="Another delta or run, of the same model: show distance and cosine by layer.")
+    ] = None,
 ) -> None:
     """Show what a delta, a run or an evaluation holds: which layers moved and by how much, what was predicted.
 
@@ -28,17 +31,25 @@ def inspect(
       remtta inspect runs/20261120T120000Z
 
       remtta inspect run1/delta.safetensors --json | jq .delta.layers
+
+      remtta inspect night1 night2
     """
     with running.command():
-        from remtta.runs.inspection import describe_delta, describe_folder
+        from remtta.report.inspection import compare_deltas, describe_delta, describe_folder
 
-        if not path.exists():
-            raise UsageError(f"{path}: no such file or folder")
-        content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
+        for each in (path, other or path):
+            if not each.exists():
+                raise UsageError(f"{each}: no such file or folder")
+        if other is not None:
+            content = compare_deltas(path, other)
+        else:
+            content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
         typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(map(printable, _lines(content))))
 
 
 def _lines(content: dict[str, Any]) -> list[str]:
+    if "deltas" in content:
+        return _comparison_lines(content["layers"])
     lines: list[str] = []
     if "evaluation" in content:
         lines += _evaluation_lines(content["evaluation"], alive=content["alive"])
@@ -179,12 +190,23 @@ def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
     """Which run made a delta, of what, and the deltas it builds on."""
     told = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
     run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
-    factor = f"times {lineage['factor']:g}" if "factor" in lineage else None
     parents = [
         f"from         {parent['file_sha256'][:12]}, {parent['method']}, {parent['updates']} updates on "
         f"{parent['frames']} frames{', ' + parent['source'] if parent.get('source') else ''}"
-        f"{', weight ' + format(parent['weight'], '.3g') if 'weight' in parent else ''}"
         for parent in lineage.get("parents", [])
     ]
-    made = ", ".join(filter(None, [" ".join(filter(None, told)), run, factor]))
+    made = ", ".join(filter(None, [" ".join(filter(None, told)), run]))
     return [*([f"lineage      {made}"] if made else []), *parents]
+
+
+def _comparison_lines(layers: list[dict[str, Any]]) -> list[str]:
+    width = max(len(layer["layer"] or "") for layer in layers) + 2
+    return [
+        f"{'layer':<{width}}  rms first  rms second  distance  cosine",
+        *(
+            f"{'(all)' if layer['layer'] is None else layer['layer']:<{width}}  {layer['rms'][0]:9.2e}  "
+            f"{layer['rms'][1]:10.2e}  {layer['distance']:8.2e}  "
+            f"{'-' if layer['cosine'] is None else format(layer['cosine'], '.3f'):>6}"
+            for layer in layers
+        ),
+    ]

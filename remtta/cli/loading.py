@@ -1,17 +1,16 @@
-"""Which model the options and a delta together name, and that model."""
+"""The model that options and a delta together name."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import sys
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remtta.cli.options.model import DEFAULT_MODEL
 from remtta.cli.progress import text_progress
+from remtta.options import DEFAULT_MODEL, ModelOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,55 +35,49 @@ def import_uncollected(module: str) -> None:
         gc.enable()
 
 
-def model_arguments(given: Mapping[str, Any], delta: Delta | None = None) -> dict[str, Any]:
-    """Arguments of `load_model`: the options, then what the delta was made on, then the default model.
+def load_start(path: Path | None) -> Delta | None:
+    """The delta to start from, if there is one."""
+    from remtta.deltas.delta import load_delta
 
-    Args:
-        given: Arguments of `load_model` from the command line; None, False or empty where not given.
-        delta: The delta that the model is for, if there is one.
-
-    Raises:
-        DeltaError: If the delta was made on another model.
-        UsageError: If the delta was made on a checkpoint that is not where it was.
-    """
-    from remtta.deltas.base import arguments_given, base_arguments
-
-    if delta is not None:
-        return base_arguments(delta, given)
-    return {"name": DEFAULT_MODEL, **arguments_given(given)}
+    return None if path is None else load_delta(path)
 
 
-def load_adapted(run: Path, given: Mapping[str, Any], device: str) -> nn.Module:
-    """The model of a run with what it learned; `given` as for `model_arguments`.
+def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
+    """The model of a run with what it learned.
 
     Raises:
         RemttaError: If the run left no delta, or the model cannot be loaded or is not the one of the delta.
     """
+    from remtta.deltas.base import base_options
     from remtta.deltas.delta import apply_delta, load_delta
-    from remtta.models.loading import load_model
+    from remtta.models.loading import load
 
     delta = load_delta(run)
-    model = load_model(**model_arguments(given, delta), device=device)
-    apply_delta(model, delta)
-    return model
+    adapted = load(base_options(delta, model), device=device)
+    apply_delta(adapted, delta)
+    return adapted
 
 
 def load_classifier(
-    arguments: Mapping[str, Any], labels: Sequence[str] | None, device: str, *, adapts: bool, quiet: bool = False
+    model: ModelOptions, device: str, *, start: Delta | None = None, adapts: bool, quiet: bool = False
 ) -> nn.Module:
     """The model, refused before its weights are loaded or downloaded if it `adapts` and cannot.
 
-    The embeddings of a zero-shot model's classes show their progress, unless `quiet`.
+    It is the one that `start` was made on, if there is one. The embeddings of a zero-shot model's classes show their
+    progress, unless `quiet`.
 
     Raises:
-        RemttaError: If it cannot be adapted or loaded.
+        RemttaError: If it cannot be adapted or loaded, or is not that of the delta.
     """
-    from remtta.backbones.registry import check_adaptable, check_name
-    from remtta.models.loading import load_model
+    from remtta.backbones.families import check_adaptable, check_name
+    from remtta.deltas.base import base_options
+    from remtta.models.loading import load
 
+    if start is not None:
+        model = base_options(start, model)
+    name = model.name or DEFAULT_MODEL
     if adapts:
-        check_name(arguments["name"])
-        check_adaptable(arguments["name"], arguments.get("model_kwargs"))
-    named = arguments if labels is None else {**arguments, "labels": labels}
+        check_name(name)
+        check_adaptable(name, dict(model.model_kwargs))
     with text_progress(hidden=quiet) as on_texts:
-        return load_model(**named, device=device, on_texts=on_texts)
+        return load(model, device=device, on_texts=on_texts)

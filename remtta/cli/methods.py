@@ -11,18 +11,22 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.completion import method_names
 from remtta.cli.reporting import command
-from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES, MethodConfig, check_method
-from remtta.methods.settings.names import PRESET, method_of, preset_in
-from remtta.methods.settings.presets import PRESETS
+from remtta.methods.settings import FULL_BATCH, METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, check_method
 
 _INDENT = " " * 6
 
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="A method; without one, all are listed.", autocompletion=method_names)
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A method; without one, all are listed.",
+            autocompletion=lambda incomplete: [
+                each for each in METHOD_SUMMARIES.items() if each[0].startswith(incomplete)
+            ],
+        ),
     ] = None,
 ) -> None:
     """List the methods, or the settings of one with their defaults.
@@ -37,23 +41,23 @@ def methods(
     """
     with command():
         if name is None:
-            width = max(map(len, METHOD_CONFIGS))
+            width = max(map(len, METHOD_TABLE))
             typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
             return
-        name = method_of(name) if preset_in(name) else name
-        check_method(name, METHOD_CONFIGS)
-        typer.echo(f"{name}: {METHOD_SUMMARIES[name]}\n")
-        kind = METHOD_CONFIGS[name]
-        texts, ours = _explanations(kind), PRESETS[PRESET].settings.get(name, {})
+        check_method(name, METHOD_TABLE)
+        named = METHOD_TABLE[name]
+        kind, texts = named.config, _explanations(named.config)
+        typer.echo(f"{name}: {named.summary}\nguard {named.action}, answer {named.answer}\n")
         for field in dataclasses.fields(kind):
             if field.name in kind.unused:
                 continue
-            default, text = _plain(field.default), texts.get(field.name, "")
-            if field.name == "lr" and kind.lr_batch:
+            default = _plain(named.settings.get(field.name, field.default))
+            if field.name == "lr" and named.settings:
+                default += f" in batches of {FULL_BATCH} or more, in proportion in smaller ones"
+            elif field.name == "lr" and kind.lr_batch:
                 default += f" at a batch of {kind.lr_batch}, in proportion to others"
-            if field.name in ours:
-                default += f" as published, {ours[field.name]} in remtta adapt (--preset {PRESET})"
             typer.echo(f"  {field.name} = {default}")
+            text = texts.get(field.name, "")
             typer.echo(textwrap.fill(text, _width(), initial_indent=_INDENT, subsequent_indent=_INDENT))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.options.running import PrintOptions
 from remtta.cli.reporting import command
+from remtta.cli.running import PrintOptions
 from remtta.errors import UsageError
 from remtta.methods.settings import ZERO_SHOT
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import sys
 import time
@@ -51,14 +50,6 @@ def tree_progress(*, hidden: bool) -> Iterator[Callable[[TreeSummary], None]]:
     """Yield a function that shows how much of a tree has been made; `hidden` shows nothing."""
     with _shown("corrupting", "images", hidden) as show:
         yield lambda tree: show(tree.finished, tree.num_images, f"{tree.written} written", tree.images_per_s)
-
-
-@contextlib.contextmanager
-def tune_progress(num_trials: int, *, hidden: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts the settings that were tried; `hidden` shows nothing."""
-    started, done = time.monotonic(), itertools.count(1)
-    with _shown("trying", "settings", hidden, rate="settings") as show:
-        yield lambda: show(count := next(done), num_trials, "", count / (time.monotonic() - started))
 
 
 @contextlib.contextmanager

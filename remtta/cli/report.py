@@ -9,33 +9,23 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.groups import Only
 from remtta.cli.loading import load_adapted
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.running import RunningOptions
 from remtta.cli.reporting import say
+from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
+from remtta.options import ModelOptions
+from remtta.options.option import Only, Option
 
 
-@dataclass(frozen=True)
-class PageOptions:
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(TargetOptions):
     """The page to write."""
 
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")]
+    output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))]
     masks: Annotated[
         bool,
-        typer.Option("--masks", help="Load the run's model, and show what REM's largest mask hides in the frames."),
+        Option("Load the run's model, and show what REM's largest mask hides in the frames.", more="report.md"),
     ] = False
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False
-
-    def check(self) -> None:
-        """Refuse a file of another kind, and one that is there."""
-        if self.output.suffix not in (".html", ".htm"):
-            raise UsageError(f"--output {self.output} must end in .html")
-        if not self.output.parent.is_dir():
-            raise UsageError(f"--output: {self.output.parent}: no such folder; make it first")
-        if self.output.exists() and not self.overwrite:
-            raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")
 
 
 def report(
@@ -43,7 +33,7 @@ def report(
     target: PageOptions,
     model: Annotated[
         ModelOptions,
-        Only("model", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
     ],
     running: Annotated[RunningOptions, Only("device", "threads", "quiet", "debug")],
 ) -> None:
@@ -59,8 +49,7 @@ def report(
       remtta report run1 --masks --output report.html
     """
     with running.command() as interrupts:
-        target.check()
-        given = model.given()
+        target.check(".html")
 
         from remtta.report.report import write_report
 
@@ -73,7 +62,7 @@ def report(
 
             config = largest_mask(folders)
             running.set_threads()
-            masked = partial(masked_frames, load_adapted(folders[0], given, running.device), config, interrupts.check)
+            masked = partial(masked_frames, load_adapted(folders[0], model, running.device), config, interrupts.check)
         write_report(folders, target.output, masked)
         if not running.quiet:
             say(str(target.output))

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 import typer
 
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.reading import printable
 
 EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}

@@ -1,11 +1,12 @@
-"""How the command line is taken: values spread out, --config and --print-config, and wrong use told in one line."""
+"""How the command line is taken: values spread out, --config, --print-config and --help-all, wrong use in one line."""
 
 from __future__ import annotations
 
 import copy
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -14,12 +15,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from remtta.cli.config import config_text
 from remtta.cli.reporting import EXIT_CODES, one_line, say
-from remtta.errors import UsageError
+from remtta.errors import UsageError, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for all of which one may stand."""
 
-_MOST_SHOWN = 3
+_MOST_SHOWN, _MOST_OPTIONS = 3, 30
+_ALL = "remtta.help_all"
 
 
 class Application(TyperGroup):
@@ -51,9 +53,14 @@ class Command(TyperCommand):
         """Take the words of the command line.
 
         Raises:
-            UsageError: If there are too many, or not as many numbers as an option takes.
+            UsageError: If there are too many, one is empty or an address for a path, or not as many numbers as an
+                option takes.
         """
         ctx.allow_extra_args = True
+        if "--help-all" in args:
+            print_all_help(ctx)
+        if not ctx.resilient_parsing:
+            refuse_empty(args)
         printing = "--print-config" in args
         try:
             rest = TyperCommand.parse_args(_with_nothing_required(self) if printing else self, ctx, spread_values(args))
@@ -65,23 +72,52 @@ class Command(TyperCommand):
         if rest and not ctx.resilient_parsing:
             source = [ctx.params["source"]] if self.name == "adapt" else []
             raise UsageError(_too_many(source, rest))
+        _refuse_addresses(ctx.params.values())
         if printing:
+            self.callback.check(ctx.params)  # type: ignore[union-attr]
             typer.echo(config_text(ctx), nl=False)
             ctx.exit()
         return rest
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What stands behind the command in its usage line: SOURCE, not {SOURCE}."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
-def print_all_help(ctx: typer.Context, wanted: bool) -> None:
-    """`--help-all`: the help of every command, one below the other."""
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help: of a command of many options those that people need."""
+        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
+        members = getattr(self.callback, "members", {})
+        common = {name for name, each in members.items() if each.option and each.option.common}
+        rare = [each for each in options if each.name not in common and each.name != "help"]
+        if len(options) <= _MOST_OPTIONS or ctx.meta.get(_ALL):
+            rare = []
+        for option in rare:
+            option.hidden = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for option in rare:
+                option.hidden = False
+        if rare:
+            typer.echo(f" {len(rare)} more options: {ctx.command_path} --help-all\n")
+
+
+def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:
+    """`--help-all`: the whole help of a command, or of every command, one below the other."""
     if wanted:
-        _print_help(ctx)
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help())
+        for name, command in getattr(ctx.command, "commands", {}).items():
+            typer.echo(type(ctx)(command, parent=ctx, info_name=name).get_help())
         raise typer.Exit
 
 
-def _print_help(ctx: typer.Context) -> None:
-    typer.echo(ctx.get_help())
-    for name, command in getattr(ctx.command, "commands", {}).items():
-        _print_help(type(ctx)(command, parent=ctx, info_name=name))
+def _refuse_addresses(values: Iterable[Any]) -> None:
+    """Refuse addresses such as s3://bucket/folder where a path is expected, which has one of their slashes left."""
+    for path in (each for value in values for each in (value if isinstance(value, list) else [value])):
+        if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.:-]+:/", path.as_posix(), re.IGNORECASE):
+            shown = without_password(path.as_posix().replace(":/", "://", 1))
+            raise UsageError(f"{shown}: paths are local; mount the bucket, or copy the folder to this machine")
 
 
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:
@@ -91,6 +127,23 @@ def _with_nothing_required(command: TyperCommand) -> TyperCommand:
     for parameter in lenient.params:
         parameter.required = False
     return lenient
+
+
+def refuse_empty(args: Sequence[str]) -> None:
+    """Refuse empty values, as unset variables of a shell give them.
+
+    Raises:
+        UsageError: Naming the option.
+    """
+    for before, word in pairwise(["", *args]):
+        option, given, value = word.partition("=")
+        if word == "":
+            what = before if before.startswith("-") and before not in ("-", "--") else "an argument"
+        elif option.startswith("--") and given and not value:
+            what = option
+        else:
+            continue
+        raise UsageError(f"{what} is empty (is a variable of the shell not set?); give a value, or leave it out")
 
 
 def spread_values(args: Sequence[str]) -> list[str]:

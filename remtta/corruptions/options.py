@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from remtta.corruptions.parameters import CORRUPTIONS, HOLD_OUTS, SEVERITIES, STANDARD, ParameterSet
+from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet
+from remtta.errors import UsageError
+from remtta.options.option import Option, check_options
 
 Parameters = Literal["auto", "imagenet", "cifar"]
 Format = Literal["auto", "jpeg", "png"]
@@ -37,34 +39,54 @@ class CorruptOptions:
         overwrite: Remove a tree made earlier in the same place.
 
     Raises:
-        ValueError: If a value is out of range; the text names it.
+        UsageError: If a value is out of range; the text names it.
     """
 
-    corruptions: tuple[str, ...] = STANDARD
-    severities: tuple[int, ...] = (5,)
-    seed: int = 0
-    size: int | None = None
-    parameters: Parameters = "auto"
-    format: Format = "auto"
-    limit: int | None = None
-    jobs: int | None = None
-    engine: Engine = "processes"
-    overwrite: bool = False
+    severities: Annotated[
+        tuple[int, ...], Option("1 to 5; several with commas.", flags=("--severity", "-s"), min=1, max=5)
+    ] = (5,)
+    corruptions: Annotated[
+        tuple[str, ...],
+        Option(
+            "standard (15), hold-out (4), all, or names with commas.",
+            flags=("--corruptions", "-c"),
+            default="standard",
+            read=parse_corruptions,
+            more="corruptions.md",
+        ),
+    ] = STANDARD
+    size: Annotated[
+        int | None,
+        Option(
+            "Resize the short side to 256/224 of N and cut out the centre, N x N.",
+            metavar="N",
+            min=1,
+            default="as it is",
+        ),
+    ] = None
+    parameters: Annotated[
+        Parameters, Option(f"ImageNet-C's or CIFAR-10-C's; auto: the latter up to {CIFAR_UP_TO} px.")
+    ] = "auto"
+    format: Annotated[Format, Option("auto: PNG with CIFAR-10-C's parameters, else JPEG of quality 85.")] = "auto"
+    limit: Annotated[int | None, Option("Only the first N images of every class.", metavar="N", min=1)] = None
+    jobs: Annotated[int | None, Option("Processes.", flags=("--jobs", "-j"), min=1, default="one per core")] = None
+    engine: Annotated[
+        Engine,
+        Option(
+            "Processes of this machine, or the workers of Ray.", more="scale.md#tables-and-corruptions-on-many-cores"
+        ),
+    ] = "processes"
+    overwrite: Annotated[bool, Option("Remove an earlier tree in DST, instead of adding what it lacks.")] = False
+    seed: Annotated[int, Option("Seed of every random choice.", min=0)] = 0
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
             if name not in CORRUPTIONS:
-                raise ValueError(f"no corruption {name!r}{_near(name)}; there are {', '.join(CORRUPTIONS)}")
-        for severity in self.severities:
-            if severity not in SEVERITIES:
-                raise ValueError(f"severity must be 1 to 5, got {severity}")
+                raise UsageError(f"no corruption {name!r}{_near(name)}; there are {', '.join(CORRUPTIONS)}")
+        check_options(self)
         for field in ("corruptions", "severities"):
             if not getattr(self, field):
-                raise ValueError(f"{field} must name at least one")
-        for field in ("size", "limit", "jobs"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ValueError(f"{field} must be >= 1, got {value}")
+                raise UsageError(f"{field} must name at least one")
         object.__setattr__(self, "corruptions", tuple(name for name in CORRUPTIONS if name in self.corruptions))
         object.__setattr__(self, "severities", tuple(sorted(set(self.severities))))
 
@@ -78,18 +100,6 @@ def parse_corruptions(text: str) -> tuple[str, ...]:
     """Names or groups ("all", "standard", "hold-out") with commas between them, to names."""
     parts = [part.strip() for part in text.split(",")]
     return tuple(name for part in parts for name in _GROUPS.get(part, (part,)))
-
-
-def parse_severities(text: str) -> tuple[int, ...]:
-    """`5` or `1,3,5` to numbers.
-
-    Raises:
-        ValueError: If one is no whole number.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"severity takes numbers from 1 to 5 with commas between them, got {text!r}") from None
 
 
 def _near(name: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 
 from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.places import Place
 from remtta.corruptions.sources import SourceImage
 from remtta.corruptions.worker import Outcome, corrupt_file
-from remtta.runs.engines import in_processes, num_jobs
-from remtta.runs.interrupts import Interrupts
+from remtta.engines.interrupts import Interrupts
+from remtta.engines.processes import in_processes, num_jobs
 from remtta.streams.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at the least; so that none works long after the others are done
@@ -19,7 +19,7 @@ _LARGEST_CHUNK = 16  # images; beyond it, handing them out costs next to nothing
 
 
 def outcomes(
-    images: Sequence[SourceImage], destination: Place, options: CorruptOptions, interrupts: Interrupts
+    images: Sequence[SourceImage], destination: Path, options: CorruptOptions, interrupts: Interrupts
 ) -> Generator[Outcome]:
     """Corrupt all images; what became of each, as they are finished.
 
@@ -36,7 +36,7 @@ def outcomes(
         return
     chunks, shared = list(_chunks(images, jobs)), (destination, options)
     if options.engine == "ray":
-        from remtta.runs.cluster import on_ray
+        from remtta.engines.cluster import on_ray
 
         done = on_ray(_corrupt_files, shared, chunks, interrupts=interrupts)
     else:
@@ -52,7 +52,7 @@ def _chunks(images: Sequence[SourceImage], jobs: int) -> Iterator[Sequence[Sourc
 
 
 def _corrupt_files(
-    shared: tuple[Place, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
+    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
 ) -> list[Outcome]:
     destination, options = shared
     warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
-from remtta.corruptions.places import Place
 from remtta.errors import UsageError
-from remtta.remote import Folder, Stored
+from remtta.files import check_can_hold, remove_leftovers, write_json, writing
 
 RECORD = "corrupt.json"
+
+_WRITTEN_IN_S = 60.0
 
 GENERATOR = 1
 """Raised whenever the same seed and settings come to make other images."""
 
 
-def settings_of(source: Folder, options: CorruptOptions) -> dict[str, Any]:
+def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
     """What all files of one tree have in common."""
     return {
-        "source": str(source) if isinstance(source, Stored) else os.path.realpath(source),
+        "source": os.path.realpath(source),
         "seed": options.seed,
         "size": options.size,
         "parameters": options.parameters,
@@ -33,7 +37,7 @@ def settings_of(source: Folder, options: CorruptOptions) -> dict[str, Any]:
     }
 
 
-def claim(destination: Place, source: Folder, options: CorruptOptions) -> dict[str, list[int]]:
+def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
     """Make a folder ready, and say so in its record.
 
     Args:
@@ -48,32 +52,37 @@ def claim(destination: Place, source: Folder, options: CorruptOptions) -> dict[s
         UsageError: If the folder holds a tree with other settings, or corruptions made by something else.
         OutputError: If it cannot be written to.
     """
-    destination.check()
+    check_can_hold(destination, "a folder", "DST")
     earlier = _read(destination)
     if earlier is not None and options.overwrite:
-        for folder in _folders(earlier):
-            destination.remove(folder)
+        _remove(destination, earlier)
         earlier = None
     if earlier is None:
         _refuse_strangers(destination, options)
     else:
         _refuse_other_settings(destination, earlier, settings_of(source, options))
-        destination.remove_leftovers((RECORD,), _folders(earlier))
+        _remove_leftovers(destination, earlier)
     contents = {} if earlier is None else _contents(earlier)
     for name in options.corruptions:
         contents[name] = sorted({*contents.get(name, []), *options.severities})
     contents = {name: contents[name] for name in CORRUPTIONS if name in contents}
-    destination.make()
+    with writing(destination):
+        destination.mkdir(parents=True, exist_ok=True)
     write_record(destination, source, options, contents, {"exit_reason": "unfinished"})
     return contents
 
 
+def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
+    """Remove what a killed run was writing; another may be making other corruptions of the same tree meanwhile."""
+    remove_leftovers(destination, (RECORD,), untouched_for_s=_WRITTEN_IN_S)
+    for name, severities in _contents(earlier).items():
+        for severity in severities:
+            for folder, _, _ in os.walk(destination / name / str(severity)):
+                remove_leftovers(Path(folder), ("*.JPEG", "*.png"), untouched_for_s=_WRITTEN_IN_S)
+
+
 def write_record(
-    destination: Place,
-    source: Folder,
-    options: CorruptOptions,
-    contents: dict[str, list[int]],
-    outcome: dict[str, Any],
+    destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
 ) -> None:
     """Write corrupt.json.
 
@@ -96,7 +105,7 @@ def write_record(
         "limit": options.limit,
         **outcome,
     }
-    destination.write(RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+    write_json(destination / RECORD, record)
 
 
 def _parameters(name: str) -> dict[str, Any]:
@@ -104,18 +113,17 @@ def _parameters(name: str) -> dict[str, Any]:
     return {kind: [entry.values(severity, kind) for severity in SEVERITIES] for kind in ("imagenet", "cifar")}
 
 
-def _read(destination: Place) -> dict[str, Any] | None:
+def _read(destination: Path) -> dict[str, Any] | None:
+    path = destination / RECORD
     try:
-        if (content := destination.read(RECORD)) is None:
-            return None
-        record = json.loads(content)
+        record = json.loads(path.read_text(encoding="utf-8"))
         _contents(record)
         if not isinstance(record["settings"], dict):
             raise TypeError("settings are no object")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(
-            f"{destination}/{RECORD} cannot be read as a record of remtta corrupt; choose another DST"
-        ) from error
+        raise UsageError(f"{path} cannot be read as a record of remtta corrupt; choose another DST") from error
     return dict(record)
 
 
@@ -128,12 +136,7 @@ def _contents(record: dict[str, Any]) -> dict[str, list[int]]:
     }
 
 
-def _folders(record: dict[str, Any]) -> list[str]:
-    """Where the images of a tree are."""
-    return [f"{name}/{severity}" for name, severities in _contents(record).items() for severity in severities]
-
-
-def _refuse_other_settings(destination: Place, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
+def _refuse_other_settings(destination: Path, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         before = earlier["settings"].get(name)
         if before != value:
@@ -147,7 +150,17 @@ def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _refuse_strangers(destination: Place, options: CorruptOptions) -> None:
+def _refuse_strangers(destination: Path, options: CorruptOptions) -> None:
     for name in options.corruptions:
-        if destination.has(name):
-            raise UsageError(f"{destination}/{name} is there, but no {RECORD} says how it was made; choose another DST")
+        if os.path.lexists(destination / name):
+            raise UsageError(f"{destination / name} is there, but no {RECORD} says how it was made; choose another DST")
+
+
+def _remove(destination: Path, earlier: dict[str, Any]) -> None:
+    with writing(destination):
+        for name, severities in _contents(earlier).items():
+            for severity in severities:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(destination / name / str(severity))
+            with contextlib.suppress(OSError):  # something else lies there: it stays
+                (destination / name).rmdir()

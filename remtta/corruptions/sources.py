@@ -10,8 +10,7 @@ from pathlib import Path, PurePath
 
 from remtta.corruptions.record import RECORD
 from remtta.errors import UsageError
-from remtta.remote import Folder, Stored
-from remtta.streams.images import has_suffix, image_suffixes, list_files, natural_key
+from remtta.streams.images import image_suffixes, list_files
 
 SUFFIXES = {"jpeg": ".JPEG", "png": ".png"}
 """Endings of the files that are written; a source that already ends in one of its format keeps its name."""
@@ -29,12 +28,12 @@ class SourceImage:
         targets: Format to the path of what is made from it, below the folder of a corruption and severity.
     """
 
-    path: Path | Stored
+    path: Path
     name: str
     targets: dict[str, str]
 
 
-def find_images(source: Folder, destination: Folder, limit: int | None = None) -> list[SourceImage]:
+def find_images(source: Path, destination: Path, limit: int | None = None) -> list[SourceImage]:
     """The images of a folder and below it, in natural order, or the one that `source` is.
 
     Args:
@@ -46,49 +45,26 @@ def find_images(source: Folder, destination: Folder, limit: int | None = None) -
     Raises:
         UsageError: If there is no such source, it holds no images, or it is the destination.
     """
-    root, names = _stored(source, destination) if isinstance(source, Stored) else _in_folder(source, destination)
+    if not os.path.exists(source):
+        raise UsageError(f"{source}: no such file or folder")
+    if source.is_file():
+        names = [PurePath(source.name)]
+        root = source.parent
+    else:
+        if os.path.realpath(source) == os.path.realpath(destination):
+            raise UsageError(f"{destination} is the source itself; choose another DST")
+        files = list_files(source, image_suffixes(), "name")
+        for tree in (destination, *(record.parent for record in source.rglob(RECORD) if record.parent != source)):
+            files = _outside(tree, files)
+        names = [file.relative_to(source) for file in files]
+        root = source
     if not names:
         raise UsageError(f"{source}: no images in this folder or below it")
     targets = {kind: target_names(names, kind) for kind in SUFFIXES}
     return [
-        SourceImage(root / name.as_posix(), name.as_posix(), {kind: targets[kind][name] for kind in SUFFIXES})
+        SourceImage(root / name, name.as_posix(), {kind: targets[kind][name] for kind in SUFFIXES})
         for name in _limited(names, limit)
     ]
-
-
-def _in_folder(source: Path, destination: Folder) -> tuple[Path, list[PurePath]]:
-    """A folder, and the images in it and below it."""
-    if not os.path.exists(source):
-        raise UsageError(f"{source}: no such file or folder")
-    if source.is_file():
-        return source.parent, [PurePath(source.name)]
-    files = list_files(source, image_suffixes(), "name")
-    trees = [record.parent for record in source.rglob(RECORD) if record.parent != source]
-    if isinstance(destination, Path):
-        if os.path.realpath(source) == os.path.realpath(destination):
-            raise _itself(destination)
-        trees.append(destination)
-    for tree in trees:
-        files = _outside(tree, files)
-    return source, [file.relative_to(source) for file in files]
-
-
-def _stored(source: Stored, destination: Folder) -> tuple[Stored, list[PurePath]]:
-    """A folder of a store, and the images in it and below it."""
-    if str(source) == str(destination):
-        raise _itself(destination)
-    there = source.below()
-    trees = [name.removesuffix(RECORD) for name in there if name.endswith(f"/{RECORD}")]
-    if str(destination).startswith(f"{source}/"):
-        trees.append(f"{str(destination).removeprefix(f'{source}/')}/")
-    suffixes = image_suffixes()
-    hidden = [name for name in there if any(part.startswith(".") for part in name.split("/"))]
-    names = {name for name in there if has_suffix(name, suffixes) and not name.startswith(tuple(trees))} - {*hidden}
-    return source, [PurePath(name) for name in sorted(names, key=natural_key)]
-
-
-def _itself(destination: Folder) -> UsageError:
-    return UsageError(f"{destination} is the source itself; choose another DST")
 
 
 def target_names(names: Iterable[PurePath], kind: str) -> dict[PurePath, str]:

@@ -8,17 +8,16 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.places import place_of
 from remtta.corruptions.pool import outcomes
 from remtta.corruptions.record import claim, write_record
 from remtta.corruptions.sources import find_images
 from remtta.corruptions.worker import Outcome
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
-from remtta.remote import Folder
-from remtta.runs.interrupts import Interrupts, Stopped
 
 _log = logging.getLogger("remtta")
 
@@ -38,7 +37,7 @@ class TreeSummary:
         signum: The signal that ended it early, if one did.
     """
 
-    destination: Folder
+    destination: Path
     num_images: int
     finished: int = 0
     written: int = 0
@@ -69,8 +68,8 @@ class TreeSummary:
 
 
 def corrupt_tree(
-    source: Folder,
-    destination: Folder,
+    source: Path,
+    destination: Path,
     options: CorruptOptions | None = None,
     *,
     on_image: Callable[[TreeSummary], object] = lambda summary: None,
@@ -95,7 +94,6 @@ def corrupt_tree(
         UsageError: If there is no such source, it holds no images, or the destination holds something else.
         StreamError: If none of its images can be read.
         OutputError: If a file cannot be written.
-        DownloadError: If a store cannot be read.
         RemttaError: If OpenCV cannot be loaded, or an image cannot be corrupted for lack of memory.
     """
     options = options or CorruptOptions()
@@ -103,12 +101,11 @@ def corrupt_tree(
     images = find_images(source, destination, options.limit)
     from remtta.corruptions import functions  # noqa: F401 - without OpenCV, nothing is to be touched
 
-    place = place_of(destination)
-    contents = claim(place, source, options)
+    contents = claim(destination, source, options)
     summary = TreeSummary(destination, len(images))
     started = time.monotonic()
     try:
-        with contextlib.closing(outcomes(images, place, options, interrupts)) as finished:
+        with contextlib.closing(outcomes(images, destination, options, interrupts)) as finished:
             for outcome in finished:
                 if outcome.error is not None:
                     _log.warning("skipping %s: %s", outcome.name, outcome.error)
@@ -118,7 +115,7 @@ def corrupt_tree(
     except Stopped as stop:
         summary.signum = stop.signum
     with interrupts.finishing():
-        write_record(place, source, options, contents, _outcome(summary))
+        write_record(destination, source, options, contents, _outcome(summary))
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
         raise StreamError(f"none of {summary.num_images} image(s) could be read; the first, {name}: {error}")

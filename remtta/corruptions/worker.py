@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -14,9 +16,9 @@ from remtta.corruptions import corrupt
 from remtta.corruptions.filters import MAX_SIDE
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import parameter_set_of
-from remtta.corruptions.places import Place
 from remtta.corruptions.sources import SourceImage
 from remtta.errors import FrameError, RemttaError
+from remtta.files import write_atomically, writing
 from remtta.streams.images import load_image
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
@@ -47,7 +49,7 @@ class Outcome:
 
 
 def corrupt_file(
-    image: SourceImage, destination: Place, options: CorruptOptions, stopped: Callable[[], bool]
+    image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], bool]
 ) -> Outcome:
     """Write what is missing of one image.
 
@@ -77,7 +79,7 @@ def corrupt_file(
         if stopped():
             return Outcome(image.name, done, kept, complete=False)
         corrupted = _corrupted(image, pixels, name, severity, options)
-        destination.write(f"{name}/{severity}/{image.targets[kind]}", _packed(corrupted, kind), durable=False)
+        _write(corrupted, kind, destination / name / str(severity) / image.targets[kind])
     return Outcome(image.name, len(missing), kept)
 
 
@@ -112,11 +114,20 @@ def generator_of(seed: int, corruption: str, severity: int, name: str) -> np.ran
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()))
 
 
-def _is_there(image: SourceImage, destination: Place, name: str, severity: int) -> bool:
-    """Whether a file was made earlier, in one format or the other."""
-    return any(
-        destination.is_whole(f"{name}/{severity}/{target}", _ENDS[kind]) for kind, target in image.targets.items()
-    )
+def _is_there(image: SourceImage, destination: Path, name: str, severity: int) -> bool:
+    """Whether a file was made earlier, and has its end: after a power failure, or in a cut copy, it may not."""
+    folder = destination / name / str(severity)
+    return any(_is_whole(folder / target, kind) for kind, target in image.targets.items())
+
+
+def _is_whole(path: Path, kind: str) -> bool:
+    end = _ENDS[kind]
+    try:
+        with open(path, "rb") as file:
+            file.seek(-len(end), os.SEEK_END)
+            return file.read() == end
+    except OSError:  # absent, or shorter than that
+        return False
 
 
 def _corrupted(
@@ -130,11 +141,12 @@ def _corrupted(
         raise RemttaError(f"{image.path}: {name} at severity {severity} failed: {detail}") from error
 
 
-def _packed(image: Image.Image, kind: str) -> bytes:
-    """The file of an image."""
+def _write(image: Image.Image, kind: str, path: Path) -> None:
     packed = io.BytesIO()
     if kind == "jpeg":
         image.save(packed, "JPEG", quality=JPEG_QUALITY)
     else:
         image.save(packed, "PNG")
-    return packed.getvalue()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()), durable=False)

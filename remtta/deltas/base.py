@@ -18,8 +18,9 @@ from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.models.config import UNKNOWN
 from remtta.models.embedded import EMBEDDED
-from remtta.models.loading import load_model
+from remtta.models.loading import load
 from remtta.models.prompts import TEMPLATES
+from remtta.options import ModelOptions
 
 _OPTIONS = (
     "checkpoint",
@@ -59,20 +60,20 @@ _POOLS = ("", "avg", "avgmax", "max", "token", "map")
 _MOST_WEIGHTS = 20e9
 
 
-def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Arguments of `load_model` that build the base a delta was made on, each replaced by what is given.
+def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOptions:
+    """What builds the base a delta was made on, each option replaced by what is given.
 
     Args:
         delta: The delta. One that was read from a file has its say only where that is safe: the sizes of the model,
             and, in a run's folder, the checkpoint that its `run.json` names.
-        given: Arguments of `load_model`; None, False or empty for the delta's own.
+        given: None, False or empty for the delta's own.
 
     Raises:
         DeltaError: If a model of another name is given, or the header asks for what no header may ask for.
         UsageError: If the base has to be named: it is another file, a download, or a model that `load_model` did
             not build.
     """
-    chosen = arguments_given(given or {})
+    chosen = _said(vars(given or ModelOptions()))
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
     if delta.model == UNKNOWN and not chosen.get("name"):
@@ -81,15 +82,16 @@ def base_arguments(delta: Delta, given: Mapping[str, Any] | None = None) -> dict
     own = dict(delta.model_options)
     if delta.path is not None:
         own = _safe_options(delta, own, chosen)
-    arguments = arguments_given({**preprocessing, **own, "name": delta.model, **chosen})
-    checkpoint = arguments.get("checkpoint")
-    if checkpoint and not chosen.get("checkpoint") and not Path(checkpoint).is_file():
-        raise UsageError(f"the delta was made on {checkpoint}, which is not there; name that file with --checkpoint")
-    return arguments
+    options = ModelOptions(**_said({**preprocessing, **own, "name": delta.model, **chosen}))
+    if options.checkpoint and not chosen.get("checkpoint") and not Path(options.checkpoint).is_file():
+        raise UsageError(
+            f"the delta was made on {options.checkpoint}, which is not there; name that file with --checkpoint"
+        )
+    return options
 
 
-def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments of `load_model` that say something: not None, False or empty ones, but 0, which it refuses."""
+def _said(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that say something: not None, False or empty ones, but 0, which `load_model` refuses."""
     return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
 
 
@@ -105,7 +107,7 @@ def load_base(delta: Delta, **given: Any) -> nn.Module:
         DeltaError: If a model of another name is given, or the header asks for what no header may ask for.
         UsageError: If the base has to be named.
     """
-    return load_model(**base_arguments(delta, given))
+    return load(base_options(delta, ModelOptions(**given)))
 
 
 def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

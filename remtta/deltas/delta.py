@@ -71,11 +71,11 @@ class Delta:
         names = ("path", "file_sha256", "method", "frames", "updates", "created")
         return {name: getattr(self, name) for name in names}
 
-    def as_parent(self, **more: Any) -> dict[str, Any]:
+    def as_parent(self) -> dict[str, Any]:
         """What is told of it in the lineage of a delta that builds on it."""
         names = ("run", "source")
         own = {name: value for name, value in self.origin.items() if name != "path"}
-        return {**own, **{name: self.lineage[name] for name in names if name in self.lineage}, **more}
+        return {**own, **{name: self.lineage[name] for name in names if name in self.lineage}}
 
 
 def save_delta(path: str | Path, delta: Delta) -> None:

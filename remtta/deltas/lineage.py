@@ -1,4 +1,4 @@
-"""Where a delta comes from: the run that made it and what it saw, or the deltas it was made of; imports no torch."""
+"""Where a delta comes from: the run that made it, what that saw, and the deltas it builds on; imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parsed_lineage(text: str) -> dict[str, Any]:
     if not isinstance(lineage, dict) or not isinstance(lineage.get("parents", []), list):
         raise ValueError("its lineage is none")
     texts = all(isinstance(lineage.get(name, ""), str) for name in _TEXTS)
-    if not texts or not all(map(_is_parent, lineage.get("parents", []))) or not _is_number(lineage.get("factor", 1)):
+    if not texts or not all(map(_is_parent, lineage.get("parents", []))):
         raise ValueError("its lineage is none")
     return lineage
 
@@ -30,9 +30,4 @@ def _is_parent(content: Any) -> bool:
         isinstance(content, Mapping)
         and all(isinstance(content.get(name), kind) for name, kind in _PARENT.items())
         and all(isinstance(content.get(name, ""), str) for name in _TEXTS)
-        and _is_number(content.get("weight", 1))
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) <= 1e300

@@ -15,7 +15,7 @@ from safetensors.numpy import load
 
 from remtta.deltas.lineage import parsed_lineage
 from remtta.errors import DeltaError, UsageError
-from remtta.models.digests import parts_sha256
+from remtta.models.hashing import parts_sha256
 
 FORMAT_VERSION = "1"
 CHECKSUM = "content_sha256"
@@ -29,38 +29,15 @@ _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """`arrays_of` a file.
+    """A delta's fields but its tensors, and these as arrays by name, all finite.
 
     Raises:
-        DeltaError, UsageError: As `arrays_of` and `read_content`.
-    """
-    return arrays_of(read_content(path), path)
-
-
-def read_content(path: Path) -> bytes:
-    """The bytes of a delta's file.
-
-    Raises:
-        DeltaError: If it cannot be read, or starts as no safetensors file does.
+        DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
         UsageError: If there is no such file.
     """
     with delta_errors(path):
         check_header_size(path)
-        return path.read_bytes()
-
-
-def arrays_of(content: bytes, path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A delta's fields but its tensors, and these as arrays by name, all finite.
-
-    Args:
-        content: A delta file's bytes.
-        path: What errors call it.
-
-    Raises:
-        DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
-    """
-    with delta_errors(path):
-        _check_header_size(content[:8])
+        content = path.read_bytes()
         try:
             arrays = load(content)
         except (TypeError, AttributeError, KeyError) as error:
@@ -138,12 +115,11 @@ def check_header_size(path: str | Path) -> None:
     Raises:
         OSError, ValueError: Two of `UNREADABLE`.
     """
+    if Path(path).exists() and not Path(path).is_file():  # a device may have no end
+        raise ValueError("it is no regular file")
     with open(path, "rb") as content:
-        _check_header_size(content.read(8))
-
-
-def _check_header_size(start: bytes) -> None:
-    if int.from_bytes(start, "little") > _MOST_HEADER_BYTES:
+        num_bytes = int.from_bytes(content.read(8), "little")
+    if num_bytes > _MOST_HEADER_BYTES:
         raise ValueError("its header is longer than that of any model")
 
 

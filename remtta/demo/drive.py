@@ -12,22 +12,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from remtta.adapt.one_stream import adapt_stream
 from remtta.deltas import DELTA
 from remtta.demo.conditions import CONDITIONS
 from remtta.demo.signs import render_sign
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.options import RunOptions
-from remtta.runs.adapt import adapt_stream
 from remtta.runs.folder import PREDICTIONS, check_folder
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.reading import read_rows
 
 BATCH_SIZE = 20
 FRAMES_PER_CONDITION = 400
-METHODS = ("source", "rem")
+METHODS = ("source", "remtta")
 
 _STREAM_SEED = 77  # keeps the drive apart from the training images, which are seeded with one number
 
@@ -64,8 +64,8 @@ class DemoResult:
 
     @property
     def delta(self) -> Path:
-        """What REM changed."""
-        return self.output / "rem" / DELTA
+        """What adaptation changed."""
+        return self.output / "remtta" / DELTA
 
     def errors(self, method: str) -> dict[str, float]:
         """Error in percent per condition, and their mean."""
@@ -93,7 +93,7 @@ def run_demo(
     overwrite: bool = False,
     interrupts: Interrupts | None = None,
 ) -> DemoResult:
-    """Drive the embedded model through every condition, without and with REM.
+    """Drive the embedded model through every condition, without adaptation and with it.
 
     Writes the frames with their labels, a run folder per method, and the picture `demo.png`.
 
@@ -116,7 +116,7 @@ def run_demo(
         frames = draw_drive(output, frames_per_condition, seed)
     wrong = {}
     for method in METHODS:
-        _log.info("running %s", "the source model" if method == "source" else "REM")
+        _log.info("running %s", "the source model" if method == "source" else method)
         summary = adapt_stream(
             load_model(EMBEDDED),
             output / "frames",

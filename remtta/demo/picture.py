@@ -31,8 +31,7 @@ _SCALE = 2  # everything is drawn twice as large and reduced, for smooth lines
 _WIDTH, _CHART_HEIGHT, _CELL = 960, 300, 96
 _LEFT, _TOP, _RIGHT = 72, 44, 120
 _WINDOW = 80  # frames in the running error
-_COLOURS = {"source": (150, 150, 150), "rem": (25, 95, 190)}
-_NAMES = {"source": "source", "rem": "REM"}
+_COLOURS = {"source": (150, 150, 150), "remtta": (25, 95, 190)}
 _INK, _PALE, _BAND = (40, 40, 40), (205, 205, 205), (244, 246, 250)
 
 Box = tuple[float, float, float, float]
@@ -108,7 +107,7 @@ def _draw_errors(sheet: _Sheet, result: DemoResult) -> None:
     for rank, method in enumerate(sorted(curves, key=lambda name: -result.errors(name)["mean"])):
         mean = result.errors(method)["mean"]
         y = _TOP + 20 + 40 * rank
-        sheet.text(right + 12, y, _NAMES[method], colour=_COLOURS[method], size=15)
+        sheet.text(right + 12, y, method, colour=_COLOURS[method], size=15)
         sheet.text(right + 12, y + 17, f"mean {mean:.1f} %", colour=_COLOURS[method], size=12)
 
 
@@ -123,7 +122,7 @@ def _running_mean(wrong: Sequence[bool]) -> list[float]:
 def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top: int) -> None:
     model = load_model(EMBEDDED)
     rem = REM(model)
-    rem.load_delta(load_delta(result.output / "rem" / DELTA).tensors)
+    rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(frame.path))) for frame in frames])
     images = preprocessing_of(model).normalise(pixels.permute(0, 3, 1, 2))
@@ -153,7 +152,7 @@ def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top:
 
 
 def _example(result: DemoResult, condition: str) -> DrivenFrame:
-    """The last frame of a condition that REM got right on the drive, else the last one."""
-    outcomes = zip(result.frames, result.wrong["rem"], strict=True)
+    """The last frame of a condition that remtta got right on the drive, else the last one."""
+    outcomes = zip(result.frames, result.wrong["remtta"], strict=True)
     frames = [(missed, frame) for frame, missed in outcomes if frame.condition == condition]
     return next((frame for missed, frame in reversed(frames) if not missed), frames[-1][1])

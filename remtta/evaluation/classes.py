@@ -12,7 +12,6 @@ from pathlib import Path
 from timm.data import ImageNetInfo
 
 from remtta.errors import UsageError
-from remtta.remote import Folder
 
 _SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
@@ -79,7 +78,7 @@ def map_classes(
     )
 
 
-def spoken_names(folders: Sequence[str], root: Folder) -> list[str] | None:
+def spoken_names(folders: Sequence[str], root: Path) -> list[str] | None:
     """What to tell a zero-shot model that the classes are called, from a data set's class folders.
 
     Returns:
@@ -117,7 +116,7 @@ def read_class_map(path: Path) -> dict[str, int]:
             return {str(name): int(number) for name, number in json.loads(text).items()}
         pairs = [re.split(r"[,\t ]+(?=-?\d+$)", line.strip()) for line in text.splitlines() if line.strip()]
         return {name: int(number) for name, number in pairs}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f'{path} is no class map ({error}); write a line "folder number" per class, or a JSON object'
         ) from error

@@ -11,16 +11,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from remtta.errors import UsageError
 from remtta.evaluation.arrays import LABELS, array_domain, find_arrays, image_size, load_labels
 from remtta.evaluation.classes import ALPHABETICAL, ClassMap, map_classes, restricted_set, spoken_names
-from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of, wanted_domains
+from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, load_at, title_of, wanted_domains
+from remtta.evaluation.listed import listed_domain
 from remtta.evaluation.shards import find_shards, shard_domain
-from remtta.evaluation.trees import choose_folders, choose_severities, image_at, image_sizes, list_images, scan_tree
-from remtta.remote import Folder, Stored, folder_at
-from remtta.streams.images import load_image
+from remtta.evaluation.trees import choose_folders, choose_severities, image_sizes, list_images, scan_tree
 
 _log = logging.getLogger("remtta")
 
@@ -45,7 +43,7 @@ class Dataset:
         sizes: How many images there are of each width and height.
     """
 
-    root: Folder
+    root: Path
     layout: str
     domains: Sequence[Domain]
     classes: str
@@ -78,12 +76,13 @@ def open_dataset(
     class_map: Mapping[str, int] | None = None,
     limit: int | None = None,
     complete: bool = False,
+    labels_file: Path | None = None,
 ) -> Dataset:
     """Find the labelled domains under a folder, and check everything that can go wrong before any work.
 
     Args:
         root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R,
-            -V2, -Sketch), a folder of CIFAR-C arrays, or one of CCC's tar files; of trees also the address.
+            -V2, -Sketch), a folder of CIFAR-C arrays, or one of CCC's tar files.
         num_classes: Classes of the model.
         labels: The model's class names.
         domains: Which ones, in which order; by default the standard order.
@@ -92,20 +91,25 @@ def open_dataset(
         class_map: Class folder to class number.
         limit: At most so many images per domain, the same for every corruption.
         complete: Where some of the fifteen standard corruptions are there, all must be, unless `domains` names some.
+        labels_file: A list of images and their classes, relative to the root, to evaluate on in its order.
 
     Raises:
         UsageError: If there is no such folder, domain or severity, a domain holds no images, arrays do not fit, or a
             class cannot be mapped.
         StreamError: If an array cannot be read.
-        DownloadError: If the store at an address cannot be read.
     """
-    place = folder_at(root)
-    if isinstance(place, Stored):
-        return _open_tree(place, num_classes, labels, domains, severities, image_list, class_map, limit, complete)
+    place = Path(root)
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
+    selected = any(each is not None for each in (domains, severities, image_list, class_map))
+    if labels_file is not None:
+        if selected:
+            raise UsageError(
+                "--labels-file names the images; leave --domains, --severity, --image-list, --class-map out"
+            )
+        return _open_listed(place, labels_file, num_classes, labels, limit)
     if shards := find_shards(place):
-        if any(each is not None for each in (domains, severities, image_list, class_map)):
+        if selected:
             raise UsageError(
                 f"{place} is one stored stream; leave --domains, --severity, --image-list, --class-map out"
             )
@@ -117,18 +121,14 @@ def open_dataset(
     return _open_arrays(place, num_classes, domains, severities, limit, complete)
 
 
-def class_names(root: str | Path) -> list[str] | None:
+def class_names(root: Path) -> list[str] | None:
     """What a data set's folders call its classes, for a zero-shot model; None where they are ImageNet's wnids.
 
     Raises:
         UsageError: If they have no names, as in arrays and tar files.
     """
-    place = folder_at(root)
-    other = isinstance(place, Path) and ((place / LABELS).is_file() or find_shards(place))
-    tree = {} if other else scan_tree(place)[1]
-    return spoken_names(
-        [folder for levels in tree.values() for folders in levels.values() for folder in folders], place
-    )
+    tree = {} if (root / LABELS).is_file() or find_shards(root) else scan_tree(root)[1]
+    return spoken_names([folder for levels in tree.values() for folders in levels.values() for folder in folders], root)
 
 
 def read_image_list(path: Path) -> list[str]:
@@ -149,7 +149,7 @@ def read_image_list(path: Path) -> list[str]:
 
 
 def _open_tree(
-    root: Folder,
+    root: Path,
     num_classes: int,
     labels: Sequence[str] | None,
     domains: Sequence[str] | None,
@@ -169,9 +169,7 @@ def _open_tree(
         labels=labels,
         class_map=class_map,
     )
-    found = [
-        _tree_domain(root, name, severity, folders, mapping, image_list, limit) for name, severity, folders in chosen
-    ]
+    found = [_tree_domain(name, severity, folders, mapping, image_list, limit) for name, severity, folders in chosen]
     _warn_of_unequal(found)
     return Dataset(
         root=root,
@@ -183,15 +181,14 @@ def _open_tree(
         names=list(mapping.numbers) if mapping.how == ALPHABETICAL else None,
         restricted_to=None if class_map else restricted_set(list(mapping.numbers)),
         shuffled=image_list is None,
-        sizes=image_sizes(root, [path for domain in found for path in domain.sources]),
+        sizes=image_sizes([path for domain in found for path in domain.sources]),
     )
 
 
 def _tree_domain(
-    root: Folder,
     name: str,
     severity: int | None,
-    folders: Mapping[str, Folder],
+    folders: Mapping[str, Path],
     mapping: ClassMap,
     image_list: Sequence[str] | None,
     limit: int | None,
@@ -208,17 +205,16 @@ def _tree_domain(
         raise UsageError(f"{title} is empty: no images below {next(iter(folders.values())).parent}")
     sources = [path for _, path in files]
     labels = np.array([mapping.numbers[folder] for folder, _ in files], dtype=np.int64)
-    return Domain(name, severity, sources, labels, partial(_image, root, sources))
+    return Domain(name, severity, sources, labels, partial(load_at, sources))
 
 
-def _listed(title: str, folders: Mapping[str, Folder], names: Sequence[str]) -> list[tuple[str, str]]:
+def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:
     files = []
     missing = []
-    stored = {name: set(list_images(place)) for name, place in folders.items() if isinstance(place, Stored)}
     for name in names:
         folder, _, file = name.partition("/")
-        path = str(folders[folder] / file) if folder in folders else ""
-        if path in stored[folder] if folder in stored else os.path.isfile(path):
+        path = os.path.join(folders[folder], file) if folder in folders else ""
+        if os.path.isfile(path):
             files.append((folder, path))
         else:
             missing.append(name)
@@ -231,6 +227,11 @@ def _warn_of_unequal(domains: Sequence[Domain]) -> None:
     if len({len(domain.sources) for domain in domains}) > 1:
         counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in domains)
         _log.warning("the domains differ in their number of images: %s", counts)
+
+
+def _open_listed(root: Path, file: Path, num_classes: int, names: Sequence[str] | None, limit: int | None) -> Dataset:
+    domain = listed_domain(file, root, num_classes, names, limit)
+    return _numbered(root, f"images listed in {file}", [domain], domain.labels, image_sizes(domain.sources))
 
 
 def _open_shards(root: Path, shards: list[Path], num_classes: int, limit: int | None) -> Dataset:
@@ -274,7 +275,3 @@ def _numbered(
         shuffled=False,
         sizes=sizes,
     )
-
-
-def _image(root: Folder, sources: Sequence[str], position: int) -> Image.Image:
-    return load_image(image_at(root, sources[position]))

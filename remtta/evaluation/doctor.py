@@ -30,7 +30,7 @@ from remtta.evaluation.trees import scan_tree
 from remtta.methods.support import Support, refused_methods, support_in
 from remtta.models.card import ModelCard, card_of
 from remtta.models.preprocessing import Preprocessing
-from remtta.streams.memory import Budget
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
 

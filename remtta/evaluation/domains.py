@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from remtta.errors import UsageError
-from remtta.remote import Folder
-from remtta.streams.images import natural_key
+from remtta.streams.images import load_image, natural_key
 
 STANDARD = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -60,6 +60,15 @@ class Domain:
         return title_of(self.name, self.severity)
 
 
+def load_at(sources: Sequence[str], position: int) -> Image.Image:
+    """Decode the image file at a position.
+
+    Raises:
+        FrameError: If it cannot be decoded.
+    """
+    return load_image(Path(sources[position]))
+
+
 def title_of(name: str, severity: int | None) -> str:
     """A domain's name and severity in one."""
     return f"{name}{severity or ''}"
@@ -79,7 +88,7 @@ def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
 
 
 def wanted_domains(
-    root: Folder, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
+    root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
 ) -> list[str]:
     """The domains to evaluate: those asked for, which must be there, or the default ones.
 

@@ -6,30 +6,27 @@ import contextlib
 import logging
 import pickle
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from remtta.deltas.delta import Delta
+from remtta.engines.interrupts import Interrupts, Stopped, Told
+from remtta.engines.processes import in_processes, num_jobs
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import read_earlier
-from remtta.evaluation.ledger import PROGRESS, Ledger
+from remtta.evaluation.ledger import Ledger
 from remtta.evaluation.results import delta_path
 from remtta.files import writing
 from remtta.methods.settings import MethodConfig
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
-from remtta.runs.engines import in_processes, num_jobs
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
-from remtta.runs.interrupts import Interrupts, Stopped, Told
-from remtta.runs.mirror import Mirror
 from remtta.runs.reading import read_rows
 
 RUNS = ".runs"
-RECORDS = (PROGRESS, RESULTS)
-"""Files that say how far others have come."""
 
 Cell = tuple[str, int]
 """A method's name and a seed."""
@@ -52,7 +49,6 @@ class Grid:
         learned: Files of what methods learned from source images, by name.
         threads: Of torch, in each worker.
         gpus: That a run needs.
-        address: Where the folders of runs are kept, if not in the evaluation's.
     """
 
     model: bytes
@@ -65,17 +61,10 @@ class Grid:
     learned: Mapping[str, str]
     threads: int
     gpus: int
-    address: str | None = None
 
-    @contextlib.contextmanager
-    def place(self, cell: Cell) -> Iterator[tuple[Path, Mirror | None]]:
-        """The folder of a run, which with an address is a copy of what is there."""
-        name = f"{cell[0]}_seed{cell[1]}"
-        if self.address is None:
-            yield self.folder / RUNS / name, None
-            return
-        with Mirror(f"{self.address}/{name}", records=RECORDS) as mirror:
-            yield mirror.folder, mirror
+    def place(self, cell: Cell) -> Path:
+        """The folder of a run."""
+        return self.folder / RUNS / f"{cell[0]}_seed{cell[1]}"
 
     def run(self, cells: Sequence[Cell], ledger: Ledger, interrupts: Interrupts) -> None:
         """Have these runs made, and take them over in their order as they are done.
@@ -89,20 +78,20 @@ class Grid:
             for number, (name, seed) in enumerate(whole, 1):
                 _log.info("%s, seed %d: done, %d of %d runs", name, seed, number, len(cells))
         for cell in cells:
-            with self.place(cell) as (place, _):
-                self._take_over(cell, place, ledger)
+            self._take_over(cell, ledger)
+        shutil.rmtree(self.folder / RUNS)
 
     def _made(self, cells: Sequence[Cell], interrupts: Interrupts) -> Generator[tuple[int, bool]]:
         if self.options.engine == "ray":
-            from remtta.runs.cluster import on_ray
+            from remtta.engines.cluster import on_ray
 
             return on_ray(_run, self, cells, interrupts=interrupts, gpus=self.gpus)
         jobs = num_jobs(self.options.jobs or self.gpus or None)  # of one GPU, one at a time unless more are asked for
         return in_processes(_run, self, cells, jobs=jobs, interrupts=interrupts)
 
-    def _take_over(self, cell: Cell, place: Path, ledger: Ledger) -> None:
+    def _take_over(self, cell: Cell, ledger: Ledger) -> None:
         """Have a run's rows, decisions, delta and record as if it had been made here."""
-        name, seed = cell
+        (name, seed), place = cell, self.place(cell)
         events, delta = place / EVENTS, delta_path(place, name, seed)
         ledger.write(read_rows(place / PREDICTIONS), read_rows(events) if events.exists() else ())
         if delta.exists():
@@ -120,18 +109,17 @@ def _run(grid: Grid, cell: Cell, stopped: Callable[[], bool]) -> bool:
 
     name, seed = cell
     torch.set_num_threads(grid.threads)
-    with grid.place(cell) as (place, mirror), contextlib.suppress(Stopped):
+    with contextlib.suppress(Stopped):
         evaluate(
             pickle.loads(grid.model),
             grid.dataset,
-            place,
+            grid.place(cell),
             methods={name: grid.methods[name]},
             options=replace(grid.options, engine="serial", seeds=(seed,), resume=True, overwrite=False),
             preprocessing=grid.preprocessing,
             delta=grid.delta,
             source_data=grid.learned.get(name),
             interrupts=Told(stopped),
-            mirror=mirror,
         )
         return True
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,15 @@ class Ledger(contextlib.ExitStack):
         progress: How far it has come.
         save_every_s: Seconds between two saves of the progress.
         eventful: Whether there are guards to decide anything.
-        on_save: Called after each.
 
     Raises:
         OutputError: If the files cannot be written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        progress: Progress,
-        *,
-        save_every_s: float,
-        eventful: bool,
-        on_save: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, folder: Path, progress: Progress, *, save_every_s: float, eventful: bool) -> None:
         super().__init__()
         self.folder, self.progress = folder, progress
-        self._save_every_s, self._pace, self._on_save = save_every_s, Pace(), on_save
+        self._save_every_s, self._pace = save_every_s, Pace()
         rows = RowWriter(folder / PREDICTIONS, keep_bytes=progress.num_bytes, kept_sha256=progress.rows_sha256)
         self._rows = self.enter_context(rows)
         self._events: RowWriter | None = None
@@ -90,4 +81,3 @@ class Ledger(contextlib.ExitStack):
         self.progress.event_bytes = self._events.sync() if self._events else 0
         with self._pace.timed():
             save_progress(self.folder / PROGRESS, replace(self.progress, position=position), state)
-        self._on_save()

@@ -15,13 +15,11 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.scenarios import Visit
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
 from remtta.methods.settings.names import check_method_names, method_of
-from remtta.methods.settings.presets import named_config
 from remtta.models.card import ModelCard
 from remtta.options import EvalOptions
-
-_NOT_TOLD = ("overwrite", "resume", "save_every_s", "on_error", "engine", "jobs")  # what --resume may change
+from remtta.options.option import fixed_fields
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class EvalPlan:
 
     def settings(self) -> dict[str, Any]:
         """Everything that the numbers depend on, ready for JSON."""
-        options = {name: value for name, value in asdict(self.options).items() if name not in _NOT_TOLD}
+        options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # which JSON has no number for
         return {
@@ -98,7 +96,7 @@ def settings_of(config: MethodConfig) -> dict[str, Any]:
 def checked_methods(
     methods: Mapping[str, MethodConfig | None] | Sequence[str], batch_size: int
 ) -> dict[str, MethodConfig]:
-    """Every method's settings, the published ones where none are given.
+    """Every method's settings, those of its name where none are given.
 
     Raises:
         UsageError: If a name is unknown, or settings are not of the method's kind.
@@ -108,7 +106,7 @@ def checked_methods(
     chosen = {}
     for name, config in given.items():
         kind = METHOD_CONFIGS[method_of(name)]
-        chosen[name] = named_config(name, {}, batch_size=batch_size) if config is None else config
+        chosen[name] = method_config(method_of(name), {}, batch_size=batch_size) if config is None else config
         if not {entry.name for entry in fields(kind)} <= vars(chosen[name]).keys():
             raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(config).__name__}")
     return chosen

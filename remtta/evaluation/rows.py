@@ -1,9 +1,8 @@
-"""Rows of an evaluation: what each image was taken for, and what it was."""
+"""Rows of an evaluation: those of `adapt`, with what each image was."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,80 +10,42 @@ from torch import Tensor
 from remtta.evaluation.datasets import Dataset
 from remtta.methods.losses import entropy, total_variation
 from remtta.runs.batch import BatchResult
-from remtta.runs.rows import answered_by
-
-Row = dict[str, Any]
+from remtta.runs.reading import Row
+from remtta.runs.rows import RowFormat, prediction_rows
 
 
 def evaluation_rows(
     result: BatchResult,
     dataset: Dataset,
     items: Sequence[tuple[int, int]],
-    numbers: Sequence[int],
-    labels: Sequence[str] | None,
+    form: RowFormat,
     views: Tensor | None,
 ) -> list[Row]:
-    """Rows of a batch, unreadable images included.
+    """Return the rows of a batch, unreadable images included.
 
     Args:
         result: What came of it.
         dataset: Where its images are from.
         items: Domain number and position in the domain, of each of its images.
-        numbers: The class that each output stands for.
-        labels: One name per output, or None.
+        form: How rows look.
         views: Logits (L, K, C) of the images' views, the plain one first, if there are several.
     """
-    predicted = iter([] if result.logits is None else _class_rows(result, numbers, labels))
-    ranks = iter([] if result.logits is None else _ranks(result))
+    rows = prediction_rows(result, form)
+    ranks = iter(_ranks(result))
     measured = iter([] if views is None else _view_rows(views))
-    rows = []
-    for frame, (domain, place) in zip(result.batch.frames, items, strict=True):
-        where = dataset.domains[domain]
-        row: Row = {"index": frame.index, "source": frame.source, "domain": where.name}
-        row |= {} if where.severity is None else {"severity": where.severity}
-        if frame.error:
-            row["error"] = frame.error
-        else:
-            row |= {**next(predicted), **next(measured, {}), "label_true": int(where.labels[place])}
-            row["rank_true"] = next(ranks)
-        rows.append(row)
+    for row, (number, place) in zip(rows, items, strict=True):
+        domain = dataset.domains[number]
+        row |= {"domain": domain.name} | ({} if domain.severity is None else {"severity": domain.severity})
+        if "error" not in row:
+            row |= {**next(measured, {}), "label_true": int(domain.labels[place]), "rank_true": next(ranks)}
     return rows
-
-
-def _class_rows(result: BatchResult, numbers: Sequence[int], labels: Sequence[str] | None) -> list[Row]:
-    assert result.logits is not None
-    probs, guesses = result.logits.softmax(-1).max(-1)
-    told: Mapping[str, Any] = {"update": result.update_told, "adapted": result.adapted}
-    told = {**told, **answered_by(result.said)}
-    columns = zip(probs.tolist(), guesses.tolist(), entropy(result.logits).tolist(), strict=True)
-    rows: list[Row] = [
-        {
-            "class": int(numbers[guess]),
-            "label": labels[guess] if labels else None,
-            "prob": float(f"{prob:.9g}"),  # 9 digits restore a float32, on which the calibration bins depend
-            "entropy": float(f"{abs(nats):.9g}"),
-            **told,
-        }
-        for prob, guess, nats in columns
-    ]
-    if result.raw is not None:
-        for row, raw, smoothed in zip(rows, _raw_rows(result.raw, numbers), result.smoothed, strict=True):
-            row |= {"raw": raw} if smoothed else {}
-    return rows
-
-
-def _raw_rows(raw: Tensor, numbers: Sequence[int]) -> list[Row]:
-    """What each image was taken for by itself."""
-    probs, guesses = raw.softmax(-1).max(-1)
-    return [
-        {"class": int(numbers[guess]), "prob": float(f"{prob:.9g}")}
-        for prob, guess in zip(probs.tolist(), guesses.tolist(), strict=True)
-    ]
 
 
 def _ranks(result: BatchResult) -> list[int]:
-    """How many classes were as likely as the true one or likelier, it included: 1 where it was predicted."""
-    assert result.logits is not None and result.batch.labels is not None
+    """Return how many classes were as likely as the true one or likelier, it included: 1 where it was predicted."""
+    if result.logits is None:
+        return []
+    assert result.batch.labels is not None
     truths = result.batch.labels.to(result.logits.device)
     likelier = (result.logits > result.logits.gather(1, truths[:, None])).sum(1)
     predicted = result.logits.softmax(-1).max(-1).indices == truths  # of equals, one is predicted
@@ -93,7 +54,7 @@ def _ranks(result: BatchResult) -> list[int]:
 
 
 def _view_rows(views: Tensor) -> list[Row]:
-    """Total variation distance of masked from unmasked predictions, mean over the views, and entropies in nats."""
+    """Return the total variation distance of masked from unmasked predictions, and each view's entropy in nats."""
     if len(views) < 2 or not torch.isfinite(views).all():
         return []
     entropies = entropy(views.float()).abs().T.tolist()

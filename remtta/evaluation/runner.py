@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.earlier import progress_of_completed, read_earlier, run_order
@@ -28,6 +29,7 @@ from remtta.evaluation.results import DELTAS, PLOTS, errors_by_round, summarise,
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method
@@ -41,11 +43,8 @@ from remtta.models.hashing import state_sha256
 from remtta.models.labels import labels_of, set_labels
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
-from remtta.runs.adapter import Adapter
 from remtta.runs.environment import environment
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
-from remtta.runs.interrupts import Interrupts
-from remtta.runs.mirror import Mirror
 
 _log = logging.getLogger("remtta")
 
@@ -61,7 +60,6 @@ def evaluate(
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
-    mirror: Mirror | None = None,
 ) -> dict[str, Any]:
     """Run methods over labelled domains and measure them.
 
@@ -83,7 +81,6 @@ def evaluate(
         source_data: Clean source images (a folder), or the statistics of some (a file), for
             methods that learn from them first.
         interrupts: Turns signals into a clean stop.
-        mirror: The store that has a copy of the folder, which is in the mirror's own.
 
     Returns:
         What `results.json` holds.
@@ -97,6 +94,8 @@ def evaluate(
         Stopped: If a signal came in; the progress is saved for `resume`.
     """
     options = options or EvalOptions()
+    if options.order is None:
+        options = replace(options, order="shuffled" if dataset.shuffled else "stored")
     chosen = checked_methods(methods, options.batch_size)
     check_source_data(map(method_of, chosen), source_data)
     base_sha256 = state_sha256(model)
@@ -113,16 +112,14 @@ def evaluate(
         outputs = range(card.num_classes) if numbers is None else numbers
         visits = {seed: plan_visits(dataset, options, seed) for seed in options.seeds}
         plan = EvalPlan(model, card, dataset, chosen, options, visits, outputs, delta)
-        return _Evaluation(plan, Path(output), interrupts or Interrupts(), packed, mirror).execute(source_data)
+        return _Evaluation(plan, Path(output), interrupts or Interrupts(), packed).execute(source_data)
 
 
 class _Evaluation:
     """All runs of one evaluation, in one folder."""
 
-    def __init__(
-        self, plan: EvalPlan, folder: Path, interrupts: Interrupts, packed: bytes | None, mirror: Mirror | None
-    ) -> None:
-        self._plan, self._folder, self._interrupts, self._mirror = plan, folder, interrupts, mirror
+    def __init__(self, plan: EvalPlan, folder: Path, interrupts: Interrupts, packed: bytes | None) -> None:
+        self._plan, self._folder, self._interrupts = plan, folder, interrupts
         self._packed = packed  # the model for workers, if there are to be any
 
     def execute(self, source_data: str | Path | None) -> dict[str, Any]:
@@ -154,8 +151,7 @@ class _Evaluation:
         else:
             progress, state = self._begin(), {}
         eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
-        on_save = self._mirror.send_if_due if self._mirror else lambda: None
-        with Ledger(self._folder, progress, save_every_s=every_s, eventful=eventful, on_save=on_save) as ledger:
+        with Ledger(self._folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             runs = list(itertools.product(methods, plan.options.seeds))
             runs = runs[len(progress.finished) :]
             here = runs if self._packed is None else runs[: bool(state)]  # one that was begun here ends here
@@ -165,7 +161,6 @@ class _Evaluation:
                 ledger.save_finished()
             if self._packed is not None and (elsewhere := runs[len(here) :]):
                 self._grid(self._packed).run(elsewhere, ledger, self._interrupts)
-                self._remove_runs()
         results = self._results(progress.finished)
         with writing(self._folder / PROGRESS):
             (self._folder / PROGRESS).unlink(missing_ok=True)
@@ -184,14 +179,7 @@ class _Evaluation:
             learned={name: learned["path"] for name, learned in plan.learned.items()},
             threads=torch.get_num_threads(),
             gpus=int(plan.card.device.type == "cuda"),
-            address=self._mirror.address_of(self._folder / RUNS) if self._mirror else None,
         )
-
-    def _remove_runs(self) -> None:
-        shutil.rmtree(self._folder / RUNS, ignore_errors=True)
-        if self._mirror:
-            self._mirror.send()  # before the store loses what this has taken over
-            self._mirror.remove(self._folder / RUNS)
 
     def _one(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
         """A method's run with a seed, from where it stopped with this state."""
@@ -257,7 +245,7 @@ class _Evaluation:
         self._refuse_earlier()
         with writing(self._folder):
             (self._folder / PROGRESS).unlink(missing_ok=True)
-            self._remove_runs()
+            shutil.rmtree(self._folder / RUNS, ignore_errors=True)
             self._remove_earlier()
         write_json(self._folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
         return Progress()
@@ -327,4 +315,4 @@ def _adapter(plan: EvalPlan, name: str, method: Method) -> Adapter:
     if is_guarded(name) and (guard is None or guard.options.action == "off"):
         raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
     smoother = Smoother(len(plan.numbers)) if is_smoothed(name) else None
-    return Adapter(method, guard, smoother)
+    return Adapter(method, [each for each in (guard, smoother) if each])

@@ -7,16 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-from remtta.errors import DownloadError, UsageError
+from remtta.errors import UsageError
 from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, title_of
-from remtta.remote import Folder, Stored
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
 from remtta.streams.pillow import opened
 
-ClassFolders = dict[str, Folder]
+ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
 """Class folders by domain and severity, which is None in a tree without severities."""
 
@@ -27,7 +25,7 @@ _LAYOUTS = (
 _log = logging.getLogger("remtta")
 
 
-def scan_tree(root: Folder) -> tuple[str, Tree]:
+def scan_tree(root: Path) -> tuple[str, Tree]:
     """The layout's name, and class folders by domain and severity.
 
     Raises:
@@ -36,13 +34,12 @@ def scan_tree(root: Folder) -> tuple[str, Tree]:
     first = _first_with_images(root)
     if first is None:
         raise UsageError(f"{root}: no images in this folder or below it")
-    levels = first.parts[len(root.parts) :]
-    name = root.resolve().name if isinstance(root, Path) else root.name
+    levels = first.relative_to(root).parts
     top = _subfolders(root)
     if len(levels) == 1:
-        return "one domain of class folders", {name: {None: top}}
+        return "one domain of class folders", {root.resolve().name: {None: top}}
     if len(levels) == 2 and _are_severities(top):
-        return "one corruption by severity", {name: _by_severity(top)}
+        return "one corruption by severity", {root.resolve().name: _by_severity(top)}
     if len(levels) == 2 and not _are_severities(_subfolders(root / levels[0])):
         return "tree of domains", {name: {None: _subfolders(folder)} for name, folder in top.items()}
     if len(levels) == 3 and _are_severities(_subfolders(root / levels[0])):
@@ -58,7 +55,7 @@ def scan_tree(root: Folder) -> tuple[str, Tree]:
     raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is no layout known here: {_LAYOUTS}")
 
 
-def choose_severities(root: Folder, tree: Tree, names: Sequence[str], asked: Sequence[int] | None) -> Sequence[int]:
+def choose_severities(root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None) -> Sequence[int]:
     """The severities asked for; without, the usual one, or the only one that these domains have.
 
     Raises:
@@ -75,7 +72,7 @@ def choose_severities(root: Folder, tree: Tree, names: Sequence[str], asked: Seq
 
 
 def choose_folders(
-    root: Folder, tree: Tree, names: Sequence[str], severities: Sequence[int]
+    root: Path, tree: Tree, names: Sequence[str], severities: Sequence[int]
 ) -> list[tuple[str, int | None, ClassFolders]]:
     """The domains and severities asked for, with their class folders.
 
@@ -95,64 +92,44 @@ def choose_folders(
     return chosen
 
 
-def list_images(folder: Folder) -> list[str]:
+def list_images(folder: Path) -> list[str]:
     """The images right in a folder, in natural order."""
     suffixes = image_suffixes()
-    if isinstance(folder, Stored):
-        paths = [str(folder / name) for name in folder.entries()[1] if not name.startswith(".")]
-    else:
-        paths = [entry.path for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
+    paths = [entry.path for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
     return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
 
 
-def image_at(root: Folder, source: str) -> Path | Stored:
-    """The image of a source in a data set."""
-    if isinstance(root, Stored):
-        return Stored(root.address, tuple(source.removeprefix(f"{root}/").split("/")))
-    return Path(source)
-
-
-def image_sizes(root: Folder, sources: Sequence[str]) -> Counter[tuple[int, int]]:
+def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
     """How many images there are of each width and height, by their headers; unreadable ones are passed over."""
     with ThreadPoolExecutor() as pool:
-        return Counter(size for size in pool.map(partial(_image_size, root), sources, chunksize=64) if size)
+        return Counter(size for size in pool.map(_image_size, paths, chunksize=64) if size)
 
 
-def _image_size(root: Folder, source: str) -> tuple[int, int] | None:
+def _image_size(path: str) -> tuple[int, int] | None:
     try:
-        with opened(image_at(root, source)) as image:
+        with opened(Path(path)) as image:
             return image.size[:2]
-    except DownloadError:
-        raise
     except Exception:  # told when it is decoded, with its reason
         return None
 
 
-def _first_with_images(root: Folder) -> Folder | None:
+def _first_with_images(root: Path) -> Path | None:
     suffixes = image_suffixes()
-    if isinstance(root, Stored):
-        if any(has_suffix(name, suffixes) for name in root.entries()[1]):
-            return root
-        below = map(_first_with_images, _subfolders(root).values())
-        return next((found for found in below if found is not None), None)
-    for place, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
+    for place, below, names in os.walk(root, followlinks=True):
+        below[:] = sorted((name for name in below if not name.startswith(".")), key=natural_key)
         if any(has_suffix(name, suffixes) for name in names):
             return Path(place)
     return None
 
 
-def _subfolders(folder: Folder) -> dict[str, Folder]:
-    if isinstance(folder, Stored):
-        names, _ = folder.entries()
-    else:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    return {name: folder / name for name in sorted(names, key=natural_key) if not name.startswith(".")}
+def _subfolders(folder: Path) -> dict[str, Path]:
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    return {name: folder / name for name in sorted(names, key=natural_key)}
 
 
-def _are_severities(folders: Mapping[str, Folder]) -> bool:
+def _are_severities(folders: Mapping[str, Path]) -> bool:
     return bool(folders) and all(name in {str(severity) for severity in SEVERITIES} for name in folders)
 
 
-def _by_severity(folders: Mapping[str, Folder]) -> dict[int | None, ClassFolders]:
+def _by_severity(folders: Mapping[str, Path]) -> dict[int | None, ClassFolders]:
     return {int(name): _subfolders(folder) for name, folder in folders.items() if name.isdecimal()}

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remtta.bench.memory import peak_bytes, start_peak
 from remtta.deltas.delta import save_delta
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
 from remtta.evaluation.hurry import Hurry
 from remtta.evaluation.ledger import PROGRESS, Ledger
@@ -25,17 +25,18 @@ from remtta.evaluation.results import delta_path
 from remtta.evaluation.rows import evaluation_rows
 from remtta.evaluation.scenarios import Visit
 from remtta.files import writing
-from remtta.runs.adapter import Adapter
+from remtta.guard.adapter import Adapter
+from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.policy import AllFrames
 from remtta.runs.reading import read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
+from remtta.runs.rows import RowFormat
 from remtta.runs.session import Moment, Session
 from remtta.streams.batches import in_batches
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame
-from remtta.streams.memory import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2
@@ -61,6 +62,7 @@ class Trial:
         self._plan, self._adapter, self._ledger, self._interrupts = plan, adapter, ledger, interrupts
         self._run: dict[str, Any] = {"method": name, "seed": seed}
         self._visits = plan.visits[seed]
+        self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
         self._tallies: dict[str, Tally] = {}
         position, options, method = ledger.progress.position, plan.options, adapter.method
         hurried = options.scenario == "time-constrained"
@@ -117,7 +119,7 @@ class Trial:
         plan, position = self._plan, self._position
         items = self._visit.items[position.start : position.start + len(result.batch.frames)].tolist()
         views = self._adapter.method.last_views if result.called else None
-        rows = evaluation_rows(result, plan.dataset, items, plan.numbers, plan.card.labels, views)
+        rows = evaluation_rows(result, plan.dataset, items, self._form, views)
         context = {**self._run, "phase": self._visit.phase, "visit": position.visit}
         events = ({**context, "index": position.frames, **event} for event in self._adapter.events())
         self._ledger.write(({**context, **row} for row in rows), events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from remtta._version import __version__
 from remtta.deltas.delta import Delta, apply_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.models.card import ModelCard, card_of
-from remtta.models.loading import load_model
+from remtta.models.loading import load
+from remtta.options import ModelOptions
 
 TOLERANCE = 1e-4
 """Largest difference of a logit from torch's, where the largest logit is at most 1; else as a share of that."""
@@ -88,25 +89,24 @@ class AdaptedModel:
         return worst
 
 
-def adapted_model(delta: Delta, arguments: Mapping[str, Any], labels: Sequence[str] | None = None) -> AdaptedModel:
+def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
     """Load the base that a delta was made on, and add the delta.
 
     Args:
         delta: The delta.
-        arguments: Of `load_model`, for the base.
-        labels: One name per class, in place of the model's own.
+        options: What builds the base, as from `base_options`.
 
     Raises:
         RemttaError: If the base cannot be loaded, or the delta does not fit.
     """
-    model = load_model(**arguments, labels=labels)
+    model = load(options)
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
     return AdaptedModel(model, base, card_of(model), delta)
 
 
-def needed(package: str, extra: str = "export") -> Any:
-    """A package of an extra.
+def needed(package: str) -> Any:
+    """A package of the extra `export`.
 
     Raises:
         UsageError: If it is not installed, with how to.
@@ -114,4 +114,4 @@ def needed(package: str, extra: str = "export") -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(f'this takes {package}, which is not installed: pip install "remtta[{extra}]"') from error
+        raise UsageError(f'this takes {package}, which is not installed: pip install "remtta[export]"') from error

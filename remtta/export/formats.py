@@ -12,7 +12,7 @@ from remtta.errors import UsageError
 from remtta.export.adapted import AdaptedModel
 from remtta.files import check_can_hold, writing
 
-Format = Literal["onnx", "peft", "timm", "openvino"]
+Format = Literal["onnx", "peft", "timm"]
 
 
 def export(
@@ -62,10 +62,6 @@ def _writer(form: Format, onto: Path | None) -> partial[None]:
         from remtta.export.peft_adapters import write_peft
 
         return partial(write_peft)
-    if form == "timm":
-        from remtta.export.timm_folders import write_timm
+    from remtta.export.timm_folders import write_timm
 
-        return partial(write_timm)
-    from remtta.export.openvino_models import write_openvino
-
-    return partial(write_openvino)
+    return partial(write_timm)

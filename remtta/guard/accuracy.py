@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.guard.guard import Said
+from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import Past
 
 WINDOW = 500
@@ -111,7 +111,7 @@ def _chance(diversity: float, images: int) -> float:
     return 1 / math.sqrt(pairs) if pairs else math.inf
 
 
-class Estimator:
+class Estimator(Observer):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only as long as frames come in any order: a camera that sees one class for a while is no worse.
@@ -131,22 +131,20 @@ class Estimator:
         self._past = Past.nothing(num_classes)
         self._weight = 1.0
 
-    def see(self, said: Said, answers: Tensor) -> None:
-        """Take note of the next frames.
-
-        Args:
-            said: Who said what of them.
-            answers: Logits (B, C), on the CPU, with no say of the frames before.
-        """
-        self._weight = said.weight
-        alone = "source" if said.weight == 0 else "adapted"
-        told = {"source": said.source, "adapted": said.adapted}
-        for name, logits in {**told, alone: answers if told[alone] is None else told[alone]}.items():
+    def answer(self, answers: Answers) -> None:
+        """Take note of the next frames, before their answers are smoothed."""
+        if answers.early:  # they come again
+            return
+        adapts = answers.method.adapts
+        self._weight = answers.weight if adapts else 0.0
+        alone = "source" if self._weight == 0 else "adapted"
+        told = {"source": answers.source, "adapted": answers.adapted if adapts else None}
+        for name, logits in {**told, alone: answers.logits if told[alone] is None else told[alone]}.items():
             if logits is None:
                 self._windows[name] = self._windows[name][:0]
             else:
                 self._windows[name] = torch.cat([self._windows[name], self._facts(logits.double().cpu())])[-WINDOW:]
-        *_, self._past = self._past.through(answers)
+        *_, self._past = self._past.through(answers.logits.cpu())
         self._judge()
 
     def _judge(self) -> None:

@@ -43,7 +43,7 @@ class Judge:
 
     def __init__(self, options: GuardOptions) -> None:
         self.window = Window(options.window, options.memory)
-        self._options = options
+        self._options = options.filled()
         self._now = _Standing()
         self._events: list[dict[str, Any]] = []
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.guard.conditions import Sight
+from remtta.guard.observer import Observer
 from remtta.methods.method import Method
 from remtta.options import Adapt
 
@@ -67,7 +68,7 @@ class _Standing:
     changes: int = 0
 
 
-class Pace:
+class Pace(Observer):
     """Says which frames are worth an update.
 
     A change is one of the images' plain statistics, against those of the frames that were learned from since the last.
@@ -84,14 +85,15 @@ class Pace:
         self._now = _Standing()
         self._events: list[dict[str, Any]] = []
 
-    def wants(self, pixels: Tensor) -> bool:
-        """Whether to learn from the next frames, preprocessed images (B, 3, H, W)."""
-        block = self._sight.take(pixels)
+    def before(self, images: Tensor) -> str | None:
+        """Return why the next frames, preprocessed images (B, 3, H, W), are not to be learned from, if they are not."""
+        block = self._sight.take(images)
         if block is not None:
             self._look(block)
-        wanted = self._now.waited == 0
-        self._now.adapted_on += wanted * len(pixels)
-        return wanted
+        if self._now.waited:
+            return NOTHING_NEW
+        self._now.adapted_on += len(images)
+        return None
 
     def _look(self, block: Tensor) -> None:
         now = self._now

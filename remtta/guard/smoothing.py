@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remtta.guard.observer import Answers, Observer
+
 _STAYS = 0.7  # probability that the next frame shows the same class, by which it is judged whether there is an order
 _MOST_STAYS = 0.98  # the most that is believed of it in answers
 _COMPARED = 0.01  # share of the newest frame in how often predictions come again, which is of the last 100 or so
@@ -125,7 +127,7 @@ class Past:
         )
 
 
-class Smoother:
+class Smoother(Observer):
     """Answers by the frames before, too, while they come in order; else what it is given, bit for bit.
 
     Args:
@@ -135,23 +137,18 @@ class Smoother:
     def __init__(self, num_classes: int) -> None:
         self._past = self._ahead = Past.nothing(num_classes)
 
-    def __call__(self, logits: Tensor, *, early: bool = False) -> Tensor:
-        """Logits (B, C) to answer with, for those of the next frames, on the CPU.
-
-        Args:
-            logits: What the frames were taken for, each by itself.
-            early: Whether they come again, with the rest of their batch.
-        """
-        past = self._ahead if early else self._past
-        answers = logits.clone()
-        for place, now in enumerate(past.through(logits)):
+    def answer(self, answers: Answers) -> None:
+        """Answer each of the next frames by those before it, too."""
+        answers.raw = raw = answers.logits.cpu()
+        past = self._ahead if answers.early else self._past
+        answers.logits = raw.clone()
+        for place, now in enumerate(past.through(raw)):
             past = now
             if now.ordered:
-                answers[place] = torch.from_numpy(np.log(now.belief))
+                answers.logits[place] = torch.from_numpy(np.log(now.belief))
         self._ahead = past
-        if not early:
+        if not answers.early:
             self._past = past
-        return answers
 
     def state(self) -> dict[str, Tensor]:
         """Everything its next answer depends on."""

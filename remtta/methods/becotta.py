@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as T
 
-from remtta.backbones.registry import with_tokens
+from remtta.backbones.families import with_tokens
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.beside import Beside, Change
 from remtta.methods.losses import entropy

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.backbones.registry import with_tokens
+from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.hog import hog_patches, hog_size

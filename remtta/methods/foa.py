@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from remtta.backbones.registry import backbone_of, with_plain_tokens
+from remtta.backbones.families import backbone_of, with_plain_tokens
 from remtta.errors import ModelError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy

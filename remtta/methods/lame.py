@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.methods.net import Net
 from remtta.methods.settings import LAMEConfig
 from remtta.methods.source import Source

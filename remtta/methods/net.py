@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from remtta.backbones.base import Backbone, BatchNorm
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.errors import ModelError
 from remtta.methods.settings import MethodConfig
 from remtta.models.precision import Context, ForwardContext

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.base import PlainTokenBackbone
+from remtta.backbones.vit import ViT
 
 
 def classify_with_prompts(
-    backbone: PlainTokenBackbone, images: Tensor, prompts: Tensor | None, shift: Tensor | None
+    backbone: ViT, images: Tensor, prompts: Tensor | None, shift: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Logits, and the class token behind every block, as the next block's first norm has it.
 

@@ -14,7 +14,8 @@ from torch import nn
 from remtta.errors import UsageError
 from remtta.methods.method import Method, Updater
 from remtta.methods.objective import Objective
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, check_method
+from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, algorithm_of, check_method, method_config
+from remtta.options import DEFAULT_BATCH_SIZE
 
 METHODS: dict[str, str | type[Objective[Any]]] = {
     "source": "source.Source",
@@ -50,7 +51,7 @@ METHODS: dict[str, str | type[Objective[Any]]] = {
     "clipartt": "clipartt.CLIPArTT",
     "tpt": "tpt.TPT",
 }
-"""The objective of every method, or its module and class, by the method's name; its config is in METHOD_CONFIGS."""
+"""The objective of every algorithm, or its module and class; `METHOD_TABLE` says which one runs under a name."""
 
 
 def objective_of(name: str) -> type[Objective[Any]]:
@@ -59,8 +60,8 @@ def objective_of(name: str) -> type[Objective[Any]]:
     Raises:
         UsageError: If there is no such method.
     """
-    check_method(name, METHODS)
-    place = METHODS[name]
+    check_method(name, METHOD_CONFIGS)
+    place = METHODS[algorithm_of(name)]
     if not isinstance(place, str):
         return place
     module, _, kind = place.rpartition(".")
@@ -72,7 +73,7 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
     """Set up a method on a model.
 
     Args:
-        name: One of METHODS.
+        name: One of METHOD_TABLE.
         model: The model, adapted in place.
         config: The method's own kind of config; its defaults if None.
 
@@ -82,7 +83,7 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
     """
     objective = objective_of(name)
     try:
-        return Updater(model, config or METHOD_CONFIGS[name](), objective)
+        return Updater(model, config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE), objective)
     except UsageError:
         raise
     except ValueError as error:  # such as a mask ratio that leaves no patch of this model

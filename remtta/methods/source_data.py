@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from remtta.deltas.reading import UNREADABLE
 from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
-from remtta.files import remove_leftovers, writing
+from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, objective_of
 from remtta.methods.settings import MethodConfig
@@ -148,14 +148,6 @@ def clean_batches(
     """
     transform = _transform(preprocessing, False)
     return _batches(_source_files(Path(folder)), transform, preprocessing, device, most, wait)
-
-
-def cache_folder() -> Path:
-    """Where statistics are kept: $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("REMTTA_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
 
 
 _Found = tuple[Mapping[str, Any], dict[str, Tensor], str]

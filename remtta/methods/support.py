@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import FAMILIES, backbone_of, modules_in_families
 from remtta.errors import RemttaError
 from remtta.methods.registry import METHODS, build_method
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.backbones.registry import with_tokens
+from remtta.backbones.families import with_tokens
 from remtta.errors import ModelError
 from remtta.methods.augmentations import PixelSpace, jitter
 from remtta.methods.losses import symmetric_cross_entropy

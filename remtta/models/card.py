@@ -1,4 +1,4 @@
-"""What a run needs to know of its model beside the model itself, read off once."""
+"""A model in words and numbers, read off once."""
 
 from __future__ import annotations
 
@@ -17,19 +17,10 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model in words and numbers.
+    """What a run needs to know of its model beside the model itself."""
 
-    Attributes:
-        origin: What `load_model` built it from; the name "unknown" for any other model.
-        sha256: Hash of its whole state, the source weights.
-        preprocessing: How images become its inputs.
-        labels: One name per class, or None.
-        num_classes: Classes of its head.
-        device: Where it is.
-    """
-
-    origin: Mapping[str, Any]
-    sha256: str
+    origin: Mapping[str, Any]  # what `load_model` built it from; the name "unknown" for any other model
+    sha256: str  # of its whole state, the source weights
     preprocessing: Preprocessing
     labels: Sequence[str] | None
     num_classes: int
@@ -37,22 +28,19 @@ class ModelCard:
 
     @property
     def name(self) -> str:
-        """What it is called in records and deltas."""
+        """Its name in records and deltas."""
         return str(self.origin["name"])
 
     @property
     def options(self) -> dict[str, Any]:
-        """What else than its name it takes to build it."""
+        """Arguments of `load_model` beside its name."""
         return {key: value for key, value in self.origin.items() if key != "name"}
 
 
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
-    """Read a model's card off it.
+    """Read the card off a classifier at its source weights.
 
-    Args:
-        model: A classifier at its source weights.
-        preprocessing: How images become its inputs; by default as it asks for.
-        sha256: Hash of its state, where it is known; after its head was cut, that of the whole model.
+    By default the preprocessing is what it asks for. Where its head was cut, `sha256` is that of the whole model.
     """
     return ModelCard(
         origin=origin_of(model),

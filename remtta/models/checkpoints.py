@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.config import config_of
-from remtta.models.huggingface_names import NOT_SMOOTHED, from_transformers
-from remtta.models.torchvision import TORCHVISION_PREPROCESSING, from_torchvision
+from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 
 _log = logging.getLogger("remtta")
 
@@ -73,7 +72,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
 
 
 def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights in a file, and what their names say of the preprocessing."""
+    """Return the weights in a file, and what their names say of the preprocessing."""
     state = _strip_wrappers(read_weights(path, use_ema), model)
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
@@ -91,11 +90,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
 
 
 def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
-    """Refuse tensors that are not the plain, finite numbers that weights are.
-
-    Raises:
-        CheckpointError: Naming the first.
-    """
+    """Raise CheckpointError, naming the first tensor that is not of the plain, finite numbers that weights are."""
     own = model.state_dict()
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -107,7 +102,7 @@ def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> 
 
 
 def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, torch.dtype]:
-    """The dtype of each weight in a checkpoint that fits `model`, under the model's own names."""
+    """Return the dtype of each weight in a checkpoint that fits `model`, under the model's own names."""
     if path.suffix.lower() == ".npz":
         return {}
     state, _ = _in_timms_names(path, model, use_ema)
@@ -115,7 +110,7 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
 
 
 def read_weights(path: Path, use_ema: bool = False) -> Mapping[str, Tensor]:
-    """Named weights in a file, as they are.
+    """Read the named weights in a file, as they are.
 
     Raises:
         CheckpointError: If it cannot be read, or holds anything else.
@@ -207,7 +202,7 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
 
 
 def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
-    """Which weights are missing, unknown or of another shape than the model's, in a line; None if none is."""
+    """Say which weights are missing, unknown or of another shape than the model's, in a line; None if none is."""
     own = model.state_dict()
     wrong = {
         name: f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,61 +15,66 @@ from remtta.models.labels import labels_of
 from remtta.models.zero_shot import ZeroShotHead
 
 
+def classifiers_of(model: Any) -> dict[str, nn.Module]:
+    """Return what makes a timm model's logits, by its place: one layer, or two of a distilled model."""
+    found = model.get_classifier()
+    layers = found if isinstance(found, tuple) else (found,)
+    return {place: module for place, module in model.named_modules() if any(module is layer for layer in layers)}
+
+
 def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
-    """Cut a classifier's heads down to some of its classes, in place.
+    """Cut a timm classifier down to some of its classes, in this order and in place.
 
-    Losses and thresholds of every method then see only these classes, as the
-    protocols of ImageNet-R and ImageNet-A ask for.
-
-    Args:
-        model: A timm transformer.
-        numbers: The classes to keep, in their new order.
+    Losses and thresholds of every method then see only these classes.
 
     Raises:
-        ModelError: If a head is not a linear layer.
+        ModelError: If its logits are not made by linear layers.
     """
-    rows = torch.tensor(list(numbers))
     labels = labels_of(model)
-    zero_shot = _zero_shot_heads(model)
-    for name, each in zero_shot.items():
-        model.set_submodule(name, each.restricted(numbers))
-    for name in () if zero_shot else ("head", "head_dist"):
-        head = getattr(model, name, None)
-        if head is None:
-            continue
-        if not isinstance(head, nn.Linear):
-            raise ModelError(f"the model's {name} is no linear layer, so its classes cannot be restricted")
-        kept = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device=head.weight.device)
-        with torch.no_grad():
-            kept.weight.copy_(head.weight[rows])
-            if head.bias is not None:
-                kept.bias.copy_(head.bias[rows])
-        setattr(model, name, kept)
-    model.num_classes = len(rows)
+    cut = {place: _restricted(head, place, numbers) for place, head in _heads(model).items()}
+    _put(model, cut)
+    model.num_classes = len(numbers)
     names = None if labels is None else [labels[number] for number in numbers]
-    model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(rows), "label_names": names}
+    model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(numbers), "label_names": names}
 
 
 @contextlib.contextmanager
 def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
-    """Have `restrict_classes` done within the block, if there are numbers; afterwards the heads are the same as before.
-
-    Raises:
-        ModelError: If a head is not a linear layer.
-    """
-    names = ("head", "head_dist", "num_classes", "pretrained_cfg")
-    whole, zero_shot = {name: getattr(model, name) for name in names if hasattr(model, name)}, _zero_shot_heads(model)
+    """Do `restrict_classes` within the block, if there are numbers; afterwards the model is as before."""
+    if numbers is None:
+        yield
+        return
+    whole, num_classes, config = _heads(model), model.num_classes, model.pretrained_cfg
     try:
-        if numbers is not None:
-            restrict_classes(model, numbers)
+        restrict_classes(model, numbers)
         yield
     finally:
-        for name, value in whole.items():
-            setattr(model, name, value)
-        for name, head in zero_shot.items():
-            model.set_submodule(name, head)
+        _put(model, whole)
+        model.num_classes, model.pretrained_cfg = num_classes, config
 
 
-def _zero_shot_heads(model: nn.Module) -> dict[str, ZeroShotHead]:
-    """Heads made of texts, by their places in the model."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, ZeroShotHead)}
+def _heads(model: nn.Module) -> dict[str, nn.Module]:
+    """Heads made of texts, or else the model's own classifiers, by their places."""
+    of_texts = {place: module for place, module in model.named_modules() if isinstance(module, ZeroShotHead)}
+    return {**of_texts} or classifiers_of(model)
+
+
+def _put(model: nn.Module, heads: dict[str, nn.Module]) -> None:
+    for place, head in heads.items():
+        model.set_submodule(place, head)
+
+
+def _restricted(head: nn.Module, place: str, numbers: Sequence[int]) -> nn.Module:
+    if isinstance(head, ZeroShotHead):
+        return head.restricted(numbers)
+    if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution of one position, as in BiT
+        raise ModelError(f"the model's {place} is no linear layer, so its classes cannot be restricted")
+    kept, rows = copy.deepcopy(head), torch.tensor(list(numbers), device=head.weight.device)
+    kept.weight = nn.Parameter(head.weight.detach()[rows], head.weight.requires_grad)
+    if head.bias is not None:
+        kept.bias = nn.Parameter(head.bias.detach()[rows], head.bias.requires_grad)
+    if isinstance(kept, nn.Linear):
+        kept.out_features = len(numbers)
+    else:
+        kept.out_channels = len(numbers)
+    return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,20 +20,13 @@ from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
+from remtta.options import ModelOptions
 
 _CONFIG = "open_clip_config.json"
 _TAG = ("mean", "std", "interpolation", "resize_mode")
 _CROP_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
 
 _log = logging.getLogger("remtta")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Name:
-    """What open_clip calls a model, and its weights, if they are not part of that."""
-
-    model: str
-    tag: str | None
 
 
 def load_zero_shot(
@@ -71,8 +63,9 @@ def load_zero_shot(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
     """
     open_clip = _open_clip()
-    wanted, templates = _parsed(name, open_clip, checkpoint is not None), templates_of(prompts or DEFAULT_PROMPTS)
-    model, tokenizer = _built(name, wanted, open_clip, checkpoint, input_size)
+    wanted, tag = _parsed(name, open_clip, checkpoint is not None)
+    templates = templates_of(prompts or DEFAULT_PROMPTS)
+    model, tokenizer = _built(name, wanted, tag, open_clip, checkpoint is not None, input_size)
     if checkpoint is not None:
         _load(model, Path(checkpoint), use_ema)
     if labels is None:
@@ -92,7 +85,7 @@ def load_zero_shot(
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
-    origin = built_from(name, checkpoint, use_ema, None, None, input_size)
+    origin = built_from(ModelOptions(name, checkpoint, use_ema, input_size=input_size))
     config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
     return image.model
@@ -123,12 +116,13 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> _Name:
+def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str | None]:
+    """Return open_clip's names of a model and of its weights, if these are not part of it."""
     given = name.removeprefix(CLIP)
     if Path(given, _CONFIG).is_file():
-        return _Name(f"local-dir:{given}", None)
+        return f"local-dir:{given}", None
     if given.startswith("hf-hub:"):
-        return _Name(given, None)
+        return given, None
     model, found, tag = given.partition("/")
     if model not in open_clip.list_models():
         raise UsageError(
@@ -138,30 +132,35 @@ def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> _Name:
     tags = open_clip.list_pretrained_tags_by_model(model)
     if (found and tag not in tags) or not (found or has_checkpoint):
         raise UsageError(f"{name} needs its weights' name or a --checkpoint; open_clip has {', '.join(tags) or 'none'}")
-    return _Name(model, tag or None)
+    return model, tag or None
 
 
 def _built(
-    name: str, wanted: _Name, open_clip: Any, checkpoint: str | Path | None, input_size: tuple[int, int] | None
+    name: str,
+    wanted: str,
+    tag: str | None,
+    open_clip: Any,
+    has_checkpoint: bool,
+    input_size: tuple[int, int] | None,
 ) -> tuple[Any, Any]:
-    """The open_clip model and its tokenizer; with random weights where a checkpoint is to follow."""
-    tag = open_clip.get_pretrained_cfg(wanted.model, wanted.tag) if wanted.tag else {}
-    remote = checkpoint is None and not wanted.model.startswith("local-dir:")
+    """Build the open_clip model and its tokenizer; with random weights where a checkpoint is to follow."""
+    about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
+    remote = not has_checkpoint and not wanted.startswith("local-dir:")
     if remote:
         _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
     try:
         with _quiet(), reachable_or_offline() if remote else contextlib.nullcontext():
             model = open_clip.create_model(
-                wanted.model,
-                pretrained=wanted.tag if remote else None,
-                load_weights=checkpoint is None,
+                wanted,
+                pretrained=tag if remote else None,
+                load_weights=not has_checkpoint,
                 pretrained_text=False,
-                require_pretrained=checkpoint is None,
-                force_quick_gelu=bool(tag.get("quick_gelu")),
+                require_pretrained=not has_checkpoint,
+                force_quick_gelu=bool(about.get("quick_gelu")),
                 force_image_size=input_size,
-                force_preprocess_cfg={key: tag[key] for key in _TAG if key in tag},
+                force_preprocess_cfg={key: about[key] for key in _TAG if key in about},
             )
-            return model, open_clip.get_tokenizer(wanted.model)
+            return model, open_clip.get_tokenizer(wanted)
     except Exception as error:  # open_clip and its download libraries share no base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         if remote and not isinstance(error, (TypeError, ImportError)):

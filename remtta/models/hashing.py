@@ -1,25 +1,39 @@
-"""Hashes that tell whether two models have the same weights."""
+"""Hashes that tell whether two models have the same weights; torch is imported only where there are tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from remtta.models.digests import Part, parts_sha256
+Part = tuple[str, str, tuple[int, ...], memoryview]
+"""Name, dtype as torch writes it, shape, and bytes of an array."""
+
+
+def parts_sha256(parts: Iterable[Part]) -> str:
+    """Hash the name, dtype, shape and bytes of arrays, given in the order of their names, by SHA-256."""
+    digest = hashlib.sha256()
+    for name, dtype, shape, content in parts:
+        digest.update(f"{name} {dtype} {shape}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def state_sha256(model: nn.Module) -> str:
-    """SHA-256 over the sorted name, dtype, shape and bytes of a model's whole state."""
+    """Hash a model's whole state, in the order of names."""
     return tensors_sha256(model.state_dict())
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the sorted name, dtype, shape and bytes of tensors."""
+    """Hash tensors, in the order of names."""
     return parts_sha256(_part(name, tensors[name]) for name in sorted(tensors))
 
 
 def _part(name: str, tensor: Tensor) -> Part:
+    import torch
+
     content = tensor.detach().cpu().contiguous()
     return name, str(content.dtype), tuple(content.shape), content.reshape(-1).view(torch.uint8).numpy().data

@@ -20,13 +20,8 @@ _SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A folder that transformers saved.
-
-    Attributes:
-        path: Where it is.
-        config: Its config.json.
-    """
+class TransformersFolder:
+    """A folder that transformers saved, and its config.json."""
 
     path: Path
     config: Config
@@ -49,8 +44,8 @@ class Folder:
         raise CheckpointError(f"{self.path} has no {_WEIGHTS[0]}; save the model again, or give --checkpoint")
 
 
-def transformers_folder(name: str) -> Folder | None:
-    """The folder that a model's name stands for, if transformers saved it; timm's own folders are left to timm."""
+def transformers_folder(name: str) -> TransformersFolder | None:
+    """Return the folder that a model's name stands for, if transformers saved it; timm's own are left to timm."""
     path = Path(name.removeprefix(_PREFIX))
     if not name.startswith(_PREFIX) or not (path / "config.json").is_file():
         return None
@@ -60,31 +55,24 @@ def transformers_folder(name: str) -> Folder | None:
         return None  # timm tells
     if not isinstance(config, dict) or "architecture" in config or not {"model_type", "architectures"} & set(config):
         return None
-    return Folder(path, config)
+    return TransformersFolder(path, config)
 
 
 def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
-    """The file that a model's weights are read from: the checkpoint, or its folder's; None where timm finds them.
-
-    Raises:
-        CheckpointError: If its folder has none.
-    """
+    """Return the file of a model's weights, the checkpoint or its folder's; None where timm finds them."""
     folder = transformers_folder(name) if checkpoint is None else None
     if folder is not None:
         return folder.weights
     return None if checkpoint is None else Path(checkpoint)
 
 
-def build_folder(folder: Folder, num_classes: int | None = None, input_size: Size | None = None) -> nn.Module:
-    """The timm model that a folder's config.json describes, without its weights.
+def build_folder(
+    folder: TransformersFolder, num_classes: int | None = None, input_size: Size | None = None
+) -> nn.Module:
+    """Build the timm model that a folder's config.json describes, without its weights.
 
     Preprocessing and class names are in its `pretrained_cfg`; its `model_type`
     there says whose names its weights may have.
-
-    Args:
-        folder: What transformers saved.
-        num_classes: Classes of its head, by default as many as config.json names.
-        input_size: Height and width in pixels, by default those of its images.
 
     Raises:
         CheckpointError: If it is no classifier that timm has, with the reason.
@@ -115,7 +103,7 @@ def build_folder(folder: Folder, num_classes: int | None = None, input_size: Siz
     return built
 
 
-def _family(folder: Folder) -> tuple[str, Family]:
+def _family(folder: TransformersFolder) -> tuple[str, Family]:
     kind = folder.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
@@ -126,11 +114,7 @@ def _family(folder: Folder) -> tuple[str, Family]:
 
 
 def _check(place: Path, config: Config, family: Family) -> None:
-    """Refuse what is no classifier, and what timm's model cannot be told.
-
-    Raises:
-        CheckpointError: Naming it.
-    """
+    """Raise CheckpointError, naming what is no classifier or what timm's model cannot be told."""
     saved = config.get("architectures") or family.classifiers[:1]
     if saved[0] not in family.classifiers:
         raise CheckpointError(f"{place} says {saved[0]}; remtta reads {' and '.join(family.classifiers)}")
@@ -150,7 +134,7 @@ def _class_names(place: Path, config: Config) -> list[str]:
         raise CheckpointError(f"{place} has an id2label that does not count from 0: {str(names)[:80]}") from error
 
 
-def _own_size(folder: Folder, config: Config, family: Family, prepared: Size) -> Size:
+def _own_size(folder: TransformersFolder, config: Config, family: Family, prepared: Size) -> Size:
     """Height and width of the images that the folder's own preprocessing makes."""
     own = pair(config["image_size"])
     if family.fixed_size and own != prepared:
@@ -161,12 +145,8 @@ def _own_size(folder: Folder, config: Config, family: Family, prepared: Size) ->
     return prepared
 
 
-def _check_windows(folder: Folder, config: Config, size: Size) -> None:
-    """Refuse images that have to be padded, which transformers does before it shifts windows, and timm afterwards.
-
-    Raises:
-        CheckpointError: Saying what divides.
-    """
+def _check_windows(folder: TransformersFolder, config: Config, size: Size) -> None:
+    """Refuse images that have to be padded, which transformers does before it shifts windows, and timm afterwards."""
     stages, window, patch = len(config["depths"]), config["window_size"], pair(config["patch_size"])
     for stage in range(stages):
         rows, columns = (pixels / (side * 2**stage) for pixels, side in zip(size, patch, strict=True))

@@ -20,10 +20,8 @@ from timm.data.constants import (
 )
 
 from remtta.errors import CheckpointError
+from remtta.models.huggingface_models import Config, Size, pair
 from remtta.models.preprocessing import check_preprocessing
-
-Config = Mapping[str, Any]
-Size = tuple[int, int]
 
 _log = logging.getLogger("remtta")
 
@@ -106,7 +104,7 @@ def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
 
 
 def _kind(path: Path, config: Config) -> str:
-    """Which processor it is, whatever its version is called."""
+    """Return the kind of processor, whatever its version is called."""
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
     kind = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
     if kind not in _PROCESSORS:
@@ -132,17 +130,17 @@ def _three(values: Any) -> tuple[float, ...]:
 
 
 def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
-    """What becomes of an image's shape.
+    """Translate what becomes of an image's shape.
 
     Raises:
         CheckpointError: If timm has no such transform.
     """
-    crop = _pair(config["crop_size"]) if config.get("do_center_crop") else None
+    crop = pair(config["crop_size"]) if config.get("do_center_crop") else None
     size = config["size"]
     short = size.get("shortest_edge") if isinstance(size, dict) else size if kind in _KEEPING_RATIO else None
     if kind == "ConvNext" and short is not None:
         crop, short, size = _convnext(short, config["crop_pct"])
-    resized = (short, short) if short is not None else _pair(size)
+    resized = (short, short) if short is not None else pair(size)
     if not config.get("do_resize", True):
         resized, crop = (crop or resized), None  # images are of that size already
     elif short is not None and (crop is None or crop[0] != crop[1]):
@@ -171,15 +169,3 @@ def _share(crop: Size, resized: Size) -> float | None:
         if share <= 1 and all(math.floor(c / share) == r for c, r in zip(crop, resized, strict=True)):
             return share
     return None
-
-
-def _pair(size: Any) -> Size:
-    """Height and width.
-
-    Raises:
-        LookupError: If it says neither.
-    """
-    if isinstance(size, Mapping):
-        size = (size["height"], size["width"])
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(height), int(width)

@@ -23,32 +23,21 @@ _STEM_EPS = {"swin": 1e-5, "convnext": 1e-6}  # of the norms that are not built 
 
 @dataclass(frozen=True)
 class Family:
-    """A model_type of transformers.
+    """A model_type of transformers."""
 
-    Attributes:
-        classifiers: Its classes that classify images.
-        defaults: What config.json need not hold.
-        only: Options of which timm's model knows some values, and these.
-        fixed_size: Whether transformers refuses images of another size than image_size.
-        build: The timm model.
-    """
-
-    classifiers: tuple[str, ...]
-    defaults: Config
-    only: Config
-    fixed_size: bool
+    classifiers: tuple[str, ...]  # its classes that classify images
+    defaults: Config  # what config.json need not hold
+    only: Config  # options of which timm's model knows some values, and these
+    fixed_size: bool  # transformers refuses images of another size than image_size
     build: Callable[[Config, Size, int], nn.Module]
 
 
 def pair(value: Any) -> Size:
-    """Height and width, of both or of one number."""
+    """Return height and width, of both (by name or in this order) or of one number."""
+    if isinstance(value, Mapping):
+        value = (value["height"], value["width"])
     height, width = (value, value) if isinstance(value, int) else value
     return int(height), int(width)
-
-
-def _ratio(hidden: int, width: int) -> float:
-    """What timm multiplies a width by, and rounds down, to have so many hidden units."""
-    return (hidden + 0.5) / width
 
 
 def _norm(config: Config) -> Callable[..., nn.Module]:
@@ -64,7 +53,7 @@ def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> d
         "embed_dim": config["hidden_size"],
         "depth": config["num_hidden_layers"],
         "num_heads": config["num_attention_heads"],
-        "mlp_ratio": _ratio(hidden, config["hidden_size"]),
+        "mlp_ratio": (hidden + 0.5) / config["hidden_size"],  # timm rounds the product down
         "qkv_bias": config["qkv_bias"],
         "norm_layer": _norm(config),
     }
@@ -100,15 +89,13 @@ def _dinov2(config: Config, size: Size, num_classes: int) -> nn.Module:
     if config["use_swiglu_ffn"]:
         hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)  # the gates and what they let through
         layers = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
-    registers = {"reg_tokens": config["num_register_tokens"], "no_embed_class": True} if _has_registers(config) else {}
+    registers = {}
+    if config["model_type"] == "dinov2_with_registers":
+        registers = {"reg_tokens": config["num_register_tokens"], "no_embed_class": True}
     kwargs = {**_transformer(config, size, num_classes, hidden), **layers, **registers}
     model = ClassAndPatches(**kwargs, init_values=1.0)
     model.head = nn.Linear(2 * width, num_classes)
     return model
-
-
-def _has_registers(config: Config) -> bool:
-    return bool(config["model_type"] == "dinov2_with_registers")
 
 
 def _swin(config: Config, size: Size, num_classes: int) -> nn.Module:

@@ -13,7 +13,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from remtta.errors import ModelError
-from remtta.models.renames import renamed
+from remtta.models.classes import classifiers_of
+from remtta.models.foreign_names import renamed
 
 _NAMES = (
     (r"^conv1\.", "patch_embed.proj."),
@@ -32,31 +33,16 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class ImageTower:
-    """An image tower of open_clip as timm's.
-
-    Attributes:
-        model: The timm model.
-        projection: What projects its pooled features to embeddings.
-        place: Name of the module that a head goes in place of.
-        names: What the timm model's weights are called in open_clip's tower.
-    """
+    """An image tower of open_clip as timm's."""
 
     model: nn.Module
-    projection: nn.Module
-    place: str
-    names: Mapping[str, str]
+    projection: nn.Module  # of its pooled features to embeddings
+    place: str  # of the module that a head replaces
+    names: Mapping[str, str]  # of the timm model's weights in open_clip's tower
 
 
 def timm_tower(visual: Any, name: str) -> ImageTower:
-    """An image tower as a timm model.
-
-    Args:
-        visual: open_clip's tower.
-        name: What the model is called, for errors.
-
-    Raises:
-        ModelError: If timm has nothing like it.
-    """
+    """Convert open_clip's image tower to a timm model; raise ModelError if timm has nothing like it."""
     kind = type(visual).__name__
     if hasattr(visual, "trunk"):
         return _own_trunk(visual, name)
@@ -71,9 +57,8 @@ def _own_trunk(visual: Any, name: str) -> ImageTower:
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
         raise ModelError(f"{name} pools its features outside of timm's model, which remtta does not read")
-    classifier = trunk.get_classifier()
-    place = next((each for each, module in trunk.named_modules() if module is classifier), "")
-    if not place:
+    place, classifier = next(iter(classifiers_of(trunk).items()), ("", None))
+    if classifier is None:
         raise ModelError(f"{name} has a head that remtta cannot find in {type(trunk).__name__}")
     layers = {"": classifier, **dict(visual.head.named_children())}
     names = {each: f"trunk.{each}" for each in trunk.state_dict() if not each.startswith(f"{place}.")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -18,12 +19,25 @@ def labels_of(model: nn.Module) -> list[str] | None:
 
 
 def set_labels(model: Any, labels: Sequence[str]) -> None:
-    """Name the classes of a timm model.
+    """Name the classes of a timm model; raise UsageError if there are more or fewer names than classes."""
+    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": checked_labels(labels, model)}
+
+
+def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | None:
+    """Class names, which may be in a file of one per line.
 
     Raises:
-        UsageError: If there are more or fewer names than classes.
+        UsageError: If the file cannot be read.
     """
-    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": checked_labels(labels, model)}
+    if not isinstance(labels, (str, Path)):
+        return labels
+    try:
+        lines = Path(labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise UsageError(f"--labels: no such file: {labels}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--labels: {labels} cannot be read as UTF-8 text: {error}") from error
+    return [line.removesuffix("\r") for line in lines]
 
 
 def checked_labels(labels: Sequence[str], model: Any) -> list[str]:

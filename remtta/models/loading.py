@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import nn
 
-from remtta.errors import DownloadError, ModelError, RemttaError, UsageError
+from remtta.errors import ModelError, UsageError
+from remtta.models.building import create
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.config import built_from, config_of
 from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
-from remtta.models.hub import reachable_or_offline
-from remtta.models.huggingface import Folder, build_folder, transformers_folder, weights_file
-from remtta.models.labels import checked_labels, known_labels
+from remtta.models.huggingface import weights_file
+from remtta.models.labels import checked_labels, known_labels, read_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
-
-_log = logging.getLogger("remtta")
+from remtta.options import DEFAULT_MODEL, ModelOptions
 
 
 def load_model(
@@ -42,7 +38,7 @@ def load_model(
     input_size: tuple[int, int] | None = None,
     interpolation: str | None = None,
     crop_pct: float | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str] | str | Path | None = None,
     prompts: str | Sequence[str] | None = None,
     text_embeddings: str | Path | None = None,
     on_texts: OnTexts | None = None,
@@ -68,7 +64,7 @@ def load_model(
         input_size: Height and width, in pixels.
         interpolation: One of INTERPOLATIONS.
         crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
-        labels: One name per class; what the classes of a zero-shot model are.
+        labels: One name per class, or a file of one per line; what the classes of a zero-shot model are.
         prompts: Templates of a zero-shot model, by name or as they are.
         text_embeddings: File of `remtta text-embed`, which makes a zero-shot
             model of timm's image tower.
@@ -84,158 +80,109 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value cannot be used.
     """
+    given = ModelOptions(
+        name,
+        checkpoint=checkpoint,
+        use_ema=use_ema,
+        num_classes=num_classes,
+        model_kwargs=model_kwargs or {},
+        labels=labels,
+        prompts=prompts,
+        text_embeddings=text_embeddings,
+        mean=None if mean is None else (mean[0], mean[1], mean[2]),
+        std=None if std is None else (std[0], std[1], std[2]),
+        input_size=input_size,
+        interpolation=interpolation,
+        crop_pct=crop_pct,
+    )
+    return load(given, device=device, on_texts=on_texts)
+
+
+def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
+    """The same as `load_model`, with its arguments as they come from the command line.
+
+    Raises:
+        RemttaError: As of `load_model`.
+    """
+    name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
-        if use_ema or num_classes or model_kwargs or input_size:
+        if given.use_ema or given.num_classes or given.model_kwargs or given.input_size:
             raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size or arguments")
-        own = {"checkpoint": checkpoint, "mean": mean, "std": std, "crop_pct": crop_pct, "labels": labels}
-        return _load_embedded(own, interpolation=interpolation, device=device)
+        return _load_embedded(given, device)
     place = select_device(device)
-    check_preprocessing(mean, std, interpolation, crop_pct)
-    if use_ema and checkpoint is None:
+    check_preprocessing(given.mean, given.std, given.interpolation, given.crop_pct)
+    if given.use_ema and given.checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
-    given = {
-        "mean": None if mean is None else tuple(mean),
-        "std": None if std is None else tuple(std),
-        "interpolation": interpolation,
-        "crop_pct": crop_pct,
-        "input_size": None if input_size is None else (3, *input_size),
-    }
-    given = {key: value for key, value in given.items() if value is not None}
+    labels = read_labels(given.labels)
     if is_zero_shot(name):
-        if num_classes or model_kwargs or text_embeddings:
-            raise UsageError(
-                f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
-                "--text-embeddings"
-            )
-        zero_shot: Any = load_zero_shot(
-            name,
-            checkpoint=checkpoint,
-            labels=labels,
-            prompts=prompts,
-            input_size=input_size,
-            use_ema=use_ema,
-            device=place,
-            on_texts=on_texts,
-        )
-        return _with_config(zero_shot, {**zero_shot.pretrained_cfg, **given})
-    if prompts is not None:
+        return _load_zero_shot(given, name, labels, place, on_texts)
+    if given.prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
-    kwargs = dict(model_kwargs or {})
-    if num_classes is not None:
-        kwargs["num_classes"] = num_classes
-    model: Any = create(name, pretrained=checkpoint is None, kwargs=kwargs, input_size=input_size)
-    if text_embeddings is None:
-        _check_classifier(model, name, num_classes, pretrained=checkpoint is None)
+    kwargs = dict(given.model_kwargs)
+    if given.num_classes is not None:
+        kwargs["num_classes"] = given.num_classes
+    pretrained = given.checkpoint is None
+    model: Any = create(
+        name, pretrained=pretrained, kwargs=kwargs, input_size=given.input_size, checkpoint=given.checkpoint
+    )
+    if given.text_embeddings is None:
+        _check_classifier(model, name, given.num_classes, pretrained=pretrained)
     elif labels is not None:
         raise UsageError("--text-embeddings have class names of their own; leave --labels out")
-    weights = weights_file(name, checkpoint)
-    known = {} if weights is None else load_checkpoint(model, weights, use_ema=use_ema)
-    if text_embeddings is not None:
-        labels = classify_by_texts(model, name, text_embeddings)
-    config = {**model.pretrained_cfg, **known, **given}
+    weights = weights_file(name, given.checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=given.use_ema)
+    if given.text_embeddings is not None:
+        labels = classify_by_texts(model, name, given.text_embeddings)
+    config = {**model.pretrained_cfg, **known, **_preprocessing(given)}
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
-    config["built_from"] = built_from(name, checkpoint, use_ema, num_classes, model_kwargs, input_size)
-    if text_embeddings is not None:
-        config["built_from"]["text_embeddings"] = str(Path(text_embeddings).resolve())
+    config["built_from"] = built_from(replace(given, name=name))
     return _with_config(model.float().eval().to(place), config)
 
 
-def _load_embedded(own: Mapping[str, Any], **how: Any) -> nn.Module:
+def _preprocessing(given: ModelOptions) -> dict[str, Any]:
+    """What is given of the preprocessing, as timm's configs have it."""
+    size = None if given.input_size is None else (3, *given.input_size)
+    values = {name: getattr(given, name) for name in ("mean", "std", "interpolation", "crop_pct")}
+    return {name: value for name, value in {**values, "input_size": size}.items() if value is not None}
+
+
+def _load_zero_shot(
+    given: ModelOptions, name: str, labels: Sequence[str] | None, place: torch.device, on_texts: OnTexts | None
+) -> nn.Module:
+    if given.num_classes or given.model_kwargs or given.text_embeddings:
+        raise UsageError(
+            f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
+            "--text-embeddings"
+        )
+    model: Any = load_zero_shot(
+        name,
+        checkpoint=given.checkpoint,
+        labels=labels,
+        prompts=given.prompts,
+        input_size=given.input_size,
+        use_ema=given.use_ema,
+        device=place,
+        on_texts=on_texts,
+    )
+    return _with_config(model, {**model.pretrained_cfg, **_preprocessing(given)})
+
+
+def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
     """The demo's model, with what is given in place of its own."""
+    own = {name: getattr(given, name) for name in ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation")}
     with embedded_arguments() as arguments:
-        given = {key: value for key, value in own.items() if value is not None}
-        model = load_model(**{**arguments, **given}, **how)
-    config_of(model)["built_from"] = built_from(EMBEDDED, own["checkpoint"])
+        chosen = {name: value for name, value in own.items() if value is not None}
+        model = load(ModelOptions(**{**arguments, **chosen}), device=device)
+    config_of(model)["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
     return model
 
 
 def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:
-    """The model, which says so of its preprocessing, labels and origin."""
+    """Write preprocessing, labels and origin into a model's `pretrained_cfg`."""
     model.pretrained_cfg = model.default_cfg = config
     found: nn.Module = model
     return found
-
-
-def create(
-    name: str, *, pretrained: bool, kwargs: Mapping[str, Any], input_size: tuple[int, int] | None = None
-) -> nn.Module:
-    """Build a timm model; those that take images of any size are not told of an input size.
-
-    Raises:
-        UsageError: If the name is unknown, or the model does not take an argument.
-        ModelError: If it cannot be built.
-        DownloadError: If its weights cannot be downloaded.
-    """
-    source = name.partition(":")[0] if ":" in name else ""
-    if not is_known(name):
-        raise unknown_model(name, names_like(name, timm.list_models(), 3))
-    if source == "local-dir" and not Path(name.partition(":")[2], "config.json").is_file():
-        raise UsageError(f"{name}: no such folder with a config.json")
-    folder = transformers_folder(name)
-    if folder is not None:
-        return _create_from(folder, name, kwargs, input_size)
-    if not source and "." in name and name not in timm.list_pretrained():
-        architecture = name.partition(".")[0]
-        known = sorted({*timm.list_pretrained(f"{architecture}.*")}) or [architecture]
-        raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
-    if pretrained and source != "local-dir":
-        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
-    try:
-        with reachable_or_offline() if (pretrained or source) and source != "local-dir" else contextlib.nullcontext():
-            sized = {} if input_size is None else {"img_size": tuple(input_size)}
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
-    except TypeError as error:
-        if input_size is not None and "img_size" in str(error):
-            return create(name, pretrained=pretrained, kwargs=kwargs)
-        raise UsageError(f"{name} does not take these model arguments: {error}") from error
-    except Exception as error:  # timm and its download libraries share no base class
-        raise _creation_failure(name, pretrained, error) from error
-    return model
-
-
-def _create_from(folder: Folder, name: str, kwargs: Mapping[str, Any], input_size: tuple[int, int] | None) -> nn.Module:
-    given = sorted(set(kwargs) - {"num_classes"})
-    if given:
-        raise UsageError(
-            f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
-            f"({', '.join(given)})"
-        )
-    return build_folder(folder, kwargs.get("num_classes"), input_size)
-
-
-def is_known(name: str) -> bool:
-    """Whether a name is one of timm's, of the embedded model, or says where else to look."""
-    return ":" in name or name == EMBEDDED or name.split(".")[0] in timm.list_models()
-
-
-def names_like(name: str, names: Sequence[str], most: int) -> list[str]:
-    """The names most like one that there is not, the most alike first."""
-    return difflib.get_close_matches(name, names, n=most, cutoff=0.4)
-
-
-def unknown_model(name: str, like: Sequence[str]) -> UsageError:
-    """What to raise of a name that is none, with names that may have been meant."""
-    hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
-    if "/" in name:
-        hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
-    return UsageError(f'unknown model "{name}"; {hint}')
-
-
-def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    reason = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
-    offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
-    if isinstance(error, KeyError) and error.args == ("architecture",):
-        reason = "its config.json names no architecture of timm; one of transformers goes by local-dir:FOLDER"
-    if not offline or name.startswith("local-dir:"):
-        return ModelError(f"{name} could not be built: {reason}")
-    if not pretrained:
-        return DownloadError(f"the configuration of {name} could not be downloaded; check the network: {reason}")
-    return DownloadError(
-        f"the pretrained weights of {name} could not be downloaded; check the network, "
-        f"or give a weights file with --checkpoint ({type(error).__name__})"
-    )
 
 
 def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:

@@ -1,4 +1,4 @@
-"""How matrix products run on a CPU: by oneDNN, in fp32 or with weights kept in bf16.
+"""Matrix products on a CPU: by oneDNN, in fp32 or with weights kept in bf16.
 
 PyTorch multiplies fp32 matrices with MKL, which knows AVX-512 on some
 processors only; oneDNN, which is part of PyTorch too, knows it on all. On an
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from remtta.models.classes import classifiers_of
 
 _log = logging.getLogger("remtta")
 
@@ -152,7 +154,7 @@ def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class ForwardContext:
-    """What a method's forward passes run in: these linear layers on a CPU, autocast for bf16 elsewhere.
+    """The context of a method's forward passes: these linear layers on a CPU, autocast for bf16 elsewhere.
 
     Args:
         model: The classifier; its head stays in fp32 on a CPU.
@@ -172,6 +174,5 @@ class ForwardContext:
 
 
 def _head_parameters(model: nn.Module) -> list[nn.Parameter]:
-    classifier: Any = getattr(model, "get_classifier", tuple)()
-    heads = classifier if isinstance(classifier, tuple) else (classifier,)
-    return [parameter for head in heads for parameter in head.parameters()]
+    heads = classifiers_of(model) if hasattr(model, "get_classifier") else {}
+    return [parameter for head in heads.values() for parameter in head.parameters()]

@@ -16,29 +16,19 @@ from remtta.errors import UsageError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
-
 _PIXEL_BYTES = 4  # in Pillow, which first resizes the rows, then the columns
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes a model's input: resize the short side, centre crop, normalise.
+    """How an image becomes a model's input: resize the short side, centre crop, normalise."""
 
-    Attributes:
-        input_size: Height and width, in pixels.
-        mean: Per channel, for pixel values in [0, 1].
-        std: Per channel, for pixel values in [0, 1].
-        interpolation: Name of the resize filter, as timm spells it.
-        crop_pct: Share of the resized image's short side that the crop keeps.
-        crop_mode: "center", "squash" or "border", as in timm.
-    """
-
-    input_size: tuple[int, int]
-    mean: tuple[float, ...]
+    input_size: tuple[int, int]  # height and width, in pixels
+    mean: tuple[float, ...]  # per channel, for pixel values in [0, 1]
     std: tuple[float, ...]
-    interpolation: str
-    crop_pct: float
-    crop_mode: str
+    interpolation: str  # of timm's names of resize filters
+    crop_pct: float  # share of the resized image's short side that the crop keeps
+    crop_mode: str  # "center", "squash" or "border", as in timm
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""

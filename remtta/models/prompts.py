@@ -72,7 +72,7 @@ def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def is_zero_shot(name: str) -> bool:
-    """Whether a model of this name asks for class names."""
+    """Return True if a model of this name asks for class names."""
     return name.startswith(CLIP)
 
 

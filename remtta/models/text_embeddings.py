@@ -12,6 +12,7 @@ from torch import Tensor
 
 from remtta.errors import CheckpointError, ModelError
 from remtta.files import write_atomically
+from remtta.models.classes import classifiers_of
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
 
 _FORMAT = "remtta text embeddings"
@@ -19,15 +20,10 @@ _EMBEDDINGS, _SCALE, _BIAS = "embeddings", "logit_scale", "logit_bias"
 
 
 def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
-    """Write a head's class embeddings, its scale and bias, and what they were made from.
-
-    Args:
-        path: The .safetensors file.
-        head: The head of a zero-shot model.
-        model: That model's name.
+    """Write a zero-shot head's class embeddings, its scale and bias, and what they were made from.
 
     Raises:
-        OutputError: If the file cannot be written.
+        OutputError: If the .safetensors file cannot be written.
     """
     texts = head.texts
     about = {
@@ -43,12 +39,8 @@ def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
     write_atomically(path, lambda place: save_file(content, place, metadata=about))
 
 
-def read_text_embeddings(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
-    """What `save_text_embeddings` wrote: its tensors, and whose they are.
-
-    Raises:
-        CheckpointError: If it is no such file, or does not go together.
-    """
+def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
+    """Read what `save_text_embeddings` wrote: its tensors, and whose they are."""
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
@@ -70,26 +62,18 @@ def read_text_embeddings(path: str | Path) -> tuple[dict[str, Tensor], ClassText
 
 
 def classify_by_texts(model: Any, name: str, path: str | Path) -> list[str]:
-    """Have a timm image tower, whose classifier is the way to embeddings, classify by those of a file; in place.
+    """Make a timm image tower classify by the embeddings in a file, in place; return the class names.
 
-    Args:
-        model: The timm model. A classifier of as many numbers as an embedding
-            has is their projection, and one that is left out none.
-        name: What it is called.
-        path: The file.
-
-    Returns:
-        The class names.
+    A classifier of as many numbers as an embedding has is their projection; one that is left out is none.
 
     Raises:
         CheckpointError: If the file is none of these.
         ModelError: If the model's embeddings are of another size.
     """
-    tensors, texts = read_text_embeddings(path)
-    projection = model.get_classifier()
-    place = next((each for each, module in model.named_modules() if module is projection), "")
+    tensors, texts = _read(path)
+    place, projection = next(iter(classifiers_of(model).items()), ("", None))
     width = getattr(projection, "out_features", model.num_features)
-    if not place or width != tensors[_EMBEDDINGS].shape[1]:
+    if projection is None or width != tensors[_EMBEDDINGS].shape[1]:
         raise ModelError(
             f"{name} gives {width} numbers per image and {path} has {tensors[_EMBEDDINGS].shape[1]} per class; "
             "take the image tower of the model that the texts were embedded by"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from remtta.errors import OutputError
-from remtta.files import write_atomically
+from remtta.files import cache_folder, write_atomically
 from remtta.models.hashing import state_sha256
 from remtta.models.prompts import filled
 
@@ -32,10 +30,7 @@ _log = logging.getLogger("remtta")
 
 
 class TextTower:
-    """The text half of an open_clip model.
-
-    It is no module of the image model, whose state and parameters it is no
-    part of.
+    """The text half of an open_clip model, which is no part of the image model's state and parameters.
 
     Args:
         model: The open_clip model, its image tower taken out.
@@ -51,7 +46,7 @@ class TextTower:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         weight: Tensor = next(iter(self.model.parameters()))
         return weight.device
 
@@ -85,7 +80,7 @@ class TextTower:
 
     @contextlib.contextmanager
     def with_words(self, vectors: Tensor, start: int) -> Iterator[None]:
-        """Have vectors (N, D) in place of every sentence's words from position `start` on."""
+        """Put vectors (N, D) in place of every sentence's words from position `start` on, within the block."""
         end = start + len(vectors)
 
         def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -117,8 +112,8 @@ class TextTower:
     def _kept(
         self, kind: str, names: Sequence[str], templates: Sequence[str], of: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """What `of` makes of the embeddings (C', T, E) of some classes, put together; from the disk, or left there."""
-        path = cache_folder() / f"{self.texts_sha256(names, templates).hex()}-{kind}.safetensors"
+        """Return what `of` makes of the embeddings (C', T, E) of some classes; read from the disk, or left there."""
+        path = cache_folder() / "text-embeddings" / f"{self.texts_sha256(names, templates).hex()}-{kind}.safetensors"
         if path.is_file():
             try:
                 return load_file(path)[_EMBEDDINGS].to(self.device)
@@ -141,8 +136,3 @@ class TextTower:
             yield self.encode(sentences).unflatten(0, (len(some), len(templates)))
             if self._on_texts is not None:
                 self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))
-
-
-def cache_folder() -> Path:
-    """Where embeddings are kept; it may be deleted at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta" / "text-embeddings"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,7 @@ class AdaptedWeights:
     def commit(self) -> None:
         """Make the current values, of one update more, the adapted weights, rounded to `source + delta`."""
         delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
-        for name, parameter in self._tracked.items():
-            parameter.copy_(self._source[name] + delta[name])
+        self._put((name, source + delta[name]) for name, source in self._source.items())
         self._committed = (delta, self._committed[1] + 1)
 
     @torch.no_grad()
@@ -74,46 +73,46 @@ class AdaptedWeights:
     @torch.no_grad()
     def reset(self) -> None:
         """Put the source weights back, bit for bit."""
-        for name, parameter in self._tracked.items():
-            parameter.copy_(self._source[name])
+        self._put(self._source.items())
         self._committed = (self._zeros(), 0)
 
     @contextlib.contextmanager
     def at_source(self) -> Iterator[None]:
-        """Have the source weights in place for a while."""
-        adapted = {name: parameter.detach().clone() for name, parameter in self._tracked.items()}
-        try:
-            self._put(self._source)
+        """Put the source weights in place within the block."""
+        with self._holding(self._source.items()):
             yield
-        finally:
-            self._put(adapted)
 
     @contextlib.contextmanager
     def between(self, share: float) -> Iterator[None]:
-        """Have weights in place for a while that are this share of the way from the source's to the adapted ones."""
+        """Put weights in place within the block, this share of the way from the source's to the adapted ones."""
+        with self._holding((n, source.lerp(self._tracked[n].detach(), share)) for n, source in self._source.items()):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
         adapted = {name: parameter.detach().clone() for name, parameter in self._tracked.items()}
         try:
-            self._put({name: source.lerp(adapted[name], share) for name, source in self._source.items()})
+            self._put(values)
             yield
         finally:
-            self._put(adapted)
+            self._put(adapted.items())
 
     def enter(self) -> None:
         """Put the adapted weights in place, in a model at its source weights."""
-        delta = self._committed[0]
-        self._put({name: source + delta[name] for name, source in self._source.items()})
+        delta, _ = self._committed
+        self._put((name, source + delta[name]) for name, source in self._source.items())
 
     def leave(self) -> None:
         """Leave the model to others, who adapt it from the same source; `enter` comes back."""
-        self._put(self._source)
+        self._put(self._source.items())
 
     @torch.no_grad()
-    def _put(self, values: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._tracked.items():
-            parameter.copy_(values[name])
+    def _put(self, values: Iterable[tuple[str, Tensor]]) -> None:
+        for name, value in values:
+            self._tracked[name].copy_(value)
 
     def drift(self) -> float:
-        """Norm of the committed change over the norm of the source weights."""
+        """Return the norm of the committed change over the norm of the source weights."""
         if not self._source:
             return 0.0
         change, source = (
@@ -122,7 +121,7 @@ class AdaptedWeights:
         return float(change / source)
 
     def delta(self) -> dict[str, Tensor]:
-        """Adapted minus source as of the last commit, by parameter name, on the CPU."""
+        """Return adapted minus source as of the last commit, by parameter name, on the CPU."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._committed[0].items()}
 
     @torch.no_grad()
@@ -132,18 +131,16 @@ class AdaptedWeights:
         Raises:
             DeltaError: If a name is unknown or a shape is wrong; nothing is changed then.
         """
-        everything = self._everything
-        check_delta(delta, everything)
+        check_delta(delta, self._everything)
         self.reset()
         for name in delta.keys() - self._tracked.keys():
-            self._tracked[name] = everything[name]
-            self._source[name] = everything[name].detach().clone()
+            self._tracked[name] = self._everything[name]
+            self._source[name] = self._everything[name].detach().clone()
         moved = {
             name: delta[name].to(source) if name in delta else torch.zeros_like(source)
             for name, source in self._source.items()
         }
-        for name, parameter in self._tracked.items():
-            parameter.copy_(self._source[name] + moved[name])
+        self._put((name, source + moved[name]) for name, source in self._source.items())
         self._committed = (moved, num_updates)
 
     def _zeros(self) -> dict[str, Tensor]:
@@ -151,11 +148,7 @@ class AdaptedWeights:
 
 
 def check_delta(delta: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse a delta that does not fit these parameters.
-
-    Raises:
-        DeltaError: Naming the first tensor that is unknown, misshapen or not finite.
-    """
+    """Raise DeltaError, naming the first tensor that is unknown, misshapen or not finite."""
     for name, tensor in delta.items():
         if name not in parameters:
             raise DeltaError(f"the delta changes {name}, which the model does not have")

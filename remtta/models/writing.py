@@ -9,7 +9,7 @@ from remtta.models.zero_shot import ZeroShotHead
 
 
 def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
-    """The whole state of a model, as `load_model` takes it from a checkpoint.
+    """Return the whole state of a model, as `load_model` takes it from a checkpoint.
 
     Of a zero-shot model that is open_clip's, its text tower in it; of an image
     tower with text embeddings, timm's, whose classifier is the projection.

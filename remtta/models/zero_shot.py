@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +16,17 @@ from remtta.models.text_tower import TextTower
 
 @dataclass(frozen=True)
 class ClassTexts:
-    """What the classes are called, and who can say what that means.
-
-    Attributes:
-        names: A name per class.
-        templates: Sentences with a place for it.
-        source: The text tower, if it is there.
-        sha256: Hash of the tower's weights, names and templates, 32 bytes.
-        image_names: What the image tower's weights are called in open_clip's, by their names in timm's.
-    """
+    """The names of the classes, and what embeds them."""
 
     names: tuple[str, ...]
-    templates: tuple[str, ...]
+    templates: tuple[str, ...]  # sentences with a place for a name
     source: TextTower | None
-    sha256: bytes
-    image_names: Mapping[str, str] = field(default_factory=dict)
+    sha256: bytes  # of the tower's weights, names and templates, 32 bytes
+    image_names: Mapping[str, str] = field(default_factory=dict)  # of open_clip's weights of the image tower, by timm's
 
     @property
     def tower(self) -> TextTower:
-        """The text tower, for methods that need it.
-
-        Raises:
-            ModelError: If there is none.
-        """
+        """The text tower; ModelError is raised if there is none."""
         if self.source is None:
             raise ModelError(
                 "the method needs a text tower, and --text-embeddings come without; take the whole model, such as "
@@ -98,7 +85,7 @@ class ZeroShotHead(nn.Module):
 
     @contextlib.contextmanager
     def embedding(self) -> Iterator[None]:
-        """Have the model return embeddings (B, E) of images in place of logits, of any length."""
+        """Return embeddings (B, E) of images, of any length, in place of logits within the block."""
         self._embeds = True
         try:
             yield
@@ -107,7 +94,7 @@ class ZeroShotHead(nn.Module):
 
     @contextlib.contextmanager
     def using(self, embeddings: Tensor) -> Iterator[None]:
-        """Have other embeddings (C, E) of the classes for a while."""
+        """Use other embeddings (C, E) of the classes within the block."""
         own = self.embeddings
         self.embeddings = embeddings.to(own)
         try:
@@ -126,16 +113,11 @@ class ZeroShotHead(nn.Module):
 
 
 def zero_shot_head(model: nn.Module) -> ZeroShotHead:
-    """A zero-shot model's head, for a method that needs it.
-
-    Raises:
-        ModelError: If it is none.
-    """
-    head: Any = next((module for module in model.modules() if isinstance(module, ZeroShotHead)), None)
+    """Return a zero-shot model's head; raise ModelError if it is none."""
+    head = next((module for module in model.modules() if isinstance(module, ZeroShotHead)), None)
     if head is None:
         raise ModelError(
             "the method is for zero-shot models, and this model has a head of its own; name one such as "
             "clip:ViT-B-16/openai"
         )
-    found: ZeroShotHead = head
-    return found
+    return head

@@ -185,7 +185,7 @@ def rate(series: Series) -> tuple[Figure, str]:
 def classes(series: Series) -> tuple[Figure, str]:
     """How often each class was predicted, before and after."""
     names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MOST_BARS)]
-    titles = ("source model", "adapted model") if series.each else ("first half", "second half")
+    titles = ("source model", "adapted model") if series.by_both else ("first half", "second half")
     shares = [[100 * counts[name] / max(1, counts.total()) for name in names] for counts in series.halves]
     figure, axes = _axes(0.8 + 0.28 * len(names))
     at = np.arange(len(names))

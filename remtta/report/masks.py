@@ -13,10 +13,10 @@ from remtta.methods.masking import paint_over
 from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of
+from remtta.report.inspection import read_run
 from remtta.report.pictures import address_of
+from remtta.report.rereading import FrameKey, check_rereadable, frame_of, read_again
 from remtta.runs.folder import RECORD
-from remtta.runs.inspection import read_run
-from remtta.runs.picking import FrameKey, check_rereadable, frame_of, read_again
 from remtta.runs.reading import Row
 
 

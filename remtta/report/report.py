@@ -11,10 +11,10 @@ from remtta._version import __version__
 from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically
 from remtta.report import charts, page
+from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, Look, picture, thumbnails
 from remtta.report.series import Series, has_rate, name_of, read_series
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.inspection import describe_folder
 from remtta.runs.reading import Row, check_entries, read_rows
 
 _ROW = {"method": str, "seed": int, "phase": str, "domain": str, "class": int, "label_true": int}
@@ -99,7 +99,7 @@ def _facts(run: _Run) -> dict[str, object]:
     if said.get("predicted"):
         facts["mean entropy"] = f"{said['mean_entropy']:.3f} nats"
         facts["classes predicted"] = said["classes_predicted"]
-    if run.series.each:
+    if run.series.by_both:
         facts["adapted and source differ"] = f"{run.series.num_differing} frames"
     return facts
 

@@ -43,9 +43,9 @@ class Series:
         share: The adapted model's share in it.
         seconds: When it was read, of live sources, since the first one was.
         estimates: Frame and estimated accuracy wherever it changed, of the answers and of each model.
-        halves: Predicted classes in the first and in the second half of the run; with `--each`, those of the source
-            and of the adapted model.
-        each: Whether `halves` are those of the two models.
+        halves: Predicted classes in the first and in the second half of the run; where both models answered, those of
+            the source and of the adapted one.
+        by_both: Whether `halves` are those of the two models.
         differing: Some frames to which the two models gave different classes, spread over the run.
         num_differing: How many there are.
         unsure: The frames of lowest probability.
@@ -58,7 +58,7 @@ class Series:
     seconds: list[tuple[int, float]] = field(default_factory=list)
     estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
-    each: bool = False
+    by_both: bool = False
     differing: list[Row] = field(default_factory=list)
     num_differing: int = 0
     unsure: list[Row] = field(default_factory=list)
@@ -78,7 +78,7 @@ def read_series(folder: Path, predicted: int) -> Series:
     series = Series(events=list(_events(folder / EVENTS)))
     path = folder / PREDICTIONS
     if path.is_file():
-        series.each = any(_differ(row) is not None for row in _predicted(path))
+        series.by_both = any("each" in row or "weight" in row for row in _predicted(path))
         for number, row in enumerate(_predicted(path)):
             _add(series, row, late=2 * number >= predicted)
         differing = (row for row in _predicted(path) if _differ(row))
@@ -130,10 +130,10 @@ def _events(path: Path) -> Iterator[Row]:
         yield event
 
 
-def _differ(row: Row) -> bool | None:
-    """Whether the models disagree; None where they were not both asked."""
+def _differ(row: Row) -> bool:
+    """Whether the models disagree; rows of older runs name both where they agree, too."""
     each = row.get("each") or {}
-    return each["adapted"]["class"] != each["source"]["class"] if {"adapted", "source"} <= each.keys() else None
+    return {"adapted", "source"} <= each.keys() and each["adapted"]["class"] != each["source"]["class"]
 
 
 def _add(series: Series, row: Row, *, late: bool) -> None:
@@ -147,13 +147,12 @@ def _add(series: Series, row: Row, *, late: bool) -> None:
             points.append((row["index"], row["estimate"][name]))
     if row.get("time") is not None:
         series.seconds.append((row["index"], _seconds(row["time"])))
-    differ = _differ(row)
-    series.num_differing += bool(differ)
-    if not series.each:
+    series.num_differing += _differ(row)
+    if not series.by_both:
         series.halves[late][name_of(row)] += 1
-    elif differ is not None:
+    else:
         for counts, who in zip(series.halves, ("source", "adapted"), strict=True):
-            counts[name_of(row["each"][who])] += 1
+            counts[name_of((row.get("each") or {}).get(who, row))] += 1
 
 
 def _seconds(time: str) -> float:

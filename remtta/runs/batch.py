@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from remtta.guard.guard import Said
+from remtta.guard.observer import Answers
 from remtta.streams.prefetch import DecodedFrame
 
 
@@ -78,51 +78,49 @@ class BatchResult:
 
     Attributes:
         batch: The batch.
-        logits: Shape (K, C), finite, on the CPU, from before the update; None where no frame could be read.
+        answers: To the K readable frames, from before the update; None where no frame could be read.
         update: Updates that the weights had seen when they predicted, since the last reset.
         updates_after: The same after the batch.
         adapted: Whether the fit ones of its frames entered an update.
         unfit: Why which of its readable frames did not, by frame index.
-        said: Who made the predictions.
         behind: Frames that the weights before it were adapted on, and those since the last reset.
         called: Whether the method saw its fit frames, which has left their views in `last_views`.
         answer_seconds: What the prediction took.
         seconds: What the batch took, the update included.
-        raw: The logits before the frames before had their say; None where they have none.
         estimates: Estimated accuracies of the last frames, this batch included.
     """
 
     batch: Batch
-    logits: Tensor | None
+    answers: Answers | None
     update: int
     updates_after: int
     adapted: bool
     unfit: Mapping[int, str]
-    said: Said
     behind: tuple[int, int]
     called: bool
     answer_seconds: float
     seconds: float
-    raw: Tensor | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def logits(self) -> Tensor | None:
+        """The answers' logits, shape (K, C), finite, on the CPU."""
+        return None if self.answers is None else self.answers.logits
 
     @property
     def by_source(self) -> bool:
         """Whether the source model answered alone."""
-        return self.said.weight == 0
+        return self.answers is not None and self.answers.weight == 0
 
     @property
     def by_both(self) -> bool:
-        """Whether it had a share in the answers."""
-        return 0 < self.said.weight < 1
+        """Whether both models answered."""
+        return self.answers is not None and 0 < self.answers.weight < 1
 
     @property
     def smoothed(self) -> list[bool]:
         """Which answers went by the frames before, too."""
-        if self.logits is None or self.raw is None:
-            return [False] * len(self.batch.readable)
-        smoothed: list[bool] = (self.logits != self.raw).any(1).tolist()
-        return smoothed
+        return [] if self.answers is None else self.answers.smoothed
 
     @property
     def update_told(self) -> int:

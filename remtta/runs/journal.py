@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from remtta.engines.interrupts import Interrupts
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import Place
 from remtta.runs.reading import Row
-from remtta.runs.rows import prediction_rows
+from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 
@@ -48,7 +48,8 @@ class Journal:
         eventful: bool,
         live: bool,
     ) -> None:
-        self._folder, self._pipe, self._labels, self._options = folder, pipe, labels, options
+        self._folder, self._pipe = folder, pipe
+        self._form = RowFormat(labels, topk=options.topk, logits=options.logits)
         self._eventful, self._live = eventful, live
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
@@ -105,23 +106,7 @@ class Journal:
             OutputError: If the disk refuses; none of them is written then.
         """
         assert self._rows is not None
-        batch, told = result.batch, result.batch.num_told_readable
-        logits, raw = (None if each is None else each[told:] for each in (result.logits, result.raw))
-        rows = prediction_rows(
-            batch.untold,
-            logits,
-            raw,
-            update=result.update_told,
-            adapted=result.adapted,
-            not_adapted=result.unfit,
-            said=result.said.after(told),
-            early=batch.early,
-            estimates=result.estimates,
-            labels=self._labels,
-            topk=self._options.topk,
-            with_logits=self._options.logits,
-            with_each=self._options.each,
-        )
+        rows = prediction_rows(result, self._form)
         agreed = self._rows.num_changed == 0
         self._rows.write(rows)
         if agreed and self._rows.num_changed:

@@ -16,7 +16,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from remtta.errors import FrameError, UsageError
+from remtta.methods.settings import algorithm_of
 from remtta.options import RunOptions
+from remtta.options.option import fixed_fields
 from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import Row
@@ -25,21 +27,6 @@ from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 
-_OWN_OPTIONS = (
-    "topk",
-    "logits",
-    "each",
-    "reset_every",
-    "seed",
-    "latency",
-    "guard",
-    "adapt",
-    "smooth",
-    "estimate",
-)  # the others may change from one part to the next
-_BEFORE = {
-    name: getattr(RunOptions, name) for name in ("each", "adapt", "smooth")
-}  # what runs did of which older records say nothing
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
 _NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack
 
@@ -142,13 +129,14 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    model, options = record.get("model") or {}, record.get("options") or {}
+    model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
     return {
         "base_sha256": model.get("base_sha256"),
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),
-        "method": record.get("method"),
-        **{name: options.get(name, _BEFORE.get(name)) for name in _OWN_OPTIONS},
+        "method": {**method, "name": algorithm_of(method["name"])} if "name" in method else method,
+        **{name: options.get(name, default) for name, default in fixed_fields(RunOptions).items() if name != "guard"},
+        "guard": options.get("guard"),
     }
 
 

@@ -14,17 +14,20 @@ from torch import Tensor
 
 from remtta.deltas.delta import Delta
 from remtta.files import write_json
+from remtta.guard.accuracy import Estimator
+from remtta.guard.adapter import Adapter
+from remtta.guard.pace import Pace
+from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
 from remtta.options import RunOptions
-from remtta.runs.adapter import Adapter
 from remtta.runs.batch import Counts
 from remtta.runs.budget import Latencies
 from remtta.runs.environment import environment
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
 from remtta.runs.summary import RunSummary
-from remtta.streams.memory import Budget
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
 
 _HEADER_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
@@ -45,6 +48,7 @@ class Plan:
         start: The delta that it starts from, if there is one.
         learned: What the method learned from source images, for the record.
         memory: What decoding may take, where other runs share it.
+        earlier: The record of the run that it goes on with.
     """
 
     card: ModelCard
@@ -56,6 +60,7 @@ class Plan:
     start: Delta | None = None
     learned: Mapping[str, Any] | None = None
     memory: Budget | None = None
+    earlier: Mapping[str, Any] | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -196,7 +201,7 @@ class Record:
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
                 "not_adapted": place.not_adapted,
-                **({"smoothed": place.smoothed} if plan.adapter.smoother else {}),
+                **({"smoothed": place.smoothed} if plan.adapter.find(Smoother) else {}),
                 **self.live_counts(place),
             },
             "timing": {
@@ -222,8 +227,8 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
-            "pace": plan.adapter.pace.record() if plan.adapter.pace else None,
-            "accuracy": plan.adapter.estimator.record() if plan.adapter.estimator else None,
+            "pace": pace.record() if (pace := plan.adapter.find(Pace)) else None,
+            "accuracy": estimator.record() if (estimator := plan.adapter.find(Estimator)) else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),
             "environment": self._environment,

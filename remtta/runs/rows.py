@@ -1,97 +1,120 @@
-"""Prediction rows: what is written down of each frame."""
+"""Prediction rows: what is written down of each frame, by `adapt` and by `eval`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from remtta.guard.guard import ALONE, Said
+from remtta.guard.observer import Answers
 from remtta.methods.losses import entropy
+from remtta.runs.batch import BatchResult
 from remtta.runs.reading import Row
 from remtta.streams.prefetch import DecodedFrame
 
 
-def prediction_rows(
-    frames: Sequence[DecodedFrame],
-    logits: Tensor | None,
-    raw: Tensor | None = None,
-    *,
-    update: int,
-    adapted: bool,
-    not_adapted: Mapping[int, str] | None = None,
-    said: Said = ALONE,
-    early: bool = False,
-    estimates: Mapping[str, float] | None = None,
-    labels: Sequence[str] | None,
-    topk: int,
-    with_logits: bool = False,
-    with_each: bool = False,
-) -> list[Row]:
-    """Rows for a batch of frames, unreadable ones included, in their order, and of gaps before them.
+@dataclass(frozen=True)
+class RowFormat:
+    """How rows look.
 
-    Args:
-        frames: The batch; K of them have an image.
-        logits: Shape (K, C), finite, on the CPU, from before the update; None if K is 0.
-        raw: The same before the frames before had their say; None where they have none.
-        update: Updates the weights had seen when they made these predictions.
-        adapted: Whether these frames then entered an update.
-        not_adapted: Why some of them did not, by frame index.
-        said: Who made the predictions.
-        early: Whether they are predicted before their batch is full.
-        estimates: Estimated accuracies of the last frames.
-        labels: One name per class, or None.
-        topk: How many classes to list.
-        with_logits: Add all C logits.
-        with_each: Add what the adapted and the source model said, as far as they were asked.
+    Attributes:
+        labels: One name per output of the model, or None.
+        numbers: The class that each output stands for; None for its position.
+        topk: Classes listed per frame; 0 for no list.
+        logits: Whether to add all C logits.
+        exact: Whether numbers have nine significant digits, which restore a float32, in place of six decimals.
     """
-    readable = iter(()) if logits is None else iter(_class_rows(logits, labels, topk, with_logits))
-    each = iter(_each_rows(said, labels) if with_each else ())
-    by_itself = iter(() if logits is None or raw is None else _raw_rows(logits, raw, labels))
+
+    labels: Sequence[str] | None
+    numbers: Sequence[int] | None = None
+    topk: int = 0
+    logits: bool = False
+    exact: bool = False
+
+    def rows(self, logits: Tensor) -> Iterator[Row]:
+        """Yield class, label and probability of logits (B, C), with the most likely classes and entropy in nats."""
+        best = logits.softmax(-1).topk(min(max(1, self.topk), logits.shape[1]))
+        columns = (best.values.tolist(), best.indices.tolist(), entropy(logits).tolist(), logits)
+        for probs, classes, nats, row_logits in zip(*columns, strict=True):
+            ranked = [self._entry(number, prob) for number, prob in zip(classes, probs, strict=True)]
+            row = {**ranked[0], **({"topk": ranked} if self.topk else {}), "entropy": self._number(abs(nats))}
+            if self.logits:
+                row["logits"] = [float(f"{value:.9g}") for value in row_logits.tolist()]
+            yield row
+
+    def short(self, logits: Tensor) -> list[Row]:
+        """Return class, label and probability of logits (B, C)."""
+        probs, classes = logits.softmax(-1).max(-1)
+        return [self._entry(number, prob) for number, prob in zip(classes.tolist(), probs.tolist(), strict=True)]
+
+    def _entry(self, position: int, prob: float) -> Row:
+        return {
+            "class": int(self.numbers[position]) if self.numbers is not None else position,
+            "label": self.labels[position] if self.labels else None,
+            "prob": self._number(prob),
+        }
+
+    def _number(self, value: float) -> float:
+        return float(f"{value:.9g}") if self.exact else round(value, 6)
+
+
+def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
+    """Return a row per frame of a batch that was not handed out early, in order, and one per gap before a frame."""
+    answers = iter(_answer_rows(result, form))
     rows: list[Row] = []
-    for frame in frames:
+    for frame in result.batch.untold:
         if frame.gap:
             rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **_read_at(frame)})
         row = _origin(frame)
         if frame.image is None:
             row["error"] = frame.error
         else:
-            reason = (not_adapted or {}).get(frame.index)
-            row.update(next(readable), update=update, adapted=adapted and reason is None)
-            row.update(
-                {"not_adapted": reason} if reason else {}, **answered_by(said), **next(each, {}), **next(by_itself, {})
-            )
-            row.update({"early": True} if early else {}, **({"estimate": dict(estimates)} if estimates else {}))
+            row |= next(answers)
+            if reason := result.unfit.get(frame.index):
+                row |= {"adapted": False, "not_adapted": reason}
+            row |= {"early": True} if result.batch.early else {}
+            row |= {"estimate": dict(result.estimates)} if result.estimates else {}
         rows.append(row)
     return rows
 
 
-def answered_by(said: Said) -> Row:
-    """What a row says of who made the prediction: nothing where it was the adapted model alone."""
-    if said.weight == 0:
+def _answer_rows(result: BatchResult, form: RowFormat) -> list[Row]:
+    """What was answered to each readable frame, and who answered."""
+    if result.answers is None:
+        return []
+    answers, start = result.answers, result.batch.num_told_readable
+    common = {"update": result.update_told, "adapted": result.adapted, **_answered_by(answers.weight)}
+    rows = [{**row, **common} for row in form.rows(answers.logits[start:])]
+    for kind, parts in (("each", _differing(answers, form)), ("raw", _raw(answers, form))):
+        for row, part in zip(rows, parts[start:], strict=False):
+            row.update({kind: part} if part else {})
+    return rows
+
+
+def _answered_by(weight: float) -> Row:
+    """Who answered; nothing where it was the adapted model alone."""
+    if weight == 0:
         return {"answered_by": "source"}
-    return {"answered_by": "both", "weight": round(said.weight, 6)} if said.weight < 1 else {}
+    return {"answered_by": "both", "weight": round(weight, 6)} if weight < 1 else {}
 
 
-def _each_rows(said: Said, labels: Sequence[str] | None) -> list[Row]:
-    told = {name: logits for name, logits in (("adapted", said.adapted), ("source", said.source)) if logits is not None}
-    rows = {name: _class_rows(logits.cpu(), labels, 1, False) for name, logits in told.items()}
+def _differing(answers: Answers, form: RowFormat) -> list[Row]:
+    """What each model said, where both were asked and they differ."""
+    if answers.adapted is None or answers.source is None:
+        return []
+    both = (form.short(answers.adapted.cpu()), form.short(answers.source.cpu()))
     return [
-        {"each": {name: _short(row) for name, row in zip(rows, both, strict=True)}}
-        for both in zip(*rows.values(), strict=True)
+        {"adapted": one, "source": other} if one["class"] != other["class"] else {}
+        for one, other in zip(*both, strict=True)
     ]
 
 
-def _raw_rows(logits: Tensor, raw: Tensor, labels: Sequence[str] | None) -> list[Row]:
+def _raw(answers: Answers, form: RowFormat) -> list[Row]:
     """What each frame was taken for by itself, where that was not the answer."""
-    smoothed = (logits != raw).any(1).tolist()
-    rows = _class_rows(raw, labels, 1, False)
-    return [{"raw": _short(row)} if differs else {} for row, differs in zip(rows, smoothed, strict=True)]
-
-
-def _short(row: Row) -> Row:
-    return {key: row[key] for key in ("class", "label", "prob")}
+    if answers.raw is None:
+        return []
+    return [row if smoothed else {} for row, smoothed in zip(form.short(answers.raw), answers.smoothed, strict=True)]
 
 
 def _origin(frame: DecodedFrame) -> Row:
@@ -103,17 +126,3 @@ def _origin(frame: DecodedFrame) -> Row:
 
 def _read_at(frame: DecodedFrame) -> Row:
     return {} if frame.read_at is None else {"time": frame.read_at}
-
-
-def _class_rows(logits: Tensor, labels: Sequence[str] | None, topk: int, with_logits: bool) -> Iterable[Row]:
-    best = logits.softmax(-1).topk(min(topk, logits.shape[1]))
-    columns = (best.values.tolist(), best.indices.tolist(), entropy(logits).tolist(), logits)
-    for probs, classes, nats, row_logits in zip(*columns, strict=True):
-        ranked = [
-            {"class": number, "label": labels[number] if labels else None, "prob": round(prob, 6)}
-            for number, prob in zip(classes, probs, strict=True)
-        ]
-        row = {**ranked[0], "topk": ranked, "entropy": round(abs(nats), 6)}
-        if with_logits:
-            row["logits"] = [float(f"{value:.9g}") for value in row_logits.tolist()]  # 9 digits restore a float32
-        yield row

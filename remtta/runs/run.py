@@ -11,17 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError
 from remtta.guard.accuracy import WINDOW
+from remtta.guard.pace import Pace
+from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import Budget
-from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
-from remtta.runs.interrupts import Interrupts, Stopped
+from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.journal import Journal
 from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
 from remtta.runs.policy import FitFrames
-from remtta.runs.reading import read_record
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
@@ -63,12 +64,11 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        self.summary = RunSummary(
-            folder, place, smooths=plan.adapter.smoother is not None, paced=plan.adapter.pace is not None
-        )
-        deciding = plan.adapter.watched or plan.adapter.pace
-        eventful = live or deciding or plan.options.expire_below is not None
-        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=bool(eventful), live=live)
+        smooths, paced = (plan.adapter.find(kind) is not None for kind in (Smoother, Pace))
+        self.summary = RunSummary(folder, place, smooths=smooths, paced=paced)
+        guard = plan.adapter.guard
+        eventful = live or paced or options.expire_below is not None or (guard is not None and guard.watches)
+        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(Budget(options.max_ms, options.realtime))
         self._scribe = Scribe(
@@ -107,7 +107,7 @@ class Run:
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    _refuse_none(stream, self._plan.options)
+                    _refuse_none(stream)
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a folder claimed by half could not be finished
@@ -137,11 +137,10 @@ class Run:
 
     def _go_on(self) -> None:
         """Go on with the run in the folder, if that is asked for and there is one."""
-        folder = self._folder.path
-        if not (self._plan.options.resume and (folder / RECORD).exists()):
+        folder, earlier = self._folder.path, self._plan.earlier
+        if earlier is None:
             return
         self._folder.lock()
-        earlier = read_record(folder / RECORD)
         check_same_run(earlier, self.record.content(self.summary))
         place, state = load_place(folder / STATE)
         self._session.go_on(folder / STATE, Moment(place, state))
@@ -203,7 +202,8 @@ class Run:
                 self._session.answer(Batch(early, early=True))
 
     def _stop_if_ended(self) -> None:
-        if self._plan.adapter.ended:
+        guard = self._plan.adapter.guard
+        if guard is not None and guard.judge.retired and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:
@@ -232,8 +232,8 @@ def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
         )
 
 
-def _refuse_none(stream: Stream, options: RunOptions) -> None:
+def _refuse_none(stream: Stream) -> None:
     """Refuse a source without a frame, unless it is a list, which may be empty."""
-    if stream.kind != "paths" or options.require_frames:
+    if stream.kind != "paths":
         raise StreamError(f"{stream.name}: the stream held no frames")
     _log.info("the list of frames is empty: nothing was done, and no run folder is left")

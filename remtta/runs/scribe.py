@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from remtta.engines.interrupts import Interrupts
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.journal import Journal
 from remtta.runs.policy import FitFrames
 from remtta.runs.reading import Row

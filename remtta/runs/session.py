@@ -14,14 +14,15 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError
-from remtta.guard.guard import ALONE
-from remtta.guard.pace import NOTHING_NEW
+from remtta.guard.accuracy import Estimator
+from remtta.guard.adapter import Adapter
+from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
-from remtta.runs.adapter import Adapter
 from remtta.runs.batch import Batch, BatchResult, Counts
-from remtta.runs.interrupts import Interrupts
+from remtta.runs.states import take_back
 
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
 
@@ -155,7 +156,7 @@ class Session(Generic[C]):
             UsageError: If its state is not one that this session would save.
         """
         if moment.state:
-            self.adapter.in_turn(partial(self.adapter.take_back, path, moment.state))
+            self.adapter.in_turn(partial(take_back, path, moment.state, self.adapter))
             self.committed = self.adapter.method.committed
         self.counts = moment.counts
 
@@ -205,12 +206,14 @@ class Session(Generic[C]):
     def _answer(self, batch: Batch) -> BatchResult:
         """Predictions, and the update that goes with them unless it is to come later."""
         method, frames = self.adapter.method, batch.readable
-        logits, raw, unfit, called = None, None, {}, False
+        answers: Answers | None = None
+        unfit: dict[int, str] = {}
+        called = False
         behind = self.counts.frames_in_delta, self.counts.frames_since_reset
         if frames and self._reset_is_due(batch):
             self.adapter.reset()
             behind = 0, 0
-        answer_seconds, estimates, update = 0.0, self.adapter.estimates, method.num_updates
+        answer_seconds, update = 0.0, method.num_updates
         if frames:
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
@@ -225,25 +228,23 @@ class Session(Generic[C]):
             )
             started = time.monotonic()
             update = method.num_updates
-            raw = self.adapter.predict(pixels, fit, labels, later=self._answer_early).cpu()
-            self._check_finite(raw, batch)
-            logits = self.adapter.smooth(raw, early=batch.early)
-            estimates = self.adapter.estimates if batch.early else self.adapter.estimate(raw)
+            answers = self.adapter.predict(pixels, fit, labels, later=self._answer_early, early=batch.early)
+            answers.logits = answers.logits.cpu()
+            self._check_finite(answers.logits, batch)
             answer_seconds = time.monotonic() - started
+        estimator = self.adapter.find(Estimator)
         return BatchResult(
             batch=batch,
-            logits=logits,
+            answers=answers,
             update=update,
             updates_after=update,
             adapted=called and self.adapter.learns,  # a guess, where the update is still to come
             unfit=unfit,
-            said=ALONE if logits is None else self.adapter.said,
             behind=behind,
             called=called,
             answer_seconds=answer_seconds,
             seconds=answer_seconds,
-            raw=raw if self.adapter.smoother else None,
-            estimates=estimates,
+            estimates=estimator.estimates if estimator else {},
         )
 
     def _reset_is_due(self, batch: Batch) -> bool:
@@ -288,4 +289,5 @@ def _unfit(policy: Policy, adapter: Adapter, batch: Batch, pixels: Tensor) -> di
     """Why which readable frames are not learned from, by frame index."""
     reasons, frames = dict(policy.unfit(batch, pixels)), batch.readable
     fit = torch.tensor([frame.index not in reasons for frame in frames])
-    return reasons if adapter.worth(pixels, fit) else {frame.index: NOTHING_NEW for frame in frames} | reasons
+    why = adapter.left_out(pixels, fit)
+    return {frame.index: why for frame in frames} | reasons if why else reasons

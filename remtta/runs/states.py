@@ -19,7 +19,7 @@ _POSITION = "position"
 
 
 class Stateful(Protocol):
-    """A method, or what watches it."""
+    """A method, alone or with its observers."""
 
     def state(self) -> dict[str, Tensor]: ...
     def load_state(self, state: Mapping[str, Tensor]) -> None: ...
@@ -59,21 +59,20 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return position, kept_tensors(path, tensors)
 
 
-def take_back(path: Path, state: Mapping[str, Tensor], *owners: Stateful) -> None:
-    """Have the guard, if any, and then the method go on from the state that a file held.
+def take_back(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
+    """Have a method go on from the state that a file held.
 
     Raises:
-        UsageError: If it holds more, less or something else than they would save.
+        UsageError: If it holds more, less or something else than would be saved.
     """
     try:
-        for owner in owners:
-            owner.load_state(state)
-        names = {name for owner in owners for name in owner.state()}
+        owner.load_state(state)
+        names = owner.state().keys()
     except torch.OutOfMemoryError:
         raise
     except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise other_version(path) from error
-    if names != set(state):
+    if names != state.keys():
         raise other_version(path)
 
 

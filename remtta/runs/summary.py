@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
+from remtta.engines.interrupts import Stopped
 from remtta.errors import RemttaError
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.interrupts import Stopped
 from remtta.runs.place import Place
 from remtta.runs.writer import ReaderGone
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError, UsageError
 from remtta.files import writing
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.reading import Row
 
 READER_PATIENCE_S = 2.0  # in which the reader is to take the rest, once the run has been told to stop

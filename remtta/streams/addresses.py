@@ -24,18 +24,17 @@ _NO_HOST = "there is no host of that name"
 
 
 def check_scheme(address: str, shown: str) -> None:
-    """Refuse an address of a protocol that nothing knows; `shown` is the address without a password.
-
-    Raises:
-        UsageError: Naming some that are known.
-    """
+    """Raise UsageError at a protocol that nothing knows; `shown` is the address without a password."""
     scheme = address.partition("://")[0]
     if scheme.lower() not in SCHEMES:
-        raise UsageError(f'{shown}: unknown protocol "{scheme}"; use rtsp://, http://, https://, rtmp:// or udp://')
+        known = "use rtsp://, http://, https://, rtmp:// or udp://"
+        raise UsageError(
+            f'{shown}: unknown protocol "{scheme}"; {known}; of a store, mount the bucket or copy the folder'
+        )
 
 
 def why_not_open(address: str) -> str | None:
-    """Why an address did not open, by asking once more in the plainest way; None if that does not tell."""
+    """Find out why an address did not open by asking once more in the plainest way; None if that does not tell."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
@@ -73,7 +72,7 @@ _OPENER = urllib.request.build_opener(_Redirects)
 
 
 def _origin(address: str) -> tuple[str, str]:
-    """What must be the same for a server to be the same: protocol, host and port."""
+    """Return what must be the same for a server to be the same: protocol, host and port."""
     parts = urlsplit(address)
     return parts.scheme.lower(), parts.netloc.rpartition("@")[2].lower()
 
@@ -90,16 +89,9 @@ def _why_not_served(address: str) -> str | None:
             kind = answer.headers.get_content_type()
     except urllib.error.HTTPError as error:
         error.close()
-        return f"the server answers {_status(error.code)}"
+        return f"the server answers {error.code} {http.client.responses.get(error.code, '')}".rstrip()
     except urllib.error.URLError as error:
         if isinstance(error.reason, OSError):
             raise error.reason from error
         return None
     return f"the server sends no video, but {kind}" if kind.partition("/")[0] == "text" else None
-
-
-def _status(code: int) -> str:
-    try:
-        return f"{code} {http.HTTPStatus(code).phrase}"
-    except ValueError:
-        return str(code)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import RunOptions
+from remtta.streams.decoding_budget import Budget, decoding_bytes
 from remtta.streams.frames import Frame
-from remtta.streams.memory import Budget, decoding_bytes
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
@@ -20,7 +20,7 @@ LOST_S = 2.0  # a live source that is away for longer is not waited for to fill 
 
 
 def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
-    """What decoding a run's frames may take."""
+    """Return what decoding a run's frames may take."""
     return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
 
 
@@ -29,17 +29,10 @@ class Early(list[DecodedFrame]):
 
 
 class Waiting:
-    """The frames that wait for their batch to be full, and since when.
-
-    Args:
-        most_s: Seconds after which they are to be predicted without it; None for never.
-        clock: Seconds, from any start.
-
-    Attributes:
-        frames: The batch so far.
-    """
+    """The frames that wait for their batch to be full, and since when."""
 
     def __init__(self, most_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Predict frames without their batch after `most_s` seconds; None for never."""
         self._most_s, self._clock = most_s, clock
         self._since: float | None = None
         self._told = 0
@@ -52,7 +45,7 @@ class Waiting:
 
     @property
     def due(self) -> bool:
-        """Whether those not told yet have waited long enough."""
+        """True if those not told yet have waited long enough."""
         return self._most_s is not None and self._since is not None and self._clock() - self._since >= self._most_s
 
     def tell(self) -> Early:
@@ -70,13 +63,8 @@ class Batches:
     """A stream's frames, decoded ahead and in batches.
 
     A live source of which only the newest frames count is read no sooner than
-    its frames are wanted: those read ahead would be old ones by then.
-
-    Args:
-        stream: Where the frames come from.
-        options: How many make a batch, and what happens at one that cannot be read.
-        preprocessing: From an image to the model's input.
-        memory: What decoding may take, where others share it; else a part of the machine's.
+    its frames are wanted: those read ahead would be old ones by then. `memory`
+    is what decoding may take, where others share it.
     """
 
     def __init__(
@@ -155,7 +143,7 @@ def in_batches(
         wants: Called with how many more frames may be read: one in an unreadable one's place, and a batch's once it
             is done with.
         waiting: Holds the frames that wait, and says when they are to come as `Early` ones.
-        lost: Asked at a pause: whether the source is away, which ends the batch.
+        lost: Asked at a pause: True if the source is away, which ends the batch.
     """
     waiting = waiting or Waiting()
     readable = 0

@@ -31,41 +31,32 @@ class Shot:
 
     @property
     def is_live(self) -> bool:
-        """Whether it cannot be read again."""
+        """True if it cannot be read again."""
         return self.read_at is not None
 
 
 @dataclass
 class Backlog:
-    """What may wait, and what was lost by that, over all connections to a source.
+    """What may wait, and what was lost by that, over all connections to a source."""
 
-    Attributes:
-        newest_only: Whether frames are dropped rather than waited for.
-        keep: How many of the newest ones to keep where older ones are dropped.
-        dropped: Frames that were.
-    """
-
-    newest_only: bool
-    keep: int = 1
+    newest_only: bool  # frames are dropped rather than waited for
+    keep: int = 1  # of the newest ones, where older ones are dropped
     dropped: int = 0
 
     def most(self, shot: Shot) -> int:
-        """How many shots like this one may wait."""
+        """Return how many shots like this one may wait."""
         size = 0 if shot.pixels is None else shot.pixels.nbytes
         return min(self.keep if self.drops(shot) else MOST_WAITING, max(1, MOST_WAITING_BYTES // max(1, size)))
 
     def drops(self, shot: Shot) -> bool:
-        """Whether older ones make room for this one."""
+        """Return True if older ones make room for this one."""
         return self.newest_only and shot.is_live
 
 
 class ShotBuffer:
     """From the thread that reads one connection to the one that takes its frames.
 
-    Args:
-        backlog: What may wait.
-        watchdog: Of the connection; it rests while there is no room.
-        closed: Set once no frame of the source is wanted any more.
+    The watchdog rests while there is no room; `closed` is set once no frame of the source is wanted any more.
     """
 
     def __init__(self, backlog: Backlog, watchdog: Watchdog, closed: threading.Event) -> None:
@@ -76,7 +67,7 @@ class ShotBuffer:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody still takes what is put in."""
+        """True while somebody takes what is put in."""
         return not (self._left or self._closed.is_set())
 
     def take(self, deadline: float = math.inf) -> Shot | None:

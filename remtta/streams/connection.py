@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,81 +31,64 @@ class Capture(Protocol):
 
 @dataclass(frozen=True)
 class Feed:
-    """What is read, and how.
+    """What is read, and how."""
 
-    Attributes:
-        source: Camera index, device or URL.
-        connect: Opens it.
-        stride: Take every stride-th frame; the others are not converted.
-    """
-
-    source: str | int
+    source: str | int  # camera index, device or URL
     connect: Callable[[], Capture]
-    stride: int = 1
+    stride: int  # every stride-th frame is taken; the others are not converted
 
     @property
     def name(self) -> str:
         """The source without a password."""
         return video_name(self.source)
 
-    @property
-    def is_network(self) -> bool:
-        """Whether it is a network stream, not a camera."""
-        return isinstance(self.source, str) and "://" in self.source
-
 
 class Connection:
-    """One opening of a source, which a thread reads from then on, so that a read that hangs can be given up.
+    """One opening of a source, which a thread reads from then on.
+
+    A read that hangs can be given up: the thread is left behind, and a new connection opened.
 
     Attributes:
+        shots: Where the frames go; `reason` says why none comes any more.
         number: That of the next frame.
         promised: How many frames there are in all, of a finite video; else 0.
-
-    Args:
-        feed: What to open.
-        watchdog: For this opening.
-        shots: Where the frames go.
-        number: That of the first frame.
     """
 
     def __init__(self, feed: Feed, watchdog: Watchdog, shots: ShotBuffer, number: int) -> None:
         self.number = number
         self.promised = 0
-        self._feed, self._watchdog, self._shots = feed, watchdog, shots
+        self.shots = shots
+        self._feed, self._watchdog = feed, watchdog
         self._error: Exception | None = None
         self._why_not_open: str | None = None
         self._end, self._codec = "the connection ended", ""
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
 
-    def take(self, deadline: float = math.inf) -> Shot | None:
-        """The next frame; None if there will be none, or none came by the deadline (`reason` says why)."""
-        return self._shots.take(deadline)
-
     def leave(self, wait_s: float = 0.0) -> None:
-        """Have the thread end as soon as its call returns, and wait for that a little."""
-        self._shots.leave()
+        """Let the thread end as soon as its call returns, and wait for that a little."""
+        self.shots.leave()
         self._thread.join(wait_s)
 
     @property
     def reason(self) -> str:
-        """Why it gives no more frames."""
+        """The reason why it gives no more frames."""
         if self._error:
             return " ".join(str(self._error).split()) or type(self._error).__name__
         return self._watchdog.reason or self._end
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in a way that no source ends by itself."""
+        """True if it ended in a way that no source ends by itself."""
         return self._error is not None or self._watchdog.reason is not None
 
     @property
     def hopeless(self) -> bool:
-        """Whether it failed for a reason that waiting does not change."""
+        """True if it failed for a reason that waiting does not change."""
         return isinstance(self._error, RemttaError) or self.promised > 0
 
     def failure(self) -> StreamError:
-        """What to raise if the very first connection gave no frame."""
+        """Return what to raise if the very first connection gave no frame."""
         name = self._feed.name
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))
@@ -121,7 +103,7 @@ class Connection:
             self._connect()
         except Exception as error:  # OpenCV's own, mostly
             self._error = error
-        self._shots.end()
+        self.shots.end()
 
     def _connect(self) -> None:
         cv2 = load_opencv("video", StreamError)
@@ -132,7 +114,7 @@ class Connection:
                 self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
                 self._read(cv2, capture)
             elif not self._watchdog.timed_out():
-                self._why_not_open = why_not_open(str(self._feed.source)) if self._feed.is_network else None
+                self._why_not_open = why_not_open(str(self._feed.source)) if "://" in self._feed.name else None
                 self._end = self._why_not_open or "it cannot be opened"
         finally:
             capture.release()  # before the end is told: a camera can be opened only once
@@ -140,8 +122,8 @@ class Connection:
     def _read(self, cv2: Any, capture: Capture) -> None:
         watchdog, finite = self._watchdog, self.promised > 0
         arrived = watchdog.open()
-        refused, tries = 0, _TRIES if self._feed.is_network and not finite else 1
-        while self._shots.is_wanted:
+        refused, tries = 0, _TRIES if "://" in self._feed.name and not finite else 1
+        while self.shots.is_wanted:
             asked = watchdog.wake()
             grabbed, now = capture.grab(), watchdog.clock()
             stalled = not finite and watchdog.timed_out(asked)
@@ -153,12 +135,12 @@ class Connection:
             arrived = asked if stalled else now
             for _ in range(refused):  # parts that the decoder refused, as it turns out: the stream goes on
                 if self._is_taken():
-                    self._shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
+                    self.shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
                 self.number += 1
             refused = 0
             if self._is_taken():
                 shot = self._decoded(cv2, capture, arrived)
-                self._shots.put(shot)
+                self.shots.put(shot)
                 if watchdog.is_starved_after(finite or shot.pixels is not None):
                     return
             self.number += 1

@@ -20,14 +20,10 @@ _BLACK_DEVIATION = 2.0
 
 
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tuple[dict[int, str], str | None]:
-    """Frames that are black, or the same as the frame before them, as lost signals and frozen cameras give them.
+    """Find frames that are black, or the same as the one before, as lost signals and frozen cameras give them.
 
-    Args:
-        frames: In stream order.
-        before: Fingerprint of the last readable video frame before them.
-
-    Returns:
-        The reasons by frame index, and the fingerprint for the next call.
+    `before` is the fingerprint of the last readable video frame before these, which are in stream order. Returns the
+    reasons by frame index, and the fingerprint for the next call.
     """
     reasons: dict[int, str] = {}
     for frame in frames:
@@ -42,7 +38,7 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
 
 
 def fingerprint(image: Tensor) -> str:
-    """What tells an image (3, H, W) of bytes from any other."""
+    """Return what tells an image (3, H, W) of bytes from any other."""
     return hashlib.blake2b(image.numpy().tobytes(), digest_size=16).hexdigest()
 
 

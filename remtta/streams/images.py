@@ -8,18 +8,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from remtta.errors import DownloadError, FrameError
-from remtta.remote import Stored
-from remtta.streams.memory import Share, current_share
+from remtta.errors import FrameError
+from remtta.options.stream import Sort
+from remtta.streams.decoding_budget import Share, current_share
 from remtta.streams.pillow import load_plugins, opened
-
-Sort = Literal["name", "mtime", "none"]
 
 _log = logging.getLogger("remtta")
 
@@ -38,7 +35,7 @@ _NOT_STILLS = frozenset({".pdf", ".ps", ".eps", ".mpg", ".mpeg", ".hdf", ".h5", 
 
 
 def image_suffixes() -> frozenset[str]:
-    """File name endings, in lower case, of the still images that Pillow reads."""
+    """Return the file name endings, in lower case, of the still images that Pillow reads."""
     load_plugins()
     kinds = Image.registered_extensions().items()
     readable = {suffix for suffix, kind in kinds if _OPENED_AS.get(kind, kind) in Image.OPEN}
@@ -46,7 +43,7 @@ def image_suffixes() -> frozenset[str]:
 
 
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:
-    """Sort key under which frame_2 comes before frame_10, folder by folder."""
+    """Return a sort key under which frame_2 comes before frame_10, folder by folder."""
     parts: list[list[str | int]] = [
         # Only ASCII digits become numbers, as in the split: text and numbers must alternate to compare.
         [int(part) if position % 2 else part.casefold() for position, part in enumerate(re.split(r"([0-9]+)", name))]
@@ -56,16 +53,11 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
 
 
 def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Counter[str] | None = None) -> list[Path]:
-    """Regular files under a folder with one of these endings, recursively.
+    """List the regular files under a folder with one of these endings (in lower case), recursively.
 
     Linked folders are followed, each folder once. Named pipes, sockets and devices are left out, so nothing can hang;
-    so is what is hidden, such as the `._x.jpg` that macOS leaves beside a picture.
-
-    Args:
-        folder: Where to look.
-        suffixes: Endings in lower case.
-        sort: The files' order.
-        left_out: Counts the other files, by their ending, or as "hidden" or "no file".
+    so is what is hidden, such as the `._x.jpg` that macOS leaves beside a picture. `left_out` counts the other files,
+    by their ending, or as "hidden" or "no file".
     """
 
     def report(error: OSError) -> None:
@@ -101,7 +93,7 @@ def _why_left_out(path: Path, suffixes: Collection[str]) -> str | None:
 
 
 def has_suffix(path: str, suffixes: Collection[str]) -> bool:
-    """Whether a file's name ends in one of these, in upper or lower case."""
+    """Return True if a file's name ends in one of these, in upper or lower case."""
     return os.path.splitext(path)[1].lower() in suffixes
 
 
@@ -121,7 +113,7 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def load_image(path: Path | Stored) -> Image.Image:
+def load_image(path: Path) -> Image.Image:
     """Decode one still to upright RGB.
 
     EXIF orientation is applied, transparency is laid on white, 16-bit and
@@ -131,7 +123,6 @@ def load_image(path: Path | Stored) -> Image.Image:
 
     Raises:
         FrameError: If the file is missing, no image, truncated, or too large.
-        DownloadError: If its store cannot be read.
     """
     try:
         with opened(path) as image:
@@ -141,7 +132,7 @@ def load_image(path: Path | Stored) -> Image.Image:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
-    except (FrameError, DownloadError):
+    except FrameError:
         raise
     except UnidentifiedImageError as error:
         raise FrameError("not an image that Pillow can read") from error
@@ -167,7 +158,7 @@ def _make_room(image: Image.Image, share: Share) -> None:
 
 
 def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
-    """Have an image decoded at a fraction of its size; the size it will have."""
+    """Ask for an image at a fraction of its size; return the size it will have."""
     width, height = image.size[:2]
     if image.format == "JPEG2000":
         image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
@@ -177,7 +168,7 @@ def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:
-    """What decoding an image and making it RGB take at most."""
+    """Return what decoding an image and making it RGB take at most."""
     own = _SAMPLE_BYTES.get(image.mode, 4)
     decoder = _DECODER_BYTES.get(image.format or "", 8)
     if image.info.get("progressive"):  # all its coefficients are kept until the last scan
@@ -189,7 +180,7 @@ def _bytes_per_pixel(image: Image.Image) -> int:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode to 8-bit RGB."""
+    """Convert any Pillow mode to 8-bit RGB."""
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
@@ -223,7 +214,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _full_scale(image: Image.Image) -> float:
-    """What is white among 16-bit, 32-bit and float greys: by the mode, else by the values."""
+    """Return what is white among 16-bit, 32-bit and float greys: by the mode, else by the values."""
     if image.mode.startswith("I;16"):
         return 65535.0
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))

@@ -12,7 +12,7 @@ _FORM = "name=address on each line"
 
 
 def read_sources(path: Path) -> dict[str, str]:
-    """The addresses of a list by their names, in its order.
+    """Read the addresses of a list by their names, in its order.
 
     Empty lines and those that begin with # are left out.
 
@@ -39,7 +39,7 @@ def read_sources(path: Path) -> dict[str, str]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that say something, with their numbers."""
+    """Return the lines that say something, with their numbers."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

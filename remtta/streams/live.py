@@ -1,62 +1,31 @@
-"""Cameras and network streams: they never end, they only get lost and come back.
-
-A thread per connection reads the frames, so that a read that hangs can be given up: the thread is then left behind,
-and a new connection opened. Reading never waits for the model where only the newest frames count.
-"""
+"""Cameras and network streams: they never end, they only get lost and come back."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-import math
 import random
 import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from remtta.errors import StreamError, UsageError
-from remtta.streams.backoff import Backoff
+from remtta.errors import StreamError
+from remtta.options import LiveOptions
 from remtta.streams.buffer import Backlog, Shot, ShotBuffer
 from remtta.streams.connection import Capture, Connection, Feed
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.opencv import load_opencv
-from remtta.streams.video import OPEN_TIMEOUT_S, READ_TIMEOUT_S, open_capture, video_frame, warn_if_cut
+from remtta.streams.video import open_capture, video_frame, warn_if_cut
 from remtta.streams.watchdog import Watchdog
 
-Buffer = Literal["latest", "all"]
-
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 30.0
 _GOODBYE_S = 0.5
 
 _log = logging.getLogger("remtta")
-
-
-@dataclass(frozen=True)
-class LiveOptions:
-    """How a live source is read.
-
-    Attributes:
-        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss, which is an error
-            where it is known not to be the source's own end.
-        buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
-            that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
-        open_timeout_s: Seconds that a source may take to open.
-        read_timeout_s: The same for a frame that can be decoded.
-        wait_at_start: Wait for the source as long also before its first frame, in place of failing at once.
-    """
-
-    reconnect_for: float = 60.0
-    buffer: Buffer = "latest"
-    open_timeout_s: float = OPEN_TIMEOUT_S
-    read_timeout_s: float = READ_TIMEOUT_S
-    wait_at_start: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.reconnect_for < math.inf:
-            raise UsageError(f"the seconds to reconnect for must be >= 0 and finite, got {self.reconnect_for}")
-        if self.buffer not in ("latest", "all"):
-            raise UsageError(f"buffer must be latest or all, got {self.buffer}")
 
 
 class LiveSource:
@@ -69,11 +38,11 @@ class LiveSource:
     Attributes:
         options: How it is read.
         state: "opening", "running" or "reconnecting".
-        finite: Whether it turned out to be a finite video; known with the first frame.
+        finite: True if it turned out to be a finite video; known with the first frame.
 
     Args:
         source: Camera index, device or URL.
-        options: When to reconnect, and what to buffer.
+        options: How it is read.
         stride: Take every stride-th frame; the others are not converted.
         connect: Opens the source, by default with OpenCV.
         clock: Seconds, from any start.
@@ -98,11 +67,8 @@ class LiveSource:
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
         self._feed = Feed(source, connect or partial(open_capture, source, *timeouts), stride)
         self._backlog = Backlog(newest_only=self.options.buffer == "latest")
-        self._clock = clock
         self._closed = threading.Event()
-        self._backoff = Backoff(
-            self.options.reconnect_for, clock=clock, sleep=sleep or self._closed.wait, jitter=jitter
-        )
+        self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
         self._connection: Connection | None = None
         self._number = 0
         self._lost_at: float | None = None
@@ -114,7 +80,7 @@ class LiveSource:
 
     @property
     def newest_only(self) -> bool:
-        """Whether frames are dropped rather than waited for."""
+        """True if frames are dropped rather than waited for."""
         return self._backlog.newest_only
 
     @property
@@ -139,23 +105,19 @@ class LiveSource:
             StreamError: If OpenCV cannot be loaded, the source cannot be opened or yields no frame at all, or it was
                 lost and did not come back in time, or was not to be waited for.
         """
-        to_frame = _Frames(self.name, load_opencv("video", StreamError))
-        try:
-            connection, gap = self._open(), None
-            shot = connection.take()
-            if shot is None and not self._closed.is_set():
-                if not self._may_come(connection):
-                    raise connection.failure()
-                connection, shot, gap = self._reconnect(connection, None)
-            while shot is not None:
-                self.finite = connection.promised > 0
-                self.state, self._lost_at = "running", None
-                yield to_frame(shot, gap)
-                last, gap, shot = shot, None, connection.take()
-                if shot is None and not self._is_over(connection):
-                    connection, shot, gap = self._reconnect(connection, last)
-        finally:
-            self._leave()
+        cv2 = load_opencv("video", StreamError)
+        began: float | None = None
+        known: tuple[int, ...] | None = None
+        with contextlib.closing(self._shots()) as shots:
+            for shot, gap in shots:
+                began = shot.arrived if began is None else began
+                if shot.pixels is not None:
+                    size = shot.pixels.shape[1::-1]
+                    if known not in (None, size):
+                        _log.info("%s now gives frames of %d x %d pixels", self.name, *size)
+                    known = size
+                time_s = shot.arrived - began if shot.position_s is None else shot.position_s
+                yield video_frame(cv2, self.name, shot.pixels, shot.number, time_s, gap, shot.read_at)
 
     def close(self) -> None:
         """Stop reading, from any thread; a read that hangs is left behind."""
@@ -163,6 +125,26 @@ class LiveSource:
         connection = self._connection
         if connection:
             connection.leave(wait_s=_GOODBYE_S)
+
+    def _shots(self) -> Generator[tuple[Shot, Gap | None]]:
+        """Frames as they arrive, and the gaps that they end."""
+        try:
+            connection, gap = self._open(), None
+            shot = connection.shots.take()
+            if shot is None and not self._closed.is_set():
+                wanted = self.options.wait_at_start and self.options.reconnect_for > 0
+                if not wanted or connection.hopeless:
+                    raise connection.failure()
+                connection, shot, gap = self._reconnect(connection, None)
+            while shot is not None:
+                self.finite = connection.promised > 0
+                self.state, self._lost_at = "running", None
+                yield shot, gap
+                last, gap, shot = shot, None, connection.shots.take()
+                if shot is None and not self._is_over(connection):
+                    connection, shot, gap = self._reconnect(connection, last)
+        finally:
+            self._leave()
 
     def _open(self) -> Connection:
         self._leave()
@@ -178,7 +160,7 @@ class LiveSource:
             self._connection = None
 
     def _is_over(self, connection: Connection) -> bool:
-        """Whether the end of a connection is the end of the stream."""
+        """Return True if the end of a connection is the end of the stream."""
         if self._closed.is_set():
             return True
         if connection.promised > 0:
@@ -194,69 +176,45 @@ class LiveSource:
         _log.warning("%s is at its end (%s), and is not to be opened again", self.name, connection.reason)
         return True
 
-    def _may_come(self, connection: Connection) -> bool:
-        """Whether to wait for a source whose first connection gave no frame."""
-        options = self.options
-        return options.wait_at_start and options.reconnect_for > 0 and not connection.hopeless
-
     def _reconnect(self, lost: Connection, last: Shot | None) -> tuple[Connection, Shot | None, Gap | None]:
         """A connection that gives frames (again), with its first one; none if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
         self._lost_at = self._clock() if last else None
-        backoff, connection = self._backoff, lost
+        patience_s, connection = self.options.reconnect_for, lost
         what, back = ("lost", " back") if last else ("not there", "")
-        _log.warning(
-            "%s is %s (%s); trying to get it%s for %g s", self.name, what, lost.reason, back, backoff.patience_s
-        )
-        backoff.start()
-        while not self._closed.is_set():
-            if not backoff.wait():
-                raise StreamError(
-                    f"{self.name} was {what} ({lost.reason}) and did not come{back} within {backoff.patience_s:g} s; "
-                    "check it and the network, or wait longer with --reconnect-for"
-                )
+        _log.warning("%s is %s (%s); trying to get it%s for %g s", self.name, what, lost.reason, back, patience_s)
+        deadline = self._clock() + patience_s
+        for attempt in self._attempts(deadline):
             if self._closed.is_set():
-                break
+                return connection, None, None
             connection = self._open()
-            if shot := _first_whole(connection, backoff.deadline):
+            if shot := _first_whole(connection, deadline):
                 if last is None:
                     _log.warning("%s is there now", self.name)
                     return connection, shot, None
-                gap = Gap(round(shot.arrived - last.arrived, 3), lost.reason, backoff.attempts)
+                gap = Gap(round(shot.arrived - last.arrived, 3), lost.reason, attempt)
                 _log.warning("%s is back after %.1f s", self.name, gap.seconds)
                 return connection, shot, gap
-            _log.debug("%s, attempt %d: %s", self.name, backoff.attempts, connection.reason)
-        return connection, None, None
+            _log.debug("%s, attempt %d: %s", self.name, attempt, connection.reason)
+        raise StreamError(
+            f"{self.name} was {what} ({lost.reason}) and did not come{back} within {patience_s:g} s; "
+            "check it and the network, or wait longer with --reconnect-for"
+        )
+
+    def _attempts(self, deadline: float) -> Iterator[int]:
+        """Count attempts until the deadline, ever more seldom."""
+        delay = _FIRST_DELAY_S
+        for attempt in itertools.count(1):
+            self._sleep(min(delay * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
+            if self._clock() >= deadline:
+                return
+            yield attempt
+            delay = min(2 * delay, _LONGEST_DELAY_S)
 
 
 def _first_whole(connection: Connection, deadline: float) -> Shot | None:
     """The first frame that can be decoded: before that, nothing is back."""
-    shot = connection.take(deadline)
+    shot = connection.shots.take(deadline)
     while shot is not None and shot.pixels is None:
-        shot = connection.take(deadline)
+        shot = connection.shots.take(deadline)
     return shot
-
-
-class _Frames:
-    """Frames of the stream out of those that arrived, with the time since the first one.
-
-    Args:
-        name: The source, as it may be shown.
-        cv2: The loaded module.
-    """
-
-    def __init__(self, name: str, cv2: Any) -> None:
-        self._name, self._cv2 = name, cv2
-        self._began: float | None = None
-        self._size: tuple[int, int] | None = None
-
-    def __call__(self, shot: Shot, gap: Gap | None) -> Frame:
-        if self._began is None:
-            self._began = shot.arrived
-        if shot.pixels is not None:
-            height, width = shot.pixels.shape[:2]
-            if self._size not in (None, (width, height)):
-                _log.info("%s now gives frames of %d x %d pixels", self._name, width, height)
-            self._size = width, height
-        time_s = shot.arrived - self._began if shot.position_s is None else shot.position_s
-        return video_frame(self._cv2, self._name, shot.pixels, shot.number, time_s, gap, shot.read_at)

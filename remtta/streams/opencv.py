@@ -14,15 +14,7 @@ _MOST_ALLOCATED = 256 * 2**20  # frames of 8K video are of 100 MB
 
 
 def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
-    """Import cv2.
-
-    Args:
-        purpose: What it is needed for, for the error's text.
-        error: What to raise.
-
-    Raises:
-        RemttaError: If it cannot be loaded; says what to install.
-    """
+    """Import cv2, or raise `error`, which says what for and what to install."""
     # FFmpeg's and OpenCV's own chatter would interleave with the messages of the run.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
@@ -38,7 +30,7 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
 
 
 def bound_allocations(cv2: Any) -> None:
-    """Have FFmpeg take no piece of memory over 256 MiB from now on, where its library can be found.
+    """Keep FFmpeg from taking a piece of memory over 256 MiB from now on, where its library can be found.
 
     A server that never ends one picture of its MJPEG stream would fill the memory: FFmpeg keeps what it has of it.
     """

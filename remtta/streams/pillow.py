@@ -15,7 +15,6 @@ from pathlib import Path
 from PIL import Image, _imaging
 
 from remtta.errors import FrameError
-from remtta.remote import Stored
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Larger images are refused as decompression bombs (Pillow's own limit)."""
@@ -34,7 +33,7 @@ _MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG: each of its scans
 
 @functools.cache
 def load_plugins() -> None:
-    """Have Pillow know all its formats, and give back the memory of large images.
+    """Make Pillow know all its formats, and give back the memory of large images.
 
     By itself it knows some at first, and more once a file needs them: what opens a file that several formats would
     take, such as a TGA, which has no signature, would depend on the files before it.
@@ -49,28 +48,22 @@ def load_plugins() -> None:
 
 
 def formats() -> tuple[str, ...]:
-    """Formats in the order in which they are tried: those that have no signature last."""
+    """Return the formats in the order in which they are tried: those that have no signature last."""
     load_plugins()
     return tuple(sorted(Image.OPEN, key=lambda name: (Image.OPEN[name][1] is None, name)))
 
 
 @contextlib.contextmanager
-def opened(path: Path | Stored) -> Iterator[Image.Image]:
-    """An image whose header has been read; its pixels are when they are asked for.
+def opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image and read its header; its pixels are read when they are asked for.
 
     Raises:
         FrameError: If it is no regular file, too large, or takes too much to be read.
         OSError, ...: Whatever Pillow raises.
     """
-    if isinstance(path, Stored):
-        content = path.read()
-        whole = _File(io.BytesIO(content), len(content))
-    else:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FrameError("not a regular file")
-        raw = io.FileIO(path)
-        whole = _File(raw, os.fstat(raw.fileno()).st_size)
-    with whole as file, Image.open(file, formats=formats()) as image:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FrameError("not a regular file")
+    with _File(path) as file, Image.open(file, formats=formats()) as image:
         if image.width * image.height > MAX_PIXELS:
             raise FrameError(
                 f"{image.width}x{image.height} pixels is over the limit of {MAX_PIXELS} (decompression bomb?)"
@@ -82,9 +75,9 @@ def opened(path: Path | Stored) -> Iterator[Image.Image]:
 class _File(io.BufferedReader):
     """A file that gives up on a decoder that asks for too much of it, or takes too long over it."""
 
-    def __init__(self, raw: io.FileIO | io.BytesIO, size: int) -> None:
-        super().__init__(raw)
-        self._size = size
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = os.fstat(self.fileno()).st_size
         self._left_reads, self._left_bytes = _MOST_READS, _MOST_HEADER_BYTES
         self._left_scans: int | None = None
         self._began = time.thread_time()

@@ -15,39 +15,26 @@ from PIL import Image
 from torch import Tensor
 
 from remtta.errors import FrameError
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame, Gap
-from remtta.streams.memory import Budget
 
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class DecodedFrame:
-    """A frame ready for the model, or the reason why it is not.
+    """A frame ready for the model, or the reason why it is not; for the other fields see `Frame`."""
 
-    Attributes:
-        index: Position in the stream, from 0; unreadable frames count.
-        source: Path, or the video, camera or URL it came from.
-        number: Position in the video, from 0; None for stills.
-        time_s: Time in the video, in seconds; None for stills.
-        image: Shape (3, H, W), uint8; None if the frame cannot be read.
-        error: Why it cannot be read, else None.
-        gap: The time without frames that it ended, if it did.
-        read_at: When it was read from a live source: UTC, ISO 8601 to the millisecond.
-        read_s: How long the source took to give it, in seconds.
-        decode_s: How long it took to decode and to preprocess.
-    """
-
-    index: int
+    index: int  # in the stream, from 0; unreadable frames count
     source: str
     number: int | None
     time_s: float | None
-    image: Tensor | None
+    image: Tensor | None  # (3, H, W), uint8; None if the frame cannot be read
     error: str | None = None
     gap: Gap | None = None
     read_at: str | None = None
-    read_s: float = field(default=0.0, compare=False)
-    decode_s: float = field(default=0.0, compare=False)
+    read_s: float = field(default=0.0, compare=False)  # that the source took to give it
+    decode_s: float = field(default=0.0, compare=False)  # with its preprocessing
 
 
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
@@ -140,13 +127,6 @@ def _read(
 ) -> None:
     # Video frames arrive decoded and large: keep few of them waiting for a worker.
     waiting = threading.Semaphore(2 * pool._max_workers)
-
-    def decode_one(index: int, frame: Frame, read_s: float) -> DecodedFrame:
-        try:
-            return decode(index, frame, read_s)
-        finally:
-            waiting.release()
-
     try:
         frames = iter(numbered)
         while demand is None or _acquire(demand, stop):
@@ -157,7 +137,9 @@ def _read(
                 break
             if not (_acquire(room, stop) and _acquire(waiting, stop)):
                 return
-            ready.put(pool.submit(decode_one, index, frame, read_s))
+            decoded = pool.submit(decode, index, frame, read_s)
+            decoded.add_done_callback(lambda _: waiting.release())
+            ready.put(decoded)
     except Exception as error:  # handed to the consumer, which raises it in its own thread
         ready.put(error)
         return
@@ -165,7 +147,7 @@ def _read(
 
 
 def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
-    """Wait for a place; False once nobody wants frames any more."""
+    """Wait for a place; return False once nobody wants frames any more."""
     while not stop.is_set():
         if semaphore.acquire(timeout=_POLL_S):
             return not stop.is_set()

@@ -17,10 +17,12 @@ from typing import Any
 from PIL import Image
 
 from remtta.errors import FrameError, StreamError, UsageError, without_password
+from remtta.options import LiveOptions, StreamOptions
+from remtta.options.stream import Buffer, Sort
 from remtta.streams.addresses import check_scheme
 from remtta.streams.frames import Frame
-from remtta.streams.images import Sort, has_suffix, image_suffixes, list_files, load_image, sort_files
-from remtta.streams.live import Buffer, LiveOptions, LiveSource
+from remtta.streams.images import has_suffix, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.live import LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
 _PIPE_CHUNK_BYTES = 65_536
@@ -31,27 +33,18 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Stream:
-    """Frames in order, read once.
+    """Frames in order, read once."""
 
-    Attributes:
-        name: The source as it was given.
-        kind: "image", "folder", "glob", "video", "camera", "url", "paths".
-        frames: The frames, found and read as they are asked for.
-        num_frames: How many there are, where that is known beforehand.
-        live_source: What reads a camera or network stream.
-        left_out: Counts of a folder's files that are no frames, by ending, or as "hidden" or "no file".
-    """
-
-    name: str
-    kind: str
-    frames: Iterator[Frame]
-    num_frames: int | None = None
-    live_source: LiveSource | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    name: str  # the source as it was given
+    kind: str  # "image", "folder", "glob", "video", "camera", "url", "paths"
+    frames: Iterator[Frame]  # found and read as they are asked for
+    num_frames: int | None = None  # where that is known beforehand
+    live_source: LiveSource | None = None  # what reads a camera or network stream
+    left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by ending or reason
 
     @property
     def live(self) -> bool:
-        """Whether frames that went by cannot be read again."""
+        """True if frames that went by cannot be read again."""
         return self.kind in ("camera", "url")
 
     def close(self) -> None:
@@ -96,45 +89,59 @@ def open_stream(
     """
     given = {"reconnect_for": reconnect_for, "buffer": buffer}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    live = LiveOptions(**chosen, wait_at_start=wait_at_start)
-    stream = _open(source, sort, frame_stride, limit, null_separated, live)
-    if not stream.live and (reconnect_for is not None or buffer is not None):
-        option = "--buffer" if reconnect_for is None else "--reconnect-for"
-        raise UsageError(f"{option} is for cameras and network streams, and {stream.name} is none; leave it out")
+    options = StreamOptions(limit, frame_stride, sort, null_separated, LiveOptions(**chosen) if chosen else None)
+    return open_with(source, options, wait_at_start=wait_at_start)
+
+
+def open_with(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    options: StreamOptions,
+    *,
+    wait_at_start: bool = False,
+) -> Stream:
+    """The same as `open_stream`, with its arguments as they come from the command line.
+
+    Raises:
+        UsageError: As of `open_stream`.
+    """
+    stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
+    if not stream.live and options.live is not None:
+        raise UsageError(
+            f"--reconnect-for and --buffer are for cameras and network streams, and {stream.name} is none; leave them "
+            "out"
+        )
     return stream
 
 
 def open_streams(
-    sources: Mapping[str, str],
-    *,
-    sort: Sort = "name",
-    frame_stride: int = 1,
-    limit: int | None = None,
-    live: LiveOptions | None = None,
-    going_on: bool = False,
+    sources: Mapping[str, str], options: StreamOptions | None = None, *, going_on: bool = False
 ) -> dict[str, Stream]:
-    """Open several sources, as `open_stream` does one.
+    """Open several sources, as `open_stream` does one; a live one that is not there at the start is waited for.
 
     Args:
         sources: Addresses by name.
-        sort: Order of a folder's or glob's files.
-        frame_stride: Of each, take every frame_stride-th frame.
-        limit: Stop each after this many frames.
-        live: How those are read that are live; by default one that is not there at the start is waited for.
-        going_on: Whether a source that is gone by now is to fail by itself, once it is read.
+        options: How each is read.
+        going_on: Have a source that is gone by now fail by itself, once it is read.
 
     Raises:
         UsageError: Naming a source that does not exist or holds no images, unless it is going on.
     """
-    live, streams = live or LiveOptions(wait_at_start=True), {}
+    options, streams = options or StreamOptions(), {}
+    if options.null:
+        raise UsageError("-0 is for paths on standard input, and --streams reads none")
+    live = _live(options, wait_at_start=True)
     for name, source in sources.items():
         try:
-            streams[name] = _open(source, sort, frame_stride, limit, False, live)
+            streams[name] = _open(source, options, live)
         except UsageError as error:
             if not going_on:
                 raise UsageError(f"{name}: {error}") from error
             streams[name] = Stream(without_password(source), "missing", _failing(str(error)))
     return streams
+
+
+def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:
+    return replace(options.live or LiveOptions(), wait_at_start=wait_at_start)
 
 
 def _failing(reason: str) -> Iterator[Frame]:
@@ -143,15 +150,9 @@ def _failing(reason: str) -> Iterator[Frame]:
 
 
 def _open(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    sort: Sort,
-    frame_stride: int,
-    limit: int | None,
-    null_separated: bool,
-    live: LiveOptions,
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], options: StreamOptions, live: LiveOptions
 ) -> Stream:
-    if frame_stride < 1 or (limit is not None and limit < 1):
-        raise ValueError(f"frame_stride and limit must be >= 1, got {frame_stride} and {limit}")
+    sort, frame_stride, limit, null_separated = options.sort, options.frame_stride, options.limit, options.null
     if not isinstance(source, (str, os.PathLike)):
         paths = [os.fspath(path) for path in source]
         return _of_paths("paths", "paths", paths, frame_stride, limit)
@@ -185,12 +186,9 @@ def _open(
 
 
 def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
-    """Paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
+    """Read paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
 
-    Args:
-        descriptor: An open file descriptor. It is read without Python's
-            buffering, whose lock would hang the interpreter's exit.
-        null_separated: Paths end in NUL instead of newline.
+    The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
     """
     separator = b"\0" if null_separated else b"\n"
     rest = b""
@@ -218,7 +216,7 @@ def _check_separator(path: bytes, null_separated: bool) -> None:
 
 
 def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int]]:
-    """The images of a folder, or else its videos; and counts of the other files."""
+    """Return the images of a folder, or else its videos; and counts of the other files."""
     left_out: Counter[str] = Counter()
     files = list_files(folder, image_suffixes(), sort, left_out)
     if not files:

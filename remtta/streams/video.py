@@ -9,26 +9,21 @@ from typing import Any
 from PIL import Image
 
 from remtta.errors import FrameError, StreamError, without_password
+from remtta.options.stream import OPEN_TIMEOUT_S, READ_TIMEOUT_S
+from remtta.streams.decoding_budget import current_share
 from remtta.streams.frames import Frame, Gap
-from remtta.streams.memory import current_share
 from remtta.streams.opencv import bound_allocations, load_opencv
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
 _FRAME_BYTES = 7  # per pixel: in RGB, and as an image
 
-OPEN_TIMEOUT_S = 15.0
-READ_TIMEOUT_S = 15.0
 
 _log = logging.getLogger("remtta")
 
 
 def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
-    """Frames of a video file.
-
-    Args:
-        source: Path.
-        stride: Take every stride-th frame; the others are not converted.
+    """Read every stride-th frame of a video file; the others are not converted.
 
     Raises:
         StreamError: If OpenCV cannot be loaded, the source cannot be opened,
@@ -62,7 +57,7 @@ def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
 
 
 def video_name(source: str | int) -> str:
-    """A path, camera or URL as it may be shown and written down."""
+    """Return a path, camera or URL as it may be shown and written down."""
     return f"camera {source}" if isinstance(source, int) else without_password(source)
 
 
@@ -117,7 +112,7 @@ def _require_utf8(source: str) -> None:
 
 
 def cannot_open(source: str | int, why: str | None = None) -> str:
-    """What to say of a source that did not open; `why`, if that is known."""
+    """Return what to say of a source that did not open; `why`, if that is known."""
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
     source = without_password(source)
@@ -139,7 +134,7 @@ def codec_of(cv2: Any, capture: Any) -> str:
 
 
 def no_frame_advice(name: str, codec: str = "") -> str:
-    """What to do about a source that opened and gave no frame."""
+    """Return what to do about a source that opened and gave no frame."""
     if codec:
         return (
             f"it is damaged, or OpenCV cannot decode {codec}: convert it (ffmpeg -i INPUT -c:v libx264 out.mp4), "

@@ -1,4 +1,4 @@
-"""Whether what reads a live source hangs, or gets nothing that can be decoded."""
+"""Tell when what reads a live source hangs, or gets nothing that can be decoded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Watchdog:
 
     Attributes:
         clock: Seconds, from any start.
-        opened: Whether the source has opened.
+        opened: True once the source has opened.
         reason: What took too long; None so far.
-        stalled: Whether that was a single call.
+        stalled: True if that was a single call.
 
     Args:
         open_timeout_s: Seconds that a source may take to open.
@@ -35,37 +35,37 @@ class Watchdog:
         self._busy_since: float | None = self._begun  # None while the reading thread waits for room
 
     def open(self) -> float:
-        """The source has opened; the time."""
+        """Note that the source has opened; return the time."""
         self.opened, self._whole_at = True, self.clock()
         return self._whole_at
 
     def wake(self) -> float:
-        """A call begins, or is about to; the time."""
+        """Note that a call begins; return the time."""
         self._busy_since = now = self.clock()
         return now
 
     def rest(self) -> None:
-        """No call is made until `wake`."""
+        """Note that no call is made until `wake`."""
         self._busy_since = None
 
     def hangs(self) -> bool:
-        """Whether a call does not return."""
+        """Return True if a call does not return."""
         since = self._busy_since
         return since is not None and self._took(_HANGING, since)
 
     def timed_out(self, since: float | None = None) -> bool:
-        """Whether a call that began then, by default the opening, took FFmpeg's whole timeout."""
+        """Return True if a call that began then, by default the opening, took FFmpeg's whole timeout."""
         return self._took(_WHOLE, self._begun if since is None else since)
 
     def starves(self, whole_at: float) -> bool:
-        """Whether the last frame that could be decoded is from too long ago."""
+        """Return True if the last frame that could be decoded is from too long ago."""
         if self.clock() - whole_at < self._read_timeout_s:
             return False
         self.reason = f"no frame that could be decoded within {self._read_timeout_s:g} s"
         return True
 
     def is_starved_after(self, whole: bool) -> bool:
-        """The same after a frame that could be decoded, or could not."""
+        """Return the same after a frame that could be decoded, or could not."""
         if whole:
             self._whole_at = self.clock()
         return self.starves(self._whole_at)

@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError, UsageError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
-from tests.backbones.families import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
 from tests.conftest import NUM_CLASSES
 from tests.methods.making import made
 
@@ -119,21 +118,14 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("family", WITH_BATCH_NORM)
-@pytest.mark.parametrize(("prior", "size"), [(None, 64), (None, 32), (0, 32)])  # at 32 the last map is one position
+@pytest.mark.parametrize("family", ["resnet", "mobilevit", "efficientnet"])
+@pytest.mark.parametrize(("prior", "size"), [(None, 64), (0, 32)])  # at 32 the last map is one position
 def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | None, size: int) -> None:
     method = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
     for seed in range(2):
         assert torch.isfinite(method(pictures(1, seed, size))).all()
     assert method.num_updates == 2
     assert all(torch.isfinite(change).all() for change in method.delta().values())
-
-
-def test_one_image_is_near_its_prediction_by_the_source() -> None:
-    filled, alone = (make("tent", bn_prior=prior) for prior in (None, 0))
-    images, source = pictures(1), tiny("resnet")(pictures(1)).detach()
-    off = [float((method.predict(images) - source).norm()) for method in (filled, alone)]
-    assert 0 < off[0] < 0.7 * off[1]
 
 
 def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,21 +156,17 @@ def test_by_running_statistics_an_image_owes_nothing_to_its_batch() -> None:
     assert method.num_updates == 1
 
 
-@pytest.mark.parametrize("name", ["tent", "sar", "eata", "deyo", "roid", "cmf", "rem", "pseudo-label", "norm"])
+@pytest.mark.parametrize("name", ["tent", "sar", "eata", "rem", "norm"])
 def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
     settings: dict[str, Any] = {"bn_momentum": 0.1}
     if name not in ("rem", "norm"):
         settings |= {"adapt_layers": "0"}
     if name == "rem":
         settings |= {"mask_ratios": (0.0, 0.25, 0.5)}
-    if name in ("sar", "eata", "deyo"):
+    if name in ("sar", "eata"):
         settings |= {"entropy_margin": 1.0}
-    if name == "deyo":
-        settings |= {"plpd_margin": -1.0}
     if name == "eata":
         settings |= {"max_cosine": 10.0}
-    if name == "pseudo-label":
-        settings |= {"threshold": 0.2}
     through, resumed = (make(name, tiny("resnet"), **settings) for _ in range(2))
     for method in (through, resumed):
         if method.objective.needs_source:
@@ -239,17 +227,6 @@ def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None
         make("tent", tiny("convnext")).load_delta({"bn1.running_mean": torch.zeros(64)})
 
 
-def test_methods_of_every_weight_leave_running_statistics_alone() -> None:
-    with pytest.raises(UsageError, match="bn_momentum must be left out, as every weight changes"):
-        make("cotta", bn_momentum=0.1)
-    model = tiny("resnet")
-    cotta = make("cotta", model, lr=0.01, num_augmentations=2)
-    before = {key: tensor.clone() for key, tensor in running_statistics(batch_norms(model)).items()}
-    cotta(pictures(5))
-    assert cotta.num_updates == 1
-    assert all(torch.equal(tensor, before[key]) for key, tensor in running_statistics(batch_norms(model)).items())
-
-
 def test_micro_batches_are_told_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
     rem = make("rem", mask_ratios=(0.0, 0.5), bn_prior=0)
     assert (rem.part_size(50), make("rem", bn="running").part_size(50)) == (50, 4)
@@ -277,7 +254,7 @@ def plain_views(model: nn.Module, images: Tensor, ratios: tuple[float, ...]) -> 
     return views
 
 
-@pytest.mark.parametrize("settings", [{}, {"margin": 0.1}, {"confident_below": 0.9, "margin": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"confident_below": 0.9, "margin": 0.1}], ids=str)
 def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: dict[str, Any]) -> None:
     ratios, lr = (0.0, 0.25, 0.5), 0.02
     chosen: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": lr, "bn_prior": 0, "mask_ratios": ratios}
@@ -310,36 +287,6 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
     assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
 
 
-def test_sar_looks_at_the_whole_batch_twice_as_its_official_code_does() -> None:
-    rho, lr, margin = 0.05, 0.05, 0.75 * math.log(NUM_CLASSES)
-    sar = make("sar", lr=lr, momentum=0.0, bn_prior=0, entropy_margin=0.75, reset_below=0.0)
-    plain = as_tent(tiny("resnet"))
-    norms = [parameter for name, parameter in plain.named_parameters() if name in sar.adapted_names]
-
-    def gradients(images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        logits = plain(images)
-        entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-        certain = (entropies < margin) & counted
-        return logits.detach(), certain, torch.autograd.grad(entropies[certain].mean(), norms)
-
-    counts = []
-    for seed in range(4):
-        images = pictures(8, seed)
-        logits, certain, climb = gradients(images, torch.ones(8, dtype=torch.bool))
-        counts.append(int(certain.sum()))
-        length = torch.stack([part.norm() for part in climb]).norm() + 1e-12
-        before = [parameter.detach().clone() for parameter in norms]
-        with torch.no_grad():
-            for parameter, part in zip(norms, climb, strict=True):
-                parameter.add_(rho * part / length)
-        _, _, steps = gradients(images, certain)
-        with torch.no_grad():
-            for parameter, start, part in zip(norms, before, steps, strict=True):
-                parameter.copy_(start - lr * part)
-        torch.testing.assert_close(sar(images), logits, atol=1e-4, rtol=1e-3)
-    assert any(0 < count < 8 for count in counts)
-
-
 def test_frozen_and_folded_batch_norms_are_told() -> None:
     frozen = freeze_batch_norm_2d(tiny("resnet"))
     with pytest.raises(ModelError, match=r"no normalisation weights; \d+ batch norms of the model are frozen"):
@@ -352,22 +299,6 @@ def test_frozen_and_folded_batch_norms_are_told() -> None:
     with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
         adapted_norms(backbone_of(folded))
     assert not running_statistics(batch_norms(folded))
-
-
-def test_a_transformers_stem_keeps_its_running_statistics() -> None:
-    name, kwargs = "vit_small_resnet26d_224", {"img_size": 64, "embed_dim": 12, "depth": 4, "num_heads": 2}
-    hybrid: Any = timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **kwargs).eval()
-    assert batch_norms(hybrid)
-    with torch.no_grad():
-        torch.testing.assert_close(make("tent", hybrid)(pictures(3)), hybrid(pictures(3)), atol=1e-3, rtol=1e-3)
-
-
-def test_batch_norms_without_running_statistics_stay_as_they_are() -> None:
-    model = as_tent(tiny("resnet")).eval()
-    method = make("tent", model)
-    assert method.trains and not method.net.batch_norms.mixes
-    with torch.no_grad():
-        torch.testing.assert_close(method(pictures(4)), as_tent(tiny("resnet"))(pictures(4)))
 
 
 @pytest.mark.parametrize(

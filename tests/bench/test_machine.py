@@ -6,7 +6,9 @@ import pytest
 
 from remtta.bench import measure
 from remtta.bench.machine import joules, processor
-from remtta.bench.measure import FORWARD, BenchOptions, run_bench
+from remtta.bench.measure import run_bench
+from remtta.bench.options import FORWARD, BenchOptions
+from remtta.options import ModelOptions
 from tests.conftest import TINY
 
 
@@ -52,8 +54,8 @@ def test_time_of_the_cores_and_energy_are_for_a_thousand_images(monkeypatch: pyt
     products = [(0.0, 0.0)] * 2
     counter = iter([joules for step in steps for pair in (step, *products) for joules in pair])
     monkeypatch.setattr(measure, "joules", lambda: next(counter))
-    kwargs = tuple(TINY.items())
-    options = BenchOptions("vit_tiny_patch16_224", kwargs, batch_size=4, repeats=3, memory=False, subjects=(FORWARD,))
+    model = ModelOptions("vit_tiny_patch16_224", model_kwargs=TINY)
+    options = BenchOptions(model, batch_size=4, repeats=3, memory=False, subjects=(FORWARD,))
     (measured,) = run_bench(options)
     assert measured.joules_per_1000 == (4 + 2) / 2 * 1000 / 4
     assert 0 < measured.cpu_s_per_1000 < 1000

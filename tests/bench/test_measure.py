@@ -9,25 +9,18 @@ import torch
 from torch import nn
 
 from remtta import REM, REMConfig
-from remtta.bench.measure import (
-    ANSWER,
-    FORWARD,
-    PLAIN_REM,
-    SUBJECTS,
-    BenchOptions,
-    measure_peak,
-    prepare,
-    run_bench,
-)
+from remtta.bench.measure import measure_peak, prepare, run_bench
+from remtta.bench.options import ANSWER, FORWARD, PLAIN_REM, SUBJECTS, BenchOptions
 from remtta.bench.plain_rem import PlainREM
 from remtta.bench.products import count_flop
 from remtta.errors import ModelError, UsageError
 from remtta.methods.method import Updater
+from remtta.options import ModelOptions
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
 from tests.models.tiny_clip import tiny_clip
 
-KWARGS = tuple(TINY.items())
+TINY_MODEL = ModelOptions("vit_tiny_patch16_224", model_kwargs=TINY)
 
 
 def test_the_plain_version_makes_the_same_updates() -> None:
@@ -39,7 +32,7 @@ def test_the_plain_version_makes_the_same_updates() -> None:
 
 
 def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
-    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4, repeats=2, memory=False)
+    options = BenchOptions(TINY_MODEL, batch_size=4, repeats=2, memory=False)
     rounds: list[int] = []
     measured = {each.subject: each for each in run_bench(options, rounds.append)}
     assert list(measured) == list(SUBJECTS)
@@ -52,7 +45,7 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
 
 
 def test_the_products_of_a_forward_pass_are_counted_in_full() -> None:
-    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4)
+    options = BenchOptions(TINY_MODEL, batch_size=4)
     width, patch, size, depth = (TINY[name] for name in ("embed_dim", "patch_size", "img_size", "depth"))
     patches, classes = (size // patch) ** 2, 1000
     tokens = patches + 1
@@ -65,7 +58,7 @@ def test_the_products_of_a_forward_pass_are_counted_in_full() -> None:
 
 
 def test_an_answer_takes_less_than_a_forward_passs_products() -> None:
-    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=4, mask_ratios=(0.0, 0.5))
+    options = BenchOptions(TINY_MODEL, batch_size=4, mask_ratios=(0.0, 0.5))
     answer, forward = (count_flop(prepare(name, options).step) for name in (ANSWER, FORWARD))
     assert 0.5 < answer / forward < 1.05
     method = prepare("rem", options).method
@@ -73,7 +66,7 @@ def test_an_answer_takes_less_than_a_forward_passs_products() -> None:
 
 
 def test_peak_memory_is_that_over_the_loaded_model() -> None:
-    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=256)
+    options = BenchOptions(TINY_MODEL, batch_size=256)
     assert measure_peak(PLAIN_REM, options) > 2**20
 
 
@@ -109,44 +102,40 @@ def test_wrong_use_is_told(args: list[str], message: str, capfd: pytest.CaptureF
 def test_a_checkpoint_is_measured_at_its_own_size(
     vit: nn.Module, checkpoint: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kwargs = tuple((name, value) for name, value in TINY.items() if name != "img_size")
+    kwargs = {name: value for name, value in TINY.items() if name != "img_size"}
     size = TINY["img_size"], TINY["img_size"]
-    options = BenchOptions(
-        model="vit_tiny_patch16_224",
-        checkpoint=str(checkpoint),
-        num_classes=NUM_CLASSES,
-        model_kwargs=kwargs,
-        input_size=size,
-        batch_size=2,
+    model = ModelOptions(
+        "vit_tiny_patch16_224", checkpoint, num_classes=NUM_CLASSES, model_kwargs=kwargs, input_size=size
     )
+    options, random = BenchOptions(model, batch_size=2), replace(model, checkpoint=None)
     own = vit.state_dict()["head.weight"]
     assert torch.equal(prepare("tent", options).model.head.weight, own)
-    heads = [prepare("tent", replace(options, checkpoint=None, seed=seed)).model.head.weight for seed in (0, 0, 1)]
+    heads = [prepare("tent", replace(options, model=random, seed=seed)).model.head.weight for seed in (0, 0, 1)]
     assert heads[0].shape == own.shape
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
-    model = [option for option in TINY_OPTIONS if option not in ("--crop-pct", "1.0")]
+    tiny = [option for option in TINY_OPTIONS if option not in ("--crop-pct", "1.0")]
     quick = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "source", "--json"]
     size_and_seed = ["--input-size", "32", "32", "--seed", "3"]
-    assert remtta_here("bench", *model, "--checkpoint", checkpoint, *size_and_seed, *quick) == 0
+    assert remtta_here("bench", *tiny, "--checkpoint", checkpoint, *size_and_seed, *quick) == 0
     content = json.loads(capfd.readouterr().out)["options"]
     assert (content["checkpoint"], content["seed"], content["input_size"]) == (str(checkpoint), 3, [32, 32])
 
 
 def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not() -> None:
-    options = BenchOptions(model="vit_tiny_patch16_224", model_kwargs=KWARGS, batch_size=2, compile=True)
+    options = BenchOptions(TINY_MODEL, batch_size=2, compile=True)
     compiled = [prepare(name, options).model.blocks[0]._compiled_call_impl is not None for name in (FORWARD, "tent")]
     assert compiled == [False, True]
 
 
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="name one"):
-        BenchOptions(use_ema=True)
+        BenchOptions(ModelOptions(use_ema=True))
     with pytest.raises(UsageError):
         BenchOptions(repeats=0)
 
 
 def test_of_a_convolutional_model_all_but_the_plain_rem_is_measured() -> None:
-    options = BenchOptions(model="test_resnet", input_size=(64, 96), batch_size=2, repeats=1, memory=False)
+    options = BenchOptions(ModelOptions("test_resnet", input_size=(64, 96)), batch_size=2, repeats=1, memory=False)
     measured = run_bench(options)
     assert [each.subject for each in measured] == [name for name in SUBJECTS if name != "rem-plain"]
     assert all(each.gflop > 0 for each in measured)
@@ -157,8 +146,8 @@ def test_of_a_convolutional_model_all_but_the_plain_rem_is_measured() -> None:
 def test_zero_shot_models_are_measured_with_imagenets_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     name, _ = tiny_clip(tmp_path / "model")
-    options = BenchOptions(model=name, batch_size=2, repeats=1, memory=False, subjects=("source", "rem"))
+    options = BenchOptions(ModelOptions(name), batch_size=2, repeats=1, memory=False, subjects=("source", "rem"))
     assert [each.subject for each in run_bench(options)] == [FORWARD, "source", "rem"]
     assert prepare(FORWARD, options).model.num_classes == 1000
     with pytest.raises(UsageError, match="takes no --num-classes"):
-        prepare(FORWARD, replace(options, num_classes=3))
+        prepare(FORWARD, replace(options, model=ModelOptions(name, num_classes=3)))

@@ -23,7 +23,19 @@ def printed(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[str, 
 
 EVERYTHING = [
     *("--model-kwargs", "depth=6", "img_size=32", "--mean", "0.1", "0.2", "0.3", "--input-size", "32", "--lr", "1e-5"),
-    *("--mask-ratios", "0,0.2", "--set", "ratio=1", "--guard", "off", "--null", "--max-memory", "2G", "--topk", "3"),
+    *(
+        "--mask-ratios",
+        "0,0.2",
+        "--set",
+        "ratio=1",
+        "--guard",
+        "off",
+        "--null",
+        "--max-memory",
+        "2G",
+        "--save-every",
+        "3",
+    ),
     *("--compile", "--labels", "null", "--crop-pct", "1", "--model", "1", "-q", "--reconnect-for", "0"),
 ]
 
@@ -53,7 +65,7 @@ def test_defaults_are_printed_and_the_command_line_wins(tmp_path: Path, capfd: p
     _, defaults = printed(capfd, "adapt")
     assert (
         defaults["batch-size"] == 50
-        and defaults["preset"] == "remtta"
+        and defaults["method"] == "remtta"
         and defaults["guard"] is None
         and defaults["lambda"] is None
     )
@@ -104,6 +116,8 @@ def test_a_run_takes_its_options_from_a_file(
         ("lr: [", "run.yaml cannot be read as YAML: while parsing a flow"),
         ("lr: \x07", "run.yaml cannot be read as YAML"),
         ("lr: !!python/object/apply:os.getcwd []", "run.yaml cannot be read as YAML: could not determine a constr"),
+        ("batch-size: -1", "run.yaml: Invalid value for '--batch-size'"),
+        ("output: ''", "run.yaml: output is empty; give a value, or leave it out"),
         (None, "run.yaml: no such file"),
     ],
 )
@@ -125,6 +139,20 @@ def test_what_is_wrong_in_a_file_is_told_in_one_line(
 def test_wrong_options_are_told_when_printing_too(capfd: pytest.CaptureFixture[str]) -> None:
     code, line = refusal_of(capfd, "adapt", "--lr", "abc", "--print-config")
     assert code == 2 and "'--lr'" in line
+
+
+@pytest.mark.parametrize("content", ["batch-size: -1", "mask-ratios: [0, a]", "max-memory: much", "estimate: 2"])
+def test_values_of_a_file_are_checked_when_printing_too(
+    content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(content)
+    assert refusal_of(capfd, "adapt", "--config", tmp_path / "run.yaml", "--print-config")[0] == 2
+
+
+@pytest.mark.parametrize("command", [("adapt", "x", "--config"), ("inspect",)])
+def test_a_device_without_an_end_is_not_read(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    code, line = refusal_of(capfd, *command, "/dev/zero")
+    assert code in (2, 4) and "no regular file" in line
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from remtta.corruptions import STANDARD, corrupt
@@ -23,7 +22,7 @@ from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
 from remtta.streams.images import load_image
-from tests.command import REMTTA, refusal_of, remtta_here
+from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens
 from tests.records import json_of
 
@@ -407,20 +406,16 @@ def in_group(group: int) -> list[int]:
     return found
 
 
-def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
+def in_a_session() -> None:
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+
+
+def start(source: Path, out: Path) -> Started:
     """Begin a long run in two processes, in a session of its own; back once the first files are there."""
-    command = [*REMTTA, "corrupt", str(source), str(out), "--jobs", "2", "--severity", "1,2,3,4,5"]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
-    )
-    deadline = time.monotonic() + 60
-    while sum(1 for _ in out.glob("*/*/*.JPEG")) < 20:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    process = Started("corrupt", source, out, "--jobs", "2", "--severity", "1,2,3,4,5", before=in_a_session)
+    assert happens(lambda: sum(1 for _ in out.glob("*/*/*.JPEG")) >= 20, within_s=60)
+    assert process.returncode is None
     return process
 
 
@@ -433,13 +428,13 @@ def test_a_signal_leaves_whole_files_and_no_process(
     signum: signal.Signals, code: int, to_all: bool, tmp_path: Path
 ) -> None:
     source, out = many(tmp_path / "photos", 40), tmp_path / "out"
-    process = start(source, out)
-    if to_all:  # as a terminal does
-        os.killpg(process.pid, signum)
-    else:
-        process.send_signal(signum)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code, stderr
+    with start(source, out) as process:
+        if to_all:  # as a terminal does
+            os.killpg(process.pid, signum)
+        else:
+            process.send_signal(signum)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == code, stderr
     assert b"Traceback" not in stderr
     assert b"written" in stderr
     wait_for_none_in(process.pid)
@@ -455,9 +450,8 @@ def test_a_signal_leaves_whole_files_and_no_process(
 @HAS_PROC
 def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: Path) -> None:
     source, out = many(tmp_path / "photos", 3), tmp_path / "out"
-    process = start(source, out)
-    process.kill()
-    process.communicate(timeout=30)
+    with start(source, out) as process:
+        process.kill()
     wait_for_none_in(process.pid)
     before = len([path for path in tree_of(out) if path.endswith(".JPEG")])
     options = CorruptOptions(severities=(1, 2, 3, 4, 5), jobs=1)
@@ -476,36 +470,6 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
     assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
-def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
-    photos: Path, tmp_path: Path, memory: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    MemoryFileSystem().put(str(photos), "/lab/photos", recursive=True)
-    source, out, here = "memory://lab/photos", "memory://lab/photos/c", tmp_path / "here"
-    assert remtta_here("corrupt", photos, here, *FAST) == 0
-    for wanted in ("12 corrupted images written", "0 corrupted images written, 12 there already"):
-        assert remtta_here("corrupt", source, out, *FAST) == 0
-        assert f"6 images, {wanted}" in capfd.readouterr().err
-    made = {
-        name.removeprefix("/lab/photos/c/"): bytes(file.getvalue()) for name, file in memory.items() if "/c/" in name
-    }
-    record = json.loads(made.pop("corrupt.json"))
-    assert made == tree_of(here)
-    assert record["settings"] == {**record_of(here)["settings"], "source": source} and record["kept"] == 12
-
-    memory.pop("/lab/photos/c/contrast/5/cat/cat_2.png")
-    assert remtta_here("corrupt", source, out, *FAST, "--corruptions", "fog", "-s", "5") == 0
-    assert "6 corrupted images written" in capfd.readouterr().err
-    assert remtta_here("corrupt", source, out, *FAST, "--overwrite", "--limit", "1") == 0
-    assert len(memory) == 7 + 2 * 2 + 1  # the source's files, two images in two ways, and the record
-    capfd.readouterr()
-    for given, told in (
-        ((source, source), "is the source itself; choose another DST"),
-        (("memory://lab/none", out), "memory://lab/none: no images in this folder or below it"),
-        ((photos, out, "--seed", "1"), f"{out} was made with source {source}, not"),
-    ):
-        assert told in refusal_of(capfd, "corrupt", *given, *FAST)[1]
-
-
 def wait_for_none_in(group: int) -> None:
     assert happens(lambda: not in_group(group), within_s=15), in_group(group)
 
@@ -513,15 +477,15 @@ def wait_for_none_in(group: int) -> None:
 @HAS_PROC
 def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
     source, out = many(tmp_path / "photos", 3), tmp_path / "out"
-    process = start(source, out)
-    workers = [
-        worker
-        for worker in in_group(process.pid)
-        if worker != process.pid and b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
-    ]
-    os.kill(workers[0], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 0
+    with start(source, out) as process:
+        workers = [
+            worker
+            for worker in in_group(process.pid)
+            if worker != process.pid and b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        ]
+        os.kill(workers[0], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 0
     assert stderr.startswith(b"Warning: a worker process died; what it had is begun again")
     assert record_of(out)["finished"] == 3
     assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 3 * 75

@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 from safetensors.torch import save_file
 
@@ -16,7 +15,7 @@ from remtta.evaluation import plots
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.evaluation.trees import write_tree
-from tests.records import json_of, parsed, rows_of
+from tests.records import json_of, rows_of
 
 
 def test_the_command_prints_the_fields_lines_and_a_table(
@@ -213,23 +212,19 @@ def test_checkpoints_and_severities_apart_are_evaluations_of_their_own_in_one_ta
     assert "has domains without severities; leave --apart out" in refusal_of(capfd, "eval", plain, *options, *more)[1]
 
 
-def test_images_and_results_in_a_store_are_as_in_a_folder(
-    s3: str, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["eval", "s3://bucket/c"], "s3://bucket/c"),
+        (["eval", "c", "--output", "gcs://me:secret@bucket/t"], "gcs://***@bucket/t"),
+        (["corrupt", "c", "simplecache::s3://bucket/c"], "simplecache::s3://bucket/c"),
+        (["report", "run1", "file:///run2", "-o", "page.html"], "file://run2"),
+    ],
+)
+def test_addresses_are_refused_where_a_path_is_expected(
+    args: list[str], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    table, data = "s3://bucket/lab/table1", "s3://bucket/lab/c"
-    root = write_tree(tmp_path / "c", ["fog"], each=1)
-    fsspec.filesystem("s3").put(str(root), data, recursive=True)
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4", "--lr", "0.02", "--no-plots"]
-    assert remtta_here("eval", data, *options, "--methods", "source", "--output", table) == 0
-    assert capfd.readouterr().err.endswith(f"{table}/table.md\n")
-    code, told = refusal_of(capfd, "eval", data, *options, "--methods", "source", "--output", table)
-    assert code == 2 and told.startswith(f"Error: {table} holds an earlier evaluation")
-    assert remtta_here("eval", data, *options, "--methods", "source,rem", "--output", table, "--resume") == 0
-    assert remtta_here("eval", root, *options, "--methods", "source,rem", "--output", tmp_path / "run") == 0
-    with fsspec.open(f"{table}/predictions.jsonl") as file:
-        rows = parsed(file.read())
-    assert [{**row, "source": row["source"].replace(data, str(root))} for row in rows] == rows_of(tmp_path / "run")
-    capfd.readouterr()
-    for given in ((root, "--output", "s3://nobucket/table1"), ("s3://bucket/nothing",)):
-        code, told = refusal_of(capfd, "eval", *given, *options)
-        assert code == 2 and ("there is no such bucket" in told or "s3://bucket/nothing: no such folder" in told)
+    monkeypatch.chdir(tmp_path)
+    told = f"Error: {shown}: paths are local; mount the bucket, or copy the folder to this machine"
+    assert refusal_of(capfd, *args) == (2, told)
+    assert list(tmp_path.iterdir()) == []

@@ -1,41 +1,57 @@
+"""From dataclasses of options to commands, and back."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from remtta.cli.groups import Only, flat, options_of
+from remtta.cli.groups import flat
+from remtta.errors import UsageError
+from remtta.options.option import Fixed, Given, Only, Option, check_options, fixed_fields, read_size
 
 
 @dataclass(frozen=True)
 class Size:
-    size: Annotated[tuple[int, int] | None, typer.Option(metavar="H W", help="The size.")] = None
-    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep it.")] = True
+    size: Annotated[tuple[int, int] | None, Option("The size.", metavar="H W")] = None
+    keep: Annotated[bool, Option("Keep it.", flags=("--keep/--no-keep",)), Fixed()] = True
+    hidden: int = 7
 
 
 @dataclass(frozen=True)
 class Names:
-    names: Annotated[list[str] | None, typer.Option("--name", "-n", help="A name.")] = None
-    kind: Annotated[Literal["plain", "fancy"], typer.Option(help="A kind.")] = "plain"
-    loud: Annotated[bool, typer.Option("--loud", help="Be loud.")] = False
+    names: Annotated[Sequence[str], Option("A name.", flags=("--name", "-n"))] = ()
+    kind: Annotated[Literal["plain", "fancy"], Option("A kind.")] = "plain"
+    loud: Annotated[bool, Option("Be loud.")] = False
+    ratios: Annotated[tuple[float, ...], Option("Ratios.", min=0, default="0,1")] = (0.0, 1.0)
+    words: Annotated[tuple[str, ...] | None, Option("Words.")] = None
+    pairs: Annotated[Mapping[str, Any], Option("Pairs.")] = field(default_factory=dict)
+    most: Annotated[int | None, Option("Bytes.", read=read_size)] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)
-class MoreNames(Names):
-    kind: Annotated[Literal["plain"], typer.Option(help="The only kind.")] = "plain"
-    most: Annotated[int, typer.Option(min=1, help="At most so many.")] = 3
+class Config:
+    rate: Annotated[float, Option("The rate.", default="0.1")] = 0.1
+    steps: Annotated[int, Option("Steps.", flags=("--num-steps",), min=1, default="1")] = 1
+
+
+NO_SIZE = Size()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    first: Annotated[float, typer.Option(help="The first.")] = 0.5
-    size: Size
-    needed: Annotated[Path, typer.Option(help="A path.")]
+    first: Annotated[float, Option("The first.", above=0)] = 0.5
+    size: Size = NO_SIZE
+    needed: Annotated[Path, Option("A path.")]
+    given: Annotated[Mapping[str, object], Given(Config)] = field(default_factory=dict)
 
 
 @pytest.fixture
@@ -50,37 +66,41 @@ def run(command: Callable[..., None], *args: str) -> Any:
     return CliRunner().invoke(app, args, env={"COLUMNS": "100", "NO_COLOR": "1"})
 
 
-def names_of(owner: Callable[..., Any]) -> list[str]:
-    return [option.name for option in options_of(owner)]
+def names_of(command: Callable[..., None]) -> list[str]:
+    return list(flat(command).members)  # type: ignore[attr-defined]
 
 
 def test_options_stand_where_their_groups_do() -> None:
     def command(path: Annotated[Path, typer.Argument()], outer: Outer, names: Names) -> None: ...
 
-    assert names_of(command) == ["path", "first", "size", "keep", "needed", "names", "kind", "loud"]
-    assert [option.default for option in options_of(Size)] == [None, True]
-    assert get_args(options_of(command)[-2].annotation)[0] == Literal["plain", "fancy"]
+    inner = ["first", "size", "keep", "needed", "rate", "steps"]
+    assert names_of(command) == ["path", *inner, "names", "kind", "loud", "ratios", "words", "pairs", "most"]
     text = run(command, "--help").output
-    places = [text.index(option) for option in ("--first", "--size", "--keep", "--needed", "--name", "--kind")]
+    places = [text.index(option) for option in ("--first", "--size", "--keep", "--needed", "--num-steps", "--name")]
     assert places == sorted(places)
+    assert "[default: (0,1)]" in text and "[default: 0.5]" in text
 
 
-def test_a_command_gets_its_groups_with_their_defaults(told: list[Any]) -> None:
+def test_what_is_not_given_is_as_the_dataclass_has_it(told: list[Any]) -> None:
     def command(path: Annotated[Path, typer.Argument()], outer: Outer, names: Names) -> None:
         """Do it."""
         told.extend((path, outer, names))
 
     assert run(command, "here", "--needed", "there").exit_code == 0
-    assert told == [Path("here"), Outer(first=0.5, size=Size(), needed=Path("there")), Names()]
+    assert told == [Path("here"), Outer(needed=Path("there")), Names()]
 
 
-def test_repeated_options_flags_and_tuples_reach_their_fields(told: list[Any]) -> None:
-    def command(size: Size, names: Names) -> None:
-        told.extend((size, names))
+def test_values_reach_their_fields_as_their_types_have_them(told: list[Any]) -> None:
+    def command(outer: Outer, names: Names) -> None:
+        told.extend((outer, names))
 
-    args = ("--no-keep", "--size", "3", "4", "-n", "a", "--name", "b", "--loud", "--kind", "fancy")
-    assert run(command, *args).exit_code == 0
-    assert told == [Size(size=(3, 4), keep=False), Names(names=["a", "b"], kind="fancy", loud=True)]
+    args = ("--no-keep", "--size", "3", "4", "-n", "a", "--name", "b", "--loud", "--kind", "fancy", "--needed", "x")
+    more = ("--ratios", "0,0.5", "--words", "a, b", "--pairs", "a=1", "--pairs", "b=c", "--most", "2K", "--rate", "3")
+    assert run(command, *args, *more).exit_code == 0
+    assert told == [
+        Outer(size=Size((3, 4), keep=False), needed=Path("x"), given={"rate": 3.0}),
+        Names(("a", "b"), "fancy", True, (0.0, 0.5), ("a", "b"), {"a": 1, "b": "c"}, 2048),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +109,7 @@ def test_repeated_options_flags_and_tuples_reach_their_fields(told: list[Any]) -
         ((), "Missing option '--needed'"),
         (("--needed", "x", "--size", "3"), "Option '--size' requires 2 arguments"),
         (("--needed", "x", "--first", "y"), "Invalid value for '--first'"),
+        (("--needed", "x", "--num-steps", "0"), "Invalid value for '--num-steps'"),
     ],
 )
 def test_bad_values_are_usage_errors(args: tuple[str, ...], text: str) -> None:
@@ -98,14 +119,28 @@ def test_bad_values_are_usage_errors(args: tuple[str, ...], text: str) -> None:
     assert done.exit_code == 2 and text in done.output
 
 
-def test_a_group_that_builds_on_another_replaces_options_in_their_places(told: list[Any]) -> None:
-    def command(names: MoreNames) -> None:
-        told.append(names)
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--ratios", "a"), "--ratios takes numbers such as 0,0.1,0.2, got a"),
+        (("--ratios", "0,-1"), "ratios must be >= 0, got -1.0"),
+        (("--most", "much"), 'cannot read the size "much"'),
+        (("--pairs", "a"), "--pairs takes key=value pairs, got 'a'"),
+    ],
+)
+def test_what_the_dataclass_refuses_is_refused(args: tuple[str, ...], text: str) -> None:
+    def command(names: Names) -> None: ...
 
-    assert names_of(command) == ["names", "kind", "loud", "most"]
-    assert run(command, "--kind", "fancy").exit_code == 2
-    assert run(command, "--loud").exit_code == 0
-    assert told == [MoreNames(loud=True, kind="plain", most=3)]
+    done = run(command, *args)
+    assert isinstance(done.exception, UsageError) and text in str(done.exception)
+
+
+def test_bounds_and_choices_hold_in_python_too() -> None:
+    with pytest.raises(UsageError, match="kind must be plain or fancy, got odd"):
+        Names(kind="odd")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="ratios must be >= 0, got -1"):
+        Names(ratios=(-1.0,))
+    assert fixed_fields(Size) == {"keep": True}
 
 
 def test_only_some_options_of_a_group_are_a_commands(told: list[Any]) -> None:
@@ -117,15 +152,6 @@ def test_only_some_options_of_a_group_are_a_commands(told: list[Any]) -> None:
     assert run(command, "--needed", "x", "--no-keep").exit_code == 2
     assert run(command, "--needed", "x", "--size", "1", "2").exit_code == 0
     assert told == [Outer(first=2.5, size=Size(size=(1, 2)), needed=Path("x"))]
-    assert options_of(Outer)[0].default == 0.5
-
-
-def test_an_option_of_a_command_is_not_that_of_a_group_which_it_leaves_out(told: list[Any]) -> None:
-    def command(size: Size, outer: Annotated[Outer, Only("needed")]) -> None:
-        told.extend((size, outer))
-
-    assert run(command, "--needed", "x", "--size", "1", "2").exit_code == 0
-    assert told == [Size(size=(1, 2)), Outer(size=Size(), needed=Path("x"))]
 
 
 def test_wrong_groups_are_refused_before_anything_runs() -> None:

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from remtta import adapt_stream, load_delta
-from remtta.deltas.registry import push
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, RunOptions
 from tests.command import remtta_here
 from tests.conftest import draw_folder, tiny_vit
 from tests.evaluation.trees import write_tree
+from tests.runs.tiny import adapt_tiny
 
 ESCAPE = "\x1b]0;stolen\x07\x1b[31m"
 
@@ -194,7 +194,6 @@ def mutated(data: st.DataObject, content: Any) -> str:
     return json.dumps(changed)
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["run", "evaluation"])
 def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest.FixtureRequest) -> None:
@@ -208,7 +207,6 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
         path.write_text(whole)
 
 
-@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
     path = run / "predictions.jsonl"
@@ -221,7 +219,6 @@ def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
         path.write_bytes(whole)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     changes=st.dictionaries(
         st.sampled_from(
@@ -256,7 +253,41 @@ def test_what_is_no_record_is_told(name: str, content: bytes, tmp_path: Path) ->
     check_told(tmp_path)
 
 
-def test_a_folder_of_versions_is_told_from_one_of_a_run(run: Path, tmp_path: Path) -> None:
-    push(run, tmp_path / "site")
-    code, _, err = told(tmp_path / "site")
-    assert code == 2 and f"remtta delta log {tmp_path / 'site'} lists them" in err
+@pytest.fixture(scope="module")
+def cameras(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of one model on different frames."""
+    folder = tmp_path_factory.mktemp("cameras")
+    for name, seeds in (("cam1", range(6)), ("cam2", range(6, 9))):
+        adapt_tiny(draw_folder(folder / f"{name}_frames", seeds), folder / name, "tent")
+    return [folder / "cam1", folder / "cam2"]
+
+
+def test_two_deltas_are_compared_by_layer(cameras: list[Path]) -> None:
+    first, second = cameras
+    code, out, _ = told(first, str(second / "delta.safetensors"), "--json")
+    content = json.loads(out)
+    whole, *layers = content["layers"]
+    assert code == 0 and content["deltas"] == [str(run / "delta.safetensors") for run in cameras]
+    assert whole["layer"] is None and -1 <= whole["cosine"] <= 1 and len(layers) > 3
+    assert json.loads(told(first, str(first), "--json")[1])["layers"][0]["distance"] == 0
+    code, out, _ = told(first, str(second))
+    assert code == 0 and out.startswith("layer ") and "\n(all) " in out and "\nblocks.0.norm1  " in out
+
+
+def test_deltas_that_cannot_be_compared_are_refused(cameras: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    with_header(cameras[1] / "delta.safetensors", other, base_sha256="cd" * 32)
+    code, _, err = told(cameras[0], str(other))
+    assert code == 4 and "was made on other weights (base cdcdcdcdcdcd...)" in err
+    assert told(cameras[0], "nowhere") == (2, "", "Error: nowhere: no such file or folder\n")
+    code, _, err = told(cameras[0], str(tmp_path))
+    assert code == 2 and "no such delta file" in err
+
+
+def test_where_a_delta_comes_from_is_shown(cameras: list[Path], tmp_path: Path) -> None:
+    assert f"lineage      adapt {cameras[0]}_frames (folder), run " in told(cameras[0])[1]
+    parent = {"file_sha256": "ab" * 32, "method": "tent", "frames": 6, "updates": 2, "created": "", "weight": 0.5}
+    mean = tmp_path / "mean.safetensors"  # of a version that made averages
+    lineage = json.dumps({"made_by": "average", "parents": [parent]})
+    with_header(cameras[0] / "delta.safetensors", mean, lineage=lineage)
+    assert "lineage      average\nfrom         abababababab, tent, 2 updates on 6 frames\n" in told(mean)[1]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from remtta.backbones.registry import FAMILIES
+from remtta.backbones.families import FAMILIES
 from remtta.cli.models import methods_text
 from remtta.methods.registry import METHODS
 from remtta.methods.settings import ZERO_SHOT

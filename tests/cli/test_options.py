@@ -1,140 +1,137 @@
+"""The options of the commands: each declared once, with help, and what is not given as the library has it."""
+
 from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
-from itertools import combinations
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 
 import pytest
-import typer
 from typer.models import ArgumentInfo
 
-from remtta.bench.measure import BenchOptions
+from remtta.bench.options import BenchOptions
 from remtta.cli import COMMANDS
-from remtta.cli.bench import RoundOptions, SubjectOptions, bench_options
-from remtta.cli.corrupt import TreeOptions
 from remtta.cli.groups import flat
-from remtta.cli.options.answers import AnswerOptions
-from remtta.cli.options.evaluation import MethodsOptions, ProtocolOptions, ResultOptions, eval_options
-from remtta.cli.options.method import MethodOptions, SharedSettings, SourceDataOptions, StreamSettings
-from remtta.cli.options.model import ModelOptions
-from remtta.cli.options.run import OutputOptions, ServiceOptions, run_options
-from remtta.cli.options.running import RunningOptions
-from remtta.cli.options.stream import StreamOptions
 from remtta.corruptions.options import CorruptOptions
-from remtta.methods.settings import REMConfig
+from remtta.methods.settings import REMConfig, method_config
+from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.settings.frozen import SourceConfig
-from remtta.methods.settings.names import PRESET
-from remtta.methods.settings.presets import named_config
-from remtta.options import EvalOptions, RunOptions
-from tests.command import remtta_here
+from remtta.options import DataOptions, EvalOptions, ModelOptions, RunOptions, StreamOptions
+from remtta.options.option import Member, Option
+from tests.command import refusal_of, remtta_here
 
-HOMONYMS = {
-    "--batch-size": "frames of adapt, images of eval, images of bench's step",
-    "-b": "the same",
-    "--checkpoint": "bench goes without one",
-    "--engine": "who makes the runs of eval, who makes the images of corrupt",
-    "--episodic": "every batch of adapt, every domain of eval",
-    "--format": "of the images of corrupt, of what export writes",
-    "--jobs": "runs of eval at a time, images of corrupt",
-    "-j": "the same",
-    "--limit": "frames of adapt, images per domain of eval, images per class of corrupt",
-    "--methods": "those of eval, subjects of bench",
-    "--model": "bench asks for one with random weights",
-    "-m": "the same",
-    "--on-error": "skips frames in adapt, stops at images in eval",
-    "--output": "folder of a run, an evaluation, a demo, an export; file of apply, delta and report; list of pick",
-    "-o": "the same",
-    "--overwrite": "a run, an evaluation, a demo, a tree; files of apply, delta, export and report",
-    "--reset-every": "frames of adapt, images of eval",
-    "--resume": "a run, an evaluation",
-    "--seed": "of random choices, of the demo's drive; several in eval",
-    "--set": "of the one method of adapt, of one of eval's",
-    "--severity": "of eval's domains, of corrupt's images",
+LIBRARY = (RunOptions, EvalOptions, DataOptions, StreamOptions, ModelOptions, CorruptOptions, BenchOptions)
+
+OPTIONS: dict[str, dict[str, Member]] = {
+    name: {member.flag: member for member in flat(command).members.values() if member.option}  # type: ignore[attr-defined]
+    for name, command in COMMANDS.items()
 }
-"""Options that mean something of its own in several commands; all others are declared in one group."""
-
-
-def hints_of(owner: Callable[..., Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Type and metadata of a command's parameters, or a group's fields."""
-    hints = get_type_hints(owner, include_extras=True)
-    hints.pop("return", None)
-    return {
-        name: (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
-        for name, hint in hints.items()
-    }
-
-
-def groups_of(owner: Callable[..., Any]) -> Iterator[type]:
-    """The groups of a command, those they are made of, and those they build on."""
-    for kind, _ in hints_of(owner).values():
-        if is_dataclass(kind) and isinstance(kind, type):
-            yield from (base for base in kind.__mro__ if is_dataclass(base))
-            yield from groups_of(kind)
-
-
-GROUPS = sorted(
-    {group for command in COMMANDS.values() for group in groups_of(command)}, key=lambda kind: kind.__name__
-)
-
-
-def declared(group: type) -> dict[str, str | None]:
-    """Names on the command line, and help, of the options that a group itself declares."""
-
-    def command(options: Any) -> None: ...
-
-    command.__annotations__["options"] = group
-    app = typer.Typer(add_completion=False)
-    app.command()(flat(command))
-    options = [each for each in typer.main.get_command(app).params if each.name in vars(group)["__annotations__"]]
-    return {name: getattr(each, "help", None) for each in options for name in (*each.opts, *each.secondary_opts)}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_short_and_takes_arguments_and_groups(name: str) -> None:
-    assert len(inspect.getsource(COMMANDS[name]).splitlines()) <= 60
-    for kind, metadata in hints_of(COMMANDS[name]).values():
-        assert is_dataclass(kind) or isinstance(metadata[0], ArgumentInfo)
+    assert len(inspect.getsource(COMMANDS[name]).splitlines()) <= 95
+    for hint in inspect.get_annotations(COMMANDS[name], eval_str=True).values():
+        kind, *metadata = get_args(hint) or (hint,)
+        assert kind is None or is_dataclass(kind) or isinstance(metadata[0], ArgumentInfo)
 
 
-def test_no_option_is_declared_twice() -> None:
-    found: dict[str, list[tuple[str, str | None]]] = defaultdict(list)
-    for group in GROUPS:
-        for name, text in declared(group).items():
-            assert text, f"{group.__name__} says nothing about {name}"
-            found[name].append((group.__name__, text))
-    assert len(found) > 90
-    assert {name for name, places in found.items() if len(places) > 1} == set(HOMONYMS)
-    for name, places in found.items():
-        for (first, told), (second, other) in combinations(places, 2):
-            assert told != other, f"{first} and {second} both declare {name}"
+def test_every_option_says_something_and_no_two_say_the_same() -> None:
+    helps: dict[str, set[str]] = defaultdict(set)
+    for options in OPTIONS.values():
+        for flag, member in options.items():
+            assert member.option and member.option.help
+            helps[member.option.help].add(flag)
+    assert all(len(flags) == 1 for flags in helps.values()), helps
 
 
-def test_what_is_not_given_is_as_in_the_library() -> None:
-    method = MethodOptions(shared=StreamSettings(), source=SourceDataOptions())
-    methods = MethodsOptions(shared=SharedSettings(), source=SourceDataOptions())
-    running, protocol, shared = RunningOptions(), ProtocolOptions(), methods.shared.given("auto")
-    groups = (method, AnswerOptions(), OutputOptions(), StreamOptions(), ServiceOptions())
-    assert run_options(*groups, seed=running.seed) == RunOptions(preset=PRESET)
-    assert method.config(running.precision) == named_config("remtta", {}, batch_size=50)
-    size, scenario = methods.batch_size(None), protocol.chosen_scenario()
-    assert eval_options(scenario, size, protocol, methods, ResultOptions()) == EvalOptions()
-    assert methods.configs(shared, batch_size=size) == {"source": SourceConfig(), "rem": REMConfig()}
-    assert TreeOptions().options(seed=running.seed) == CorruptOptions()
-    assert bench_options(SubjectOptions(), ModelOptions(), RoundOptions(), running) == BenchOptions()
-    assert not any(ModelOptions().given().values())
+@pytest.mark.parametrize("group", LIBRARY)
+def test_the_librarys_defaults_are_good_and_need_no_words_of_their_own(group: Any) -> None:
+    assert group() == group(**{each.name: getattr(group(), each.name) for each in fields(group) if each.init})
 
 
-def test_the_name_of_a_setting_in_a_message_is_its_option() -> None:
-    """MethodsOptions.configs tells of settings by the names of their options."""
-    for name in SharedSettings().__dataclass_fields__:
-        option = "--lambda" if name == "ranking_weight" else f"--{name.replace('_', '-')}"
-        assert option in declared(SharedSettings)
+def test_methods_that_are_not_named_are_remtta_and_the_source() -> None:
+    assert MethodOptions().config(50) == method_config("remtta", {}, batch_size=50)
+    remtta = method_config("remtta", {}, batch_size=50)
+    assert MethodsOptions().configs(50) == {"source": SourceConfig(), "remtta": remtta}
+    assert MethodsOptions(("rem",)).configs(50) == {"rem": REMConfig()}
+
+
+def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.CaptureFixture[str]) -> None:
+    common = [member.option for member in OPTIONS["adapt"].values() if member.option and member.option.common]
+    assert len(common) <= 28  # beside --help and --help-all
+    assert {option.panel for option in common} == {
+        *("Stream", "Model", "Method", "Answers and guard", "Output and running")
+    }
+    assert remtta_here("adapt", "--help") == 0
+    told = capfd.readouterr().out
+    assert "adapt [OPTIONS] SOURCE" in told and "--method" in told and "--flush-after" not in told
+    assert "more options: " in told and "adapt --help-all" in told
+    assert remtta_here("adapt", "--help-all") == 0
+    told = capfd.readouterr().out
+    assert all(flag in told for flag in OPTIONS["adapt"])
+    assert remtta_here("corrupt", "--help") == 0
+    told = capfd.readouterr().out
+    assert all(flag in told for flag in OPTIONS["corrupt"])  # a command of fewer shows all
+
+
+def test_an_option_is_one_field() -> None:
+    """What docs/options.md, --help, --config and the library have of it all comes from here."""
+    option = OPTIONS["adapt"]["--smooth"].option
+    assert isinstance(option, Option) and option.panel == "Answers and guard" and option.common
 
 
 @pytest.mark.parametrize("args", [("apply", "delta", "-o", "out.safetensors"), ("bench",)])
 def test_bad_pairs_are_told_on_one_line(args: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here(*args, "--model-kwargs", "depth") == 2
     assert capfd.readouterr().err == "Error: --model-kwargs takes key=value pairs, got 'depth'\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (
+            ["adapt", "x", "--threads", "1000000"],
+            "Invalid value for '--threads': Input should be less than or equal to ",
+        ),
+        (
+            ["adapt", "x", "--steps", "9" * 21],
+            "Invalid value for '--steps': Input should be less than or equal to 10000",
+        ),
+        (["eval", "x", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
+        (["adapt", "x", "--topk", "3"], "No such option: --topk"),
+        (["adapt", "x", "--preset", "paper"], "No such option: --preset"),
+    ],
+)
+def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, line = refusal_of(capfd, *args)
+    assert code == 2 and told in line
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        (["adapt", "x", "--output", ""], "--output"),
+        (["adapt", "x", "--output="], "--output"),
+        (["adapt", "x", "-o", ""], "-o"),
+        (["adapt", "x", "--model", ""], "--model"),
+        (["adapt", ""], "an argument"),
+        (["eval", "x", "--methods", ""], "--methods"),
+        (["corrupt", "", "y"], "an argument"),
+    ],
+)
+def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    told = f"Error: {what} is empty (is a variable of the shell not set?); give a value, or leave it out"
+    assert refusal_of(capfd, *args) == (2, told)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1e999}'])
+def test_a_class_map_that_is_none_is_told_in_a_line(
+    content: str, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "map.json").write_text(content)
+    (tmp_path / "tree").mkdir()
+    args = ("doctor", tmp_path / "tree", "--model", "remtta-demo", "--class-map", tmp_path / "map.json")
+    code, line = refusal_of(capfd, *args)
+    assert code == 2 and "is no class map" in line

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from remtta import load_delta
-from tests.command import Started
+from tests.command import Started, without_descriptors
 from tests.conftest import TINY_OPTIONS, draw_image, happens
 from tests.records import parsed, record_of, rows_of
 
 
 def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    options = " ".join([*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", "run"])
-    for more, code in (("", 0), ("--predictions - --overwrite", 2)):
-        script = f"{sys.executable} -m remtta adapt {frames} {options} {more} <&- >&- 2>&-"
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=False)
-        assert done.returncode == code
+    command: list[str | Path] = ["adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", tmp_path / "run"]
+    for more, code in (([], 0), (["--predictions", "-", "--overwrite"], 2)):
+        with Started(*command, *more, before=without_descriptors) as process:
+            process.communicate()
+            assert process.returncode == code
         assert len(rows_of(tmp_path / "run")) == 12
 
 
@@ -56,13 +54,15 @@ def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_prin
 def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
     frames: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    options = " ".join([*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "1", "--output", "run"])
-    script = f"{sys.executable} -m remtta adapt {frames} {options} --predictions - | head -n 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=True)
-    lines = done.stdout.splitlines()
-    assert json.loads(lines[0])["index"] == 0
-    assert lines[1] == b"0"
-    assert b"Traceback" not in done.stderr
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "1", "-o", str(tmp_path / "run")]
+    reader, writer = os.pipe()
+    with Started("adapt", frames, *options, "--predictions", "-", stdout=writer) as process:
+        os.close(writer)
+        with open(reader, "rb") as rows:
+            assert json.loads(rows.readline())["index"] == 0
+        _, stderr = process.communicate()
+        assert process.returncode == 0
+    assert b"Traceback" not in stderr
     assert record_of(tmp_path / "run")["exit_reason"] == "closed pipe"
     assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
 

@@ -15,13 +15,13 @@ from remtta.cli import app
 from remtta.cli.usage import spread_values
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_CONFIGS
-from tests.command import refusal_of, remtta, remtta_here
+from tests.command import refusal_of, remtta_here
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["adapt"], "Missing argument 'source'."),
+        (["adapt"], "Missing argument 'SOURCE'."),
         (["adapt", "x", "--lrr", "3"], "No such option: --lrr (Possible options: --lr)"),
         (["adapt", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
         (["apply", "x"], "Missing option '--output' / '-o'."),
@@ -100,7 +100,8 @@ def test_completion_imports_no_torch() -> None:
 
 
 def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) -> None:
-    done = remtta("adapt", "a.jpg", "b.jpg", cwd=tmp_path)
+    command = [sys.executable, "-m", "remtta", "adapt", "a.jpg", "b.jpg"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 2
     assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
 

@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
-from remtta.deltas.base import base_arguments
+from remtta.deltas.base import base_options
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import state_sha256
+from remtta.options import ModelOptions
 from tests.conftest import NUM_CLASSES, TINY
 
 NAME = "vit_tiny_patch16_224"
@@ -33,9 +34,9 @@ def saved(folder: Path, model: str = NAME, **options: Any) -> Delta:
 
 def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
     delta = saved(tmp_path, num_classes=7, model_kwargs={**TINY, "qkv_bias": True, "global_pool": "token"})
-    arguments = base_arguments(delta, {"checkpoint": "mine.safetensors", "name": NAME})
-    assert arguments["model_kwargs"] == {**TINY, "qkv_bias": True, "global_pool": "token"}
-    assert (arguments["num_classes"], arguments["checkpoint"]) == (7, "mine.safetensors")
+    arguments = base_options(delta, ModelOptions(NAME, "mine.safetensors"))
+    assert arguments.model_kwargs == {**TINY, "qkv_bias": True, "global_pool": "token"}
+    assert (arguments.num_classes, arguments.checkpoint) == (7, "mine.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -62,38 +63,38 @@ def test_a_header_that_asks_for_too_much_is_refused_before_anything_is_built(
     options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta = saved(tmp_path, **options)
-    monkeypatch.setattr("remtta.deltas.base.load_model", lambda **_: pytest.fail("something was built"))
+    monkeypatch.setattr("remtta.deltas.base.load", lambda _: pytest.fail("something was built"))
     with pytest.raises(DeltaError, match=message):
         load_base(delta, checkpoint="mine.safetensors")
 
 
 def test_a_delta_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeltaError, match="header holds no model"):
-        base_arguments(saved(tmp_path, model=""))
+        base_options(saved(tmp_path, model=""))
 
 
 @pytest.mark.parametrize("model", [NAME, "hf-hub:somebody/something", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"])
 def test_a_download_needs_the_users_own_word(model: str, tmp_path: Path) -> None:
     delta = saved(tmp_path, model=model)
     with pytest.raises(UsageError, match="add --model to allow"):
-        base_arguments(delta)
-    assert base_arguments(delta, {"name": model})["name"] == model
+        base_options(delta)
+    assert base_options(delta, ModelOptions(model)).name == model
 
 
 def test_a_folder_that_a_header_names_is_not_opened(tmp_path: Path) -> None:
     delta = saved(tmp_path, model=f"local-dir:{tmp_path}")
     with pytest.raises(UsageError, match="add --model to allow"):
-        base_arguments(delta, {"checkpoint": "mine.safetensors"})
+        base_options(delta, ModelOptions(checkpoint="mine.safetensors"))
 
 
 def test_the_embedded_model_needs_no_download(tmp_path: Path) -> None:
-    assert base_arguments(saved(tmp_path, model="remtta-demo"))["name"] == "remtta-demo"
+    assert base_options(saved(tmp_path, model="remtta-demo")).name == "remtta-demo"
 
 
 def test_a_file_that_a_header_names_is_not_opened(tmp_path: Path) -> None:
     delta = saved(tmp_path, checkpoint="/etc/shadow.safetensors")
     with pytest.raises(UsageError, match=r"the weights in '/etc/shadow.safetensors'; name them with --checkpoint"):
-        base_arguments(delta)
+        base_options(delta)
 
 
 def test_the_checkpoint_of_a_run_is_the_one_that_its_record_names(
@@ -112,11 +113,11 @@ def test_the_checkpoint_of_a_run_is_the_one_that_its_record_names(
     for changes in ({"checkpoint": "/dev/zero"}, {"checkpoint": "http://a/b.pth"}, {"base_sha256": "0" * 64}):
         record.write_text(json.dumps({**content, "model": {**content["model"], **changes}}))
         with pytest.raises(UsageError, match="name them with --checkpoint"):
-            base_arguments(load_delta(tmp_path / "run"))
+            base_options(load_delta(tmp_path / "run"))
     for damaged in ("[]", '{"model": "x"}', "{", "[" * 100_000):
         record.write_text(damaged)
         with pytest.raises(UsageError, match="name them with --checkpoint"):
-            base_arguments(load_delta(tmp_path / "run"))
+            base_options(load_delta(tmp_path / "run"))
 
 
 # --- Damage ---------------------------------------------------------------------------------------------------------

@@ -16,15 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from remtta._version import __version__
+from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.backbones.registry import backbone_of
-from remtta.deltas.base import base_arguments
+from remtta.deltas.base import base_options
 from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta, save_delta, save_weights
 from remtta.errors import DeltaError, OutputError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.hashing import state_sha256
 from remtta.models.loading import load_model
 from remtta.models.weights import AdaptedWeights
+from remtta.options import ModelOptions
 from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
 
 NAME = "vit_tiny_patch16_224"
@@ -278,13 +279,8 @@ def test_a_file_cut_off_in_the_middle_is_refused(share: float, tmp_path: Path) -
 def test_zero_is_an_argument_and_what_is_empty_is_none() -> None:
     options = {"num_classes": 7, "model_kwargs": {"img_size": 32}, "use_ema": False}
     delta = Delta({}, "vit", "0" * 64, "rem", model_options=options, preprocessing={"crop_pct": 0.9})
-    given: dict[str, Any] = {"crop_pct": 0.0, "name": None, "use_ema": False, "model_kwargs": {}}
-    assert base_arguments(delta, given) == {
-        "name": "vit",
-        "num_classes": 7,
-        "model_kwargs": {"img_size": 32},
-        "crop_pct": 0.0,
-    }
+    expected = ModelOptions("vit", num_classes=7, model_kwargs={"img_size": 32}, crop_pct=0.0)
+    assert base_options(delta, ModelOptions(crop_pct=0.0)) == expected
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
-from remtta.errors import DownloadError, FrameError, UsageError
+from remtta.errors import UsageError
 from remtta.evaluation.datasets import read_image_list
 from remtta.evaluation.domains import STANDARD, default_order
 from tests.conftest import NUM_CLASSES, draw_image
@@ -194,39 +192,3 @@ def test_the_only_severity_is_taken_and_told(tmp_path: Path, caplog: pytest.LogC
     write_tree(tmp_path / "c", ["snow"], severities=(5,), each=1)  # the usual one, but not of every domain
     with pytest.raises(UsageError, match=r"fog in .* has no severity 5; it has 1, 3"):
         open_tree(tmp_path / "c")
-
-
-@pytest.mark.parametrize("address", ["memory://lab/c", "simplecache::memory://lab/c/"])
-def test_a_tree_in_a_store_is_what_it_is_in_a_folder(
-    address: str, tmp_path: Path, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = write_tree(tmp_path / "c", ["fog", "snow"], severities=(3, 5))
-    (root / "fog" / "5" / CLASSES[0] / "10.png").write_bytes(b"no image")
-    (root / ".hidden").mkdir()
-    MemoryFileSystem().put(str(root), "/lab/c", recursive=True)
-    names = [f"{CLASSES[2]}/1.png", f"{CLASSES[0]}/2.png"]
-    choices: list[dict[str, Any]] = [{}, {"severities": [3], "limit": 5, "domains": ["snow"]}, {"image_list": names}]
-    for choice in choices:
-        here, there = open_tree(root, **choice), open_tree(address, **choice)
-        assert str(there.root) == address.rstrip("/") and there.sizes == here.sizes
-        for wanted, domain in zip(here.domains, pickle.loads(pickle.dumps(there.domains)), strict=True):
-            assert domain.title == wanted.title and domain.labels.tolist() == wanted.labels.tolist()
-            relative = [str(Path(source).relative_to(root)) for source in wanted.sources]
-            assert domain.sources == [f"{address.rstrip('/')}/{name}" for name in relative]
-            assert domain.load(1).tobytes() == wanted.load(1).tobytes()
-    snow, fog = open_tree(address).domains
-    with pytest.raises(FrameError, match="not an image"):
-        fog.load(3)
-    with pytest.raises(UsageError, match="lacks 1 of the image list's 1 images"):
-        open_tree(address, image_list=[f"{CLASSES[2]}/9.png"])
-
-    def away(*args: Any, **options: Any) -> bytes:
-        raise OSError("the network is gone")
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", away)
-    monkeypatch.setattr(MemoryFileSystem, "_open", away)
-    if "cache" in address:
-        assert snow.load(2).size == (32, 32)  # of the copy that was made when its size was looked at
-    else:
-        with pytest.raises(DownloadError, match=r"snow/5/class_a/2.png: the network is gone"):
-            snow.load(2)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-import pytest
 
 from remtta.evaluation import evaluate
 from remtta.evaluation.arrays import array_domain
@@ -31,31 +28,14 @@ def kill_a_worker(evaluation: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "processes",
-        pytest.param(
-            "ray",
-            marks=[
-                pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: remtta[cluster]"),
-                pytest.mark.filterwarnings("ignore"),  # Ray's own
-            ],
-        ),
-    ],
-)
-def test_workers_come_to_the_same_though_one_dies(
-    engine: Literal["processes", "ray"], tree: Dataset, tmp_path: Path
-) -> None:
+def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path) -> None:
     methods = {"source": None, "rem+guard": REMConfig(lr=0.02)}
-    options = EvalOptions(batch_size=5, engine=engine, jobs=1, save_every_s=0.0)
+    options = EvalOptions(batch_size=5, engine="processes", jobs=1, save_every_s=0.0)
     killer = threading.Thread(target=kill_a_worker, args=(tmp_path / "grid",))
-    if engine == "processes":
-        killer.start()
+    killer.start()
     made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
     wanted = evaluate(tiny_vit(), tree, tmp_path / "serial", methods=methods, options=EvalOptions(batch_size=5))
-    if engine == "processes":
-        killer.join()
+    killer.join()
     assert rows_of(tmp_path / "grid") == rows_of(tmp_path / "serial")
     assert list(made["methods"]) == list(wanted["methods"])
     assert without_timing(made) == without_timing(wanted)

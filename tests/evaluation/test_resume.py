@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
 from remtta.options import EvalOptions
-from remtta.runs.interrupts import Interrupts, Stopped
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import methods_of
 from tests.records import json_of, rows_of

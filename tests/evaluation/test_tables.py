@@ -7,7 +7,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +17,10 @@ from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.results import summarise, tally_rows
 from remtta.evaluation.rows import evaluation_rows
 from remtta.evaluation.tables import csv_table, latex_table, markdown_table, notes, plain_table, table_rows
-from remtta.guard.guard import ALONE
+from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
 from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.rows import RowFormat
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import methods_of
@@ -146,11 +147,12 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
     tied = int(logits[3].softmax(-1).max(-1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
-    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}, "said": ALONE}
-    result = BatchResult(batch, logits, **told, behind=(0, 0), called=False, answer_seconds=0.0, seconds=0.0)
+    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}}
+    answers = Answers(cast(Any, None), torch.empty(0), torch.empty(0), logits=logits)
+    result = BatchResult(batch, answers, **told, behind=(0, 0), called=False, answer_seconds=0.0, seconds=0.0)
 
     images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here
-    rows = evaluation_rows(result, tree, images, [0, 1, 2], None, None)
+    rows = evaluation_rows(result, tree, images, RowFormat(None), None)
     # Of two that are equally likely one is predicted, and the other is the second.
     assert [row["rank_true"] for row in rows] == [1, 3, 3, 2]
 

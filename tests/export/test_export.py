@@ -7,7 +7,6 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -181,19 +180,6 @@ def test_timm_and_remtta_load_the_folder(place: Path) -> None:
     assert str(place) not in (place / "1_timm" / "config.json").read_text()
 
 
-@EXTERNAL
-def test_openvino_runs_it(place: Path) -> None:
-    import openvino
-
-    assert run(place, "1", "openvino") == 0
-    network: Any = openvino.Core().read_model(str(place / "1_openvino" / "model.xml"))
-    assert network.get_rt_info(["remtta", "base_sha256"]).astype(str) == state_sha256(tiny_vit())
-    compiled = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    with torch.inference_mode():
-        expected = adapted(place / "1.safetensors")(random_images(5)).numpy()
-    np.testing.assert_allclose(compiled(random_images(5).numpy())[0], expected, atol=1e-4)
-
-
 def test_what_is_there_stays_and_what_is_missing_is_told(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +190,9 @@ def test_what_is_there_stays_and_what_is_missing_is_told(
     delta = place / "2.safetensors"
     assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options, *onto)[1]
     assert "is for --format onnx" in refusal_of(capfd, "export", delta, "-f", "timm", *options, *onto)[1]
-    for package, extra in (("onnx", "export"), ("peft", "export"), ("openvino", "openvino")):
+    for package in ("onnx", "peft"):
         monkeypatch.setitem(sys.modules, package, None)
         code, told = refusal_of(capfd, "export", delta, "-f", package, *options)
-        assert code == 2 and f'{package}, which is not installed: pip install "remtta[{extra}]"' in told
+        assert code == 2 and f'{package}, which is not installed: pip install "remtta[export]"' in told
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
     assert (tmp_path / "out" / "model.onnx").read_bytes() == before

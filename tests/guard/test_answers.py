@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -12,21 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
+from remtta.guard.adapter import Adapter
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
 from remtta.methods.registry import build_method
-from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig
+from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
-from remtta.methods.settings.presets import PRESETS, named_config, preset_of
 from remtta.options import EvalOptions, GuardOptions
-from remtta.runs.adapter import Adapter
-from remtta.runs.interrupts import Interrupts
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.guard.asking import ask
 from tests.methods.test_registry import QUICK
 from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
@@ -142,34 +143,35 @@ def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> No
     for seed in range(2):
         images = random_images(4, seed)
         torch.manual_seed(seed)
-        answer = guard(images)
+        answers = ask(guard, images)
         torch.manual_seed(seed)
         alone = plain(images)
         with torch.no_grad():
             probs = (alone.softmax(1) + source(images).softmax(1)) / 2
-        torch.testing.assert_close(answer.softmax(1), probs, rtol=0, atol=1e-5)
-        assert guard.said.weight == 0.5 and guard.said.adapted is not None
-        torch.testing.assert_close(guard.said.adapted, alone, rtol=0, atol=0)
+        torch.testing.assert_close(answers.logits.softmax(1), probs, rtol=0, atol=1e-5)
+        assert answers.weight == 0.5 and answers.adapted is not None
+        torch.testing.assert_close(answers.adapted, alone, rtol=0, atol=0)
     torch.testing.assert_close(guard.method.delta(), plain.delta(), rtol=0, atol=0)
 
 
 def test_harm_gives_the_answer_to_the_source_by_itself() -> None:
     guard = make("tent", "auto", lr=3.0)
     for seed in range(8):
-        guard(random_images(8, seed))
+        ask(guard, random_images(8, seed))
     source = tiny_vit()
     images = random_images(8, 99)
     guard.judge.window.votes.zero_()
     guard.judge._now.lead = -1.0
+    answers = ask(guard, images, learn=False)
     with torch.no_grad():
-        torch.testing.assert_close(guard.predict(images), source(images), rtol=0, atol=1e-5)
-    assert guard.said.weight == 0 and not guard.judge.events()  # nothing is undone with the guard off
+        torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)
+    assert answers.weight == 0 and not guard.judge.events()  # nothing is undone with the guard off
 
 
 def test_one_forward_pass_more_per_image_and_no_second_look() -> None:
     guard = make("tent", "auto", action="rollback")
     for seed in range(5):
-        guard(random_images(6, seed))
+        ask(guard, random_images(6, seed))
     assert guard.num_looked == 30
 
 
@@ -186,25 +188,27 @@ def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
 @pytest.mark.parametrize("answer", ["both", "auto"])
 def test_frames_that_are_not_learned_from_are_answered_alike(answer: str) -> None:
     """An answer does not depend on which of a batch's frames may be learned from, but for what was learned."""
-    adapter = Adapter(*(lambda guard: (guard.method, guard))(make("rem", answer, lr=0.05)))
+    guard = make("rem", answer, lr=0.05)
+    adapter = Adapter(guard.method, [guard])
     pixels, fit = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
     for _ in range(3):
         before = adapter.method.predict(pixels)
-        logits = adapter.predict(pixels, fit)
-        weight, source = adapter.said.weight, adapter.method.predict_source(pixels)
-        assert 0 < weight < 1 and adapter.said.adapted is not None and adapter.said.source is not None
-        torch.testing.assert_close(adapter.said.adapted, before, rtol=0, atol=1e-5)
-        torch.testing.assert_close(adapter.said.source, source, rtol=0, atol=1e-5)
-        torch.testing.assert_close(logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
+        answers = adapter.predict(pixels, fit)
+        weight, source = answers.weight, adapter.method.predict_source(pixels)
+        assert 0 < weight < 1 and answers.adapted is not None and answers.source is not None
+        torch.testing.assert_close(answers.adapted, before, rtol=0, atol=1e-5)
+        torch.testing.assert_close(answers.source, source, rtol=0, atol=1e-5)
+        torch.testing.assert_close(answers.logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
 
 
 def test_answering_early_is_by_what_was_known_before() -> None:
     early, late = make("rem", "both", lr=0.05), make("rem", "both", lr=0.05)
+    adapter = Adapter(early.method, [early])
     for seed in range(3):
         images = random_images(5, seed)
-        answer = early.answer(images)
-        early.learn()
-        torch.testing.assert_close(answer, late(images), rtol=0, atol=1e-5)
+        answers = adapter.predict(images, later=True)
+        adapter.learn()
+        torch.testing.assert_close(answers.logits, ask(late, images).logits, rtol=0, atol=1e-5)
     assert early.num_looked == 15
     torch.testing.assert_close(early.judge.window.adapted, late.judge.window.adapted, rtol=0, atol=1e-2)
 
@@ -212,8 +216,8 @@ def test_answering_early_is_by_what_was_known_before() -> None:
 # --- Runs --------------------------------------------------------------------------------------------------------
 
 
-def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"guard": GuardOptions(answer="both"), "each": True}
+def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"guard": GuardOptions(answer="both")}
     summary = adapt_tiny(frames, tmp_path / "both", options=options)
     adapt_tiny(frames, tmp_path / "alone", options={"guard": None})
     adapt_tiny(frames, tmp_path / "off", options={"guard": GuardOptions(action="off", answer="both")})
@@ -221,9 +225,10 @@ def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path)
     adapt_tiny(frames, tmp_path / "source", "source")
     rows, alone, source = (rows_of(tmp_path / name) for name in ("both", "alone", "source"))
     assert {(row["answered_by"], row["weight"]) for row in rows} == {("both", 0.5)}
+    assert any("each" in row for row in rows)
     for row, one, other in zip(rows, alone, source, strict=True):
-        told = {"adapted": one, "source": other}
-        for name, wanted in told.items():
+        assert ("each" in row) == (one["class"] != other["class"])
+        for name, wanted in {"adapted": one, "source": other}.items() if "each" in row else ():
             assert row["each"][name]["class"] == wanted["class"]
             assert row["each"][name]["prob"] == pytest.approx(wanted["prob"], abs=1e-5)
         assert row["update"] == one["update"]
@@ -240,7 +245,7 @@ def test_rows_tell_who_answered_and_what_each_said(frames: Path, tmp_path: Path)
 def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     method: str, batches: int, frames: Path, tmp_path: Path
 ) -> None:
-    options = {"guard": GuardOptions(answer="auto", least=3, renewed=1), "each": True}
+    options = {"guard": GuardOptions(answer="auto", least=3, renewed=1)}
     go = partial(adapt_tiny, frames, method=method, config=METHOD_CONFIGS[method](), options=options)
     go(tmp_path / "whole")
     with Interrupts() as interrupts:
@@ -250,46 +255,41 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     assert whole == parts and b'"answered_by": "both"' in whole
 
 
-# --- Names and presets -------------------------------------------------------------------------------------------
+# --- Names -------------------------------------------------------------------------------------------
 
 
 def test_names_in_an_evaluation() -> None:
     names = ["rem", "rem+guard", "rem+auto", "a=tent+guard+both", "remtta", "b=fast"]
     check_method_names(names)
-    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "rem", "tent"]
+    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "tent", "remtta", "fast"]
     assert [label_of(name) for name in names] == ["rem", "rem", "rem", "a", "remtta", "b"]
     assert [is_guarded(name) for name in names] == [False, True, False, True, True, True]
     assert [answer_of(name) for name in names] == ["adapted", "adapted", "auto", "both", "auto", "auto"]
     assert [action_of(name, "stop") for name in names] == ["off", "stop", "off", "stop", "stop", "stop"]
 
 
-@pytest.mark.parametrize(
-    "name", ["rem+none", "rem+guard+guard", "rem+both+auto", "remtta+guard", "fast+auto", "fast=rem", "+guard", "rem+"]
-)
+@pytest.mark.parametrize("name", ["rem+none", "rem+guard+guard", "rem+both+auto", "fast=rem", "+guard", "rem+"])
 def test_names_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_method_names([name])
 
 
-def test_the_preset_is_rem_with_a_rate_and_its_anchor_and_the_paper_s_is_rem_to_the_letter() -> None:
-    ours = named_config("remtta", {}, batch_size=50)
+def test_remtta_is_rem_with_a_rate_and_its_anchor_and_fast_is_tent_likewise() -> None:
+    ours = method_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
     assert dataclasses.replace(ours, lr=1e-3, anchor=0.0) == METHOD_CONFIGS["rem"]()
-    small, twenty = (named_config("remtta", {}, batch_size=size) for size in (4, 20))
+    small, twenty = (method_config("remtta", {}, batch_size=size) for size in (4, 20))
     assert twenty == ours and small.lr == pytest.approx(ours.lr / 5)
     assert small.anchor == pytest.approx(1 - math.exp(-10 * small.lr))
-    slower = named_config("remtta", {"lr": 1e-3}, batch_size=5)
+    slower = method_config("remtta", {"lr": 1e-3}, batch_size=5)
     assert slower.anchor == pytest.approx(1 - math.exp(-0.01))
-    assert named_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
-    sgd = named_config("remtta", {"optimizer": "sgd"}, batch_size=50)
+    assert method_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
+    sgd = method_config("remtta", {"optimizer": "sgd"}, batch_size=50)
     assert (sgd.lr, sgd.anchor) == (1e-3, 0.0)  # the pair is Adam's
-    assert PRESETS["paper"].config("rem", {}, batch_size=50) == METHOD_CONFIGS["rem"]()
-    fast, sgd = (named_config("fast", own, batch_size=50) for own in ({}, {"optimizer": "sgd"}))
+    fast, sgd = (method_config("fast", own, batch_size=50) for own in ({}, {"optimizer": "sgd"}))
     assert fast == TentConfig(lr=ours.lr, anchor=ours.anchor, optimizer="adam", nesterov=False)
-    assert sgd == PRESETS["paper"].config("tent", {"optimizer": "sgd"}, batch_size=50)
-    assert PRESETS["fast"].config("rem", {}, batch_size=50) == ours
-    with pytest.raises(UsageError, match="unknown preset"):
-        preset_of("best")
+    assert sgd == method_config("tent", {"optimizer": "sgd"}, batch_size=50)
+    assert build_method("remtta", tiny_vit()).config == ours  # type: ignore[attr-defined]
 
 
 def test_an_evaluation_compares_them(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_an_evaluation_compares_them(tmp_path: Path) -> None:
     assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
 
 
-def test_presets_on_the_command_line(
+def test_a_methods_name_says_all(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "4"]
@@ -317,30 +317,42 @@ def test_presets_on_the_command_line(
         assert remtta_here("adapt", frames, *tiny, "--output", tmp_path / name, "-q", *options) == 0
         return record_of(tmp_path / name)
 
-    ours, paper = go("ours"), go("paper", "--preset", "paper")
-    own = go("own", "--preset", "paper", "--lr", "0.002", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
-    assert ours["method"] == own["method"] and ours["options"]["guard"] == own["options"]["guard"]
-    assert (tmp_path / "ours" / "predictions.jsonl").read_bytes() == (
-        tmp_path / "own" / "predictions.jsonl"
-    ).read_bytes()
+    def lines(name: str) -> bytes:
+        return (tmp_path / name / "predictions.jsonl").read_bytes()
+
+    ours, paper = go("ours"), go("paper", "--method", "rem")
+    spelt = ("--lr", "0.002", "--anchor", "auto", "--answer", "auto", "--guard", "rollback")
+    own = go("own", "--method", "rem", *spelt)
+    assert ours["method"] == {**own["method"], "name": "remtta"}
+    assert ours["options"]["guard"] == own["options"]["guard"] and lines("ours") == lines("own")
     assert (paper["method"]["lr"], paper["method"]["anchor"], paper["guard"]) == (1e-3, 0.0, None)
     assert not any("answered_by" in row for row in rows_of(tmp_path / "paper"))
-    assert go("fast", "--preset", "fast", "--limit", "4")["method"]["name"] == "tent"
-    assert go("named", "--preset", "fast", "--method", "rem", "--limit", "4")["method"] == ours["method"]
-    spelt = go("spelt", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
-    assert spelt["method"] == paper["method"]
-    assert (tmp_path / "spelt" / "predictions.jsonl").read_bytes() == (
-        tmp_path / "paper" / "predictions.jsonl"
-    ).read_bytes()
+    go("plain", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
+    assert lines("plain") == lines("paper")
     capfd.readouterr()
-    code, line = refusal_of(capfd, "adapt", frames, *tiny, "--anchor", "much", "--output", tmp_path / "none")
-    assert code == 2 and "--anchor takes a number or auto, got much" in line
-    line = refusal_of(
-        capfd, "adapt", frames, *tiny, "--method", "tent", "--anchor", "auto", "--output", tmp_path / "none"
-    )[1]
-    assert "where the optimizer is not adam" in line
-    line = refusal_of(capfd, "adapt", frames, *tiny, "--preset", "paper", "--each", "--output", tmp_path / "none")[1]
-    assert "add --answer auto or both" in line
+    none = ("--output", str(tmp_path / "none"))
+    for options, told in (
+        (("--anchor", "much"), "--anchor takes a number or auto, got much"),
+        (("--method", "tent", "--anchor", "auto"), "where the optimizer is not adam"),
+        (("--method", "tent", "--lambda", "2"), "tent has no --lambda; remtta methods tent lists its settings"),
+        (("--method", "lame", "--lr", "1"), "lame has no --lr;"),
+    ):
+        code, line = refusal_of(capfd, "adapt", frames, *tiny, *options, *none)
+        assert code == 2 and told in line
+
+
+def test_a_run_that_named_a_preset_goes_on_where_its_settings_are_the_same(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "4", "-q", "--output", tmp_path / "run"]
+    assert remtta_here("adapt", frames, *tiny, "--limit", "8") == 0
+    record = record_of(tmp_path / "run")
+    record["method"]["name"], record["options"]["preset"] = "rem", "remtta"  # as it was recorded
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert remtta_here("adapt", frames, *tiny, "--resume") == 0
+    capfd.readouterr()
+    code, line = refusal_of(capfd, "adapt", frames, *tiny, "--resume", "--method", "rem")
+    assert code == 2 and "--resume needs the settings the run began with: method.lr was 0.002" in line
 
 
 def test_a_doubt_ends_within_its_patience() -> None:

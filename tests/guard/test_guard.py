@@ -19,11 +19,13 @@ from remtta.evaluation.datasets import Dataset
 from remtta.guard.evidence import Evidence, information_gap, mutual_information
 from remtta.guard.guard import Guard
 from remtta.guard.judge import describe
+from remtta.guard.observer import Answers
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, REMConfig, TentConfig, method_config
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from tests.conftest import NUM_CLASSES, draw_image, random_images, tiny_vit
+from tests.guard.asking import ask
 
 QUICK: dict[str, Any] = {"window": 24, "least": 12, "renewed": 1, "cost": 1.0, "doubt": 0.01, "alarm": 0.02}
 QUICK |= {"most_drift": 1e9, "memory": 1}  # a memory so short never takes a camera for parked
@@ -36,7 +38,7 @@ def tent(lr: float) -> Method:
 
 
 def run(guard: Guard, batches: int, size: int = 8, start: int = 100) -> list[Tensor]:
-    return [guard(random_images(size, start + number)) for number in range(batches)]
+    return [ask(guard, random_images(size, start + number)).logits for number in range(batches)]
 
 
 def test_mutual_information_is_that_of_its_definition() -> None:
@@ -74,7 +76,7 @@ def test_harm_is_undone_and_the_source_answers() -> None:
         and guard.judge.total_alarms == 3
     )
     assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
-    assert guard.said.weight == 0 and method.num_updates == 0
+    assert method.num_updates == 0
     with torch.no_grad():
         torch.testing.assert_close(answers[-1], source(random_images(8, 159)), rtol=0, atol=1e-5)
     assert all(not tensor.any() for tensor in method.delta().values())
@@ -85,7 +87,7 @@ def test_adaptation_that_does_no_harm_is_left_alone() -> None:
     guard = Guard(guarded, GuardOptions(**QUICK))
     for number in range(10):
         images = random_images(8, number)
-        torch.testing.assert_close(guard(images), plain(images), rtol=0, atol=0)
+        torch.testing.assert_close(ask(guard, images).logits, plain(images), rtol=0, atol=0)
     assert not guard.judge.events() and not guard.judge.total_alarms
     torch.testing.assert_close(guarded.delta(), plain.delta(), rtol=0, atol=0)
 
@@ -95,8 +97,9 @@ def test_warn_tells_once_and_changes_nothing() -> None:
     guard = Guard(guarded, GuardOptions(**QUICK, action="warn"))
     for number in range(8):
         images = random_images(8, 100 + number)
-        torch.testing.assert_close(guard(images), plain(images), rtol=0, atol=0)
-        assert guard.said.weight == 1
+        answers = ask(guard, images)
+        torch.testing.assert_close(answers.logits, plain(images), rtol=0, atol=0)
+        assert answers.weight == 1
     warnings = [event for event in guard.judge.events() if event["event"] == "warning"]
     assert len(warnings) == 1 and "nothing is undone" in describe(warnings[0])
 
@@ -131,8 +134,8 @@ def test_a_class_that_no_image_ever_gets_hides_no_harm() -> None:
 def test_predictions_on_past_frames_that_are_not_finite_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = Guard(tent(lr=1e-4), GuardOptions(**QUICK))
     monkeypatch.setattr("remtta.guard.judge.evidence_of", lambda window: Evidence(math.nan, math.nan, 1.0))
-    run(guard, 3)
-    assert guard.said.weight == 0 and "not finite" in guard.judge.events()[0]["reason"]
+    run(guard, 2)
+    assert ask(guard, random_images(8)).weight == 0 and "not finite" in guard.judge.events()[0]["reason"]
 
 
 @pytest.mark.parametrize("name", ["roid", "cmf"])
@@ -142,7 +145,7 @@ def test_what_a_prediction_owes_to_its_batch_is_no_harm(name: str) -> None:
     assert method.trains
     guard = Guard(method, GuardOptions(**{**QUICK, "window": 32}))
     for number in range(12):
-        guard(random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
+        ask(guard, random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
     torch.testing.assert_close(guard.judge.window.adapted, guard.judge.window.source, rtol=0, atol=1e-2)
     assert not guard.judge.events()
 
@@ -353,18 +356,18 @@ def test_an_evaluation_under_the_guard_goes_on_to_the_same_rows(tree: Dataset, t
     methods = {"rem+guard": REMConfig(lr=0.05)}
     guard = GuardOptions(**{**QUICK, "most_drift": 0.1})
     evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods, options=EvalOptions(batch_size=8, guard=guard))
-    step, calls = Guard.__call__, 0
+    look, calls = Guard.learned, 0
 
-    def stopped(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def stopped(self: Guard, answers: Answers) -> None:
         nonlocal calls
         calls += 1
         if calls == 7:
             raise KeyboardInterrupt
-        return step(self, images, labels)
+        look(self, answers)
 
     parts = EvalOptions(batch_size=8, guard=guard, save_every_s=0)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "__call__", stopped)
+        patch.setattr(Guard, "learned", stopped)
         evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=parts)
     resumed = EvalOptions(batch_size=8, guard=guard, resume=True)
     evaluate(tiny_vit(), tree, tmp_path / "parts", methods=methods, options=resumed)

@@ -17,9 +17,9 @@ from remtta.guard.pace import NOTHING_NEW, Pace
 from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig, TentConfig
 from remtta.options import GuardOptions, RunOptions
-from remtta.runs.adapter import Adapter
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit
+from tests.guard.asking import ask
 from tests.guard.test_conditions import condition
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_in_parts, adapt_tiny
@@ -51,7 +51,7 @@ def walk(pace: Pace, *numbers: int, each: int = 20, first: int = 0) -> str:
     told = ""
     for number in numbers:
         for batch in range(first, first + each):
-            told += "x" if (wanted := pace.wants(condition(number, batch))) else "."
+            told += "x" if (wanted := pace.before(condition(number, batch)) is None) else "."
             if wanted:
                 cast(Any, pace._method).learn()
     return told
@@ -80,7 +80,7 @@ def test_a_change_is_learned_from_at_once() -> None:
 def test_a_slow_drift_is_noticed_in_the_end() -> None:
     pace = new_pace(straight=False)
     for batch in range(60):
-        pace.wants(0.3 * random_images(20, batch) + 0.01 * batch)
+        pace.before(0.3 * random_images(20, batch) + 0.01 * batch)
     assert 2 <= pace.record()["changes"] <= 6
 
 
@@ -94,7 +94,7 @@ def test_at_the_source_weights_all_is_new() -> None:
 def test_small_batches_are_looked_at_together() -> None:
     pace = new_pace()
     walk(pace, 0, each=2)
-    wanted = [pace.wants(part) for part in torch.cat([condition(0, 7), condition(1)]).split(5)]
+    wanted = [pace.before(part) is None for part in torch.cat([condition(0, 7), condition(1)]).split(5)]
     assert wanted == [False] * 3 + [True] * 5
 
 
@@ -124,12 +124,12 @@ def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.Monke
     adapted = method.delta()
     halves = {name: delta / 2 for name, delta in adapted.items()}
     monkeypatch.setattr(method, "predict_source", None)
-    answer = Adapter(method, guard).predict(images, torch.zeros(4, dtype=torch.bool))
-    assert guard.said.weight == 0.5 and guard.num_looked == 0
+    answers = ask(guard, images, learn=False)
+    assert answers.weight == 0.5 and guard.num_looked == 0
     assert all(torch.equal(delta, method.delta()[name]) for name, delta in adapted.items())
     other = build_method("tent", tiny_vit(), CONFIG)
     other.load_delta(halves)
-    torch.testing.assert_close(answer, other.predict(images))
+    torch.testing.assert_close(answers.logits, other.predict(images))
 
 
 @pytest.fixture

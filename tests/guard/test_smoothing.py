@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.runner import evaluate
 from remtta.guard.smoothing import Smoother
-from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of, preset_in
+from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of
 from remtta.options import EvalOptions, RunOptions
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.evaluation.trees import open_tree
+from tests.guard.asking import see
 from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
 
@@ -47,7 +48,7 @@ def error(logits: Tensor, labels: np.ndarray) -> float:
 def test_labels_that_persist_are_told_better(prefers: float, gain: float) -> None:
     labels = in_runs()
     logits = guesses(labels, prefers=prefers)
-    assert error(Smoother(CLASSES)(logits), labels) < error(logits, labels) - gain
+    assert error(see(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
 
 
 @pytest.mark.parametrize("prefers", [0.0, 3.0, 6.0])
@@ -55,7 +56,7 @@ def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
     for seed in range(5):
         labels = np.random.default_rng(seed).integers(CLASSES, size=FRAMES)
         logits = guesses(labels, prefers=prefers, seed=seed)
-        assert torch.equal(Smoother(CLASSES)(logits), logits)
+        assert torch.equal(see(Smoother(CLASSES), logits), logits)
 
 
 def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> None:
@@ -63,7 +64,7 @@ def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> N
     labels = np.repeat(np.arange(400), rng.integers(1, 3, size=400))
     own, alike = np.eye(400)[labels], np.arange(400) // 4 == labels[:, None] // 4
     logits = torch.from_numpy(1.5 * rng.standard_normal((len(labels), 400)) + 4 * own + 3 * alike)
-    answers = Smoother(400)(logits)
+    answers = see(Smoother(400), logits)
     assert not torch.equal(answers, logits)  # there is an order
     assert error(answers, labels) < error(logits, labels) + 0.01
 
@@ -72,19 +73,19 @@ def test_it_ends_soon_after_the_order_does() -> None:
     rng = np.random.default_rng(1)
     labels = np.concatenate([in_runs(), rng.integers(CLASSES, size=FRAMES)])
     logits = guesses(labels)
-    answers = Smoother(CLASSES)(logits)
+    answers = see(Smoother(CLASSES), logits)
     assert not torch.equal(answers[:FRAMES], logits[:FRAMES])
     assert torch.equal(answers[FRAMES + 200 :], logits[FRAMES + 200 :])
 
 
 def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
     logits = guesses(in_runs()[:300])
-    whole = Smoother(CLASSES)(logits)
+    whole = see(Smoother(CLASSES), logits)
     smoother, answers = Smoother(CLASSES), []
     for start in range(0, 300, 30):
         part = logits[start : start + 30]
-        early = [smoother(piece, early=True) for piece in part.split(7)]
-        answers.append(smoother(part))
+        early = [see(smoother, piece, early=True) for piece in part.split(7)]
+        answers.append(see(smoother, part))
         assert torch.equal(torch.cat(early), answers[-1])
         after = Smoother(CLASSES)
         after.load_state(smoother.state())
@@ -95,7 +96,7 @@ def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
 def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
-    assert torch.isfinite(Smoother(CLASSES)(logits)).all()
+    assert torch.isfinite(see(Smoother(CLASSES), logits)).all()
 
 
 def video(folder: Path) -> Path:
@@ -156,10 +157,7 @@ def test_names_of_smoothed_methods() -> None:
     names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+auto+smooth"]
     check_method_names(names)
     assert [is_smoothed(name) for name in names] == [True, True, True, False, True]
-    assert [preset_in(name) for name in names] == [None, "remtta", "remtta", None, None]
-    assert [method_of(name) for name in names] == ["rem", "rem", "rem", "rem", "tent"]
+    assert [method_of(name) for name in names] == ["rem", "remtta", "remtta", "rem", "tent"]
     assert [label_of(name) for name in names] == ["rem", "remtta", "x", "rem", "a"]
-    with pytest.raises(UsageError, match="leave \\+guard out"):
-        check_method_names(["remtta+guard"])
     with pytest.raises(UsageError, match="smooth must be off or auto"):
         RunOptions(smooth="on")  # type: ignore[arg-type]

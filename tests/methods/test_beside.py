@@ -15,7 +15,7 @@ from remtta.errors import ModelError, UsageError
 from remtta.methods.becotta import BECoTTA, mutual_information
 from remtta.methods.ecotta import EcoTTA
 from remtta.methods.settings import BECoTTAConfig, EcoTTAConfig
-from tests.backbones.families import pictures, tiny
+from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.making import made
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remtta.cli.parsing import parse_pairs
-from remtta.methods.settings import METHOD_CONFIGS, method_config
+from remtta.methods.settings import METHOD_CONFIGS, algorithm_of, method_config
+from remtta.options.option import read_pairs
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()
 OFFICIAL = PAGE[PAGE.index("## The official codes") :]
@@ -33,7 +33,7 @@ def settings() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("method", "pairs"), settings())
 def test_a_setting_for_the_official_behaviour_exists_and_changes_something(method: str, pairs: str) -> None:
-    given = parse_pairs(pairs.split(), "--set")
+    given = read_pairs(pairs.split(), "--set")
     config = method_config(method, given, batch_size=64 + 1)
     assert all(getattr(config, name) == value for name, value in given.items())
     assert not set(given) & set(config.unused)
@@ -43,7 +43,7 @@ def test_a_setting_for_the_official_behaviour_exists_and_changes_something(metho
 
 def test_every_method_with_an_official_code_has_its_rows() -> None:
     named = {method for methods, _ in rows() for method in methods}
-    assert named == set(METHOD_CONFIGS) - set(PLAIN)
+    assert named == set(map(algorithm_of, METHOD_CONFIGS)) - set(PLAIN)
 
 
 def test_every_setting_that_the_page_names_exists() -> None:

@@ -12,7 +12,7 @@ from remtta.errors import ModelError
 from remtta.methods.norm import NORM
 from remtta.methods.registry import build_method
 from remtta.methods.settings import NORMConfig, method_config
-from tests.backbones.families import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
 from tests.methods.making import made
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.vit import ViT
-from remtta.cli.parsing import parse_pairs
 from remtta.errors import UsageError
 from remtta.methods.hog import hog_size
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import METHOD_CONFIGS, ZERO_SHOT, REMConfig, TentConfig, method_config
+from remtta.methods.settings import METHOD_CONFIGS, ZERO_SHOT, REMConfig, TentConfig, algorithm_of, method_config
+from remtta.options.option import read_pairs
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 WHOLE_BATCH = ("roid", "cmf", "ecotta")  # refuse micro-batches
@@ -352,7 +352,7 @@ def test_a_setting_the_method_does_not_have_is_refused() -> None:
     ],
 )
 def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
-    found = getattr(method_config(method, parse_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
+    found = getattr(method_config(method, read_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
     assert found == taken and type(found) is type(taken)
 
 
@@ -374,11 +374,11 @@ def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: o
 )
 def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        method_config(method, parse_pairs([pair], "--set"), batch_size=8)
+        method_config(method, read_pairs([pair], "--set"), batch_size=8)
     assert str(caught.value) == told
 
 
 def test_every_method_has_its_settings() -> None:
-    assert list(METHODS) == list(METHOD_CONFIGS)
+    assert {algorithm_of(name) for name in METHOD_CONFIGS} == set(METHODS)
     with pytest.raises(UsageError, match="unknown method"):
         build_method("tenth", tiny_vit())

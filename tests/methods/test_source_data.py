@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from remtta import RunOptions, adapt_stream
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
+from remtta.files import cache_folder
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import METHOD_CONFIGS, EATAConfig, TentConfig
-from remtta.methods.source_data import cache_folder, check_source_data, learn_from_source
+from remtta.methods.settings import METHOD_CONFIGS, METHOD_TABLE, EATAConfig, Named, TentConfig
+from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.methods.tent import Tent
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
@@ -55,6 +56,7 @@ class Anchored(Tent):
 def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(METHODS, "anchored", Anchored)
     monkeypatch.setitem(METHOD_CONFIGS, "anchored", TentConfig)
+    monkeypatch.setitem(METHOD_TABLE, "anchored", Named(TentConfig, "for these tests"))
     monkeypatch.setenv("REMTTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Anchored, "computed", 0)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta.bench.fitting import fitting_micro_batch
 from remtta.errors import UsageError
+from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.settings import VDPConfig
 from remtta.methods.vdp import VDP
 from tests.conftest import random_images, tiny_vit

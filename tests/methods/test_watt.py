@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import ModelError, UsageError
 from remtta.methods.masking import keep_indices
 from remtta.methods.method import Method

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,16 +32,16 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.config import origin_of
+from remtta.models.foreign_names import from_transformers
 from remtta.models.hashing import state_sha256
-from remtta.models.huggingface_names import from_transformers
 from remtta.models.labels import labels_of
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.command import refusal_of, remtta_here
-from tests.conftest import NUM_CLASSES, draw_folder, draw_image, random_images
+from tests.conftest import NUM_CLASSES, draw_folder, draw_image
 
 Make = Callable[[], Any]
 
@@ -123,11 +122,6 @@ def _random(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-@pytest.fixture(params=KINDS)
-def theirs(request: pytest.FixtureRequest) -> Any:
-    return _random(KINDS[request.param]())
-
-
 def _saved(model: Any, folder: Path, processor: Any = None) -> str:
     model.save_pretrained(folder)
     if processor is not None:
@@ -154,28 +148,21 @@ def _assert_equal(ours: nn.Module, theirs: Any, **options: Any) -> None:
     torch.testing.assert_close(ours(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_logits_are_those_of_transformers(theirs: Any, tmp_path: Path) -> None:
-    ours = load_model(_saved(theirs, tmp_path))
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    theirs = _random(KINDS[kind]())
+    model = _saved(theirs, tmp_path)
+    ours = load_model(model)
     _assert_equal(ours, theirs)
     assert labels_of(ours) == NAMES
-    assert origin_of(ours)["name"] == f"local-dir:{tmp_path}"
-
-
-def test_names_within_the_program_are_known_as_well(theirs: Any, tmp_path: Path) -> None:
-    model = _saved(theirs, tmp_path)
-    inner = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
-    save_file(inner, tmp_path / "inner.safetensors")
-    assert state_sha256(load_model(model, checkpoint=tmp_path / "inner.safetensors")) == state_sha256(load_model(model))
-
-
-def test_every_family_has_a_backbone_whose_full_view_has_the_same_logits(theirs: Any, tmp_path: Path) -> None:
-    ours = load_model(_saved(theirs, tmp_path))
+    assert origin_of(ours)["name"] == model
     backbone, images = backbone_of(ours), _images(preprocessing_of(ours).input_size)
     with torch.no_grad():
-        embedded = backbone.embed(images)
-        everything = torch.arange(backbone.count_patches(embedded)).expand(len(images), -1)
-        torch.testing.assert_close(backbone.classify(embedded), ours(images), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(backbone.classify(embedded, everything), ours(images), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(backbone.logits(images), ours(images), atol=1e-5, rtol=1e-5)
+    # Within the program, weights have other names than in a file.
+    inner = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    save_file(inner, tmp_path / "inner.safetensors")
+    assert state_sha256(load_model(model, checkpoint=tmp_path / "inner.safetensors")) == state_sha256(ours)
 
 
 @pytest.mark.parametrize("make", [_vit, _deit, _dinov2, _with_registers])
@@ -184,12 +171,6 @@ def test_positions_of_another_input_size_are_those_of_transformers(make: Make, t
     model, asked = _saved(theirs, tmp_path), {"interpolate_pos_encoding": True} if make in (_vit, _deit) else {}
     for size in ((48, 48), (24, 24), (16, 40)):
         _assert_equal(load_model(model, input_size=size), theirs, **asked)
-
-
-def test_half_precision_is_widened_exactly(tmp_path: Path) -> None:
-    theirs = _random(_vit()).to(torch.bfloat16)
-    ours = load_model(_saved(theirs, tmp_path))
-    _assert_equal(ours, theirs.float())
 
 
 def test_weights_of_torch_are_read_without_running_them(tmp_path: Path) -> None:
@@ -404,55 +385,26 @@ def test_classes_and_arguments_that_contradict_the_folder_are_refused(tmp_path: 
         load_model(model, model_kwargs={"depth": 3})
 
 
-def test_an_adapted_checkpoint_has_timms_names_and_goes_with_the_folder(
+def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_with_the_folder(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model = _saved(_random(_dinov2()), tmp_path / "model", BitImageProcessorPil(size=36, crop_size=32))
-    frames, adapted = draw_folder(tmp_path / "frames", range(4)), tmp_path / "adapted.safetensors"
-    run = ["--model", model, "--output", str(tmp_path / "run"), "--batch-size", "2", "--quiet"]
-    assert remtta_here("adapt", frames, *run) == 0
-    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert record["model"]["name"] == model
-    assert record["model"]["base_sha256"] == state_sha256(load_model(model))
-    assert remtta_here("apply", tmp_path / "run", "--model", model, "--output", adapted) == 0
-    assert "blocks.0.attn.qkv.weight" in load_file(adapted)
-    capfd.readouterr()
-    tuned = load_model(model, checkpoint=adapted)
-    assert labels_of(tuned) == NAMES
-    code, line = refusal_of(
-        capfd,
-        "apply",
-        tmp_path / "run",
-        "--model",
-        model,
-        "--overwrite",
-        "--output",
-        tmp_path / "model/model.safetensors",
-    )
-    assert code == 2
-    assert "which it is made from" in line
-    with torch.no_grad():
-        assert not torch.equal(tuned(random_images(2)), load_model(model)(random_images(2)))
-    again: list[str | Path] = ["--model", model, "--checkpoint", adapted, "--method", "source", "--quiet"]
-    assert remtta_here("adapt", frames, *again, "--output", tmp_path / "again") == 0
-
-
-def test_an_adapted_checkpoint_has_the_dtypes_of_the_folder(tmp_path: Path) -> None:
-    model = _saved(_random(_vit()).to(torch.bfloat16), tmp_path / "model")
-    frames, adapted = draw_folder(tmp_path / "frames", range(4)), tmp_path / "adapted.safetensors"
-    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet") == 0
-    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet", "--resume") == 0
-    assert remtta_here("apply", tmp_path / "run", "--model", model, "--output", adapted) == 0
+    folder, run, adapted = tmp_path / "model", tmp_path / "run", tmp_path / "adapted.safetensors"
+    model = _saved(_random(_vit()).to(torch.bfloat16), folder)
+    base = load_model(model)
+    frames = draw_folder(tmp_path / "frames", range(4))
+    assert remtta_here("adapt", frames, "--model", model, "--batch-size", "2", "--output", run, "--quiet") == 0
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert (record["model"]["name"], record["model"]["base_sha256"]) == (model, state_sha256(base))
+    assert remtta_here("apply", run, "--model", model, "--output", adapted) == 0
     written = load_file(adapted)
+    assert "blocks.0.attn.qkv.weight" in written
     assert {tensor.dtype for name, tensor in written.items() if "norm" not in name} == {torch.bfloat16}
-
-
-def test_a_delta_of_another_model_in_the_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model = _saved(_random(_vit()), tmp_path / "model")
-    frames = draw_folder(tmp_path / "frames", range(2))
-    assert remtta_here("adapt", frames, "--model", model, "--output", tmp_path / "run", "--quiet") == 0
-    shutil.rmtree(tmp_path / "model")
-    _saved(_random(_vit(), seed=1), tmp_path / "model")
+    tuned = load_model(model, checkpoint=adapted)
+    assert labels_of(tuned) == NAMES and state_sha256(tuned) != state_sha256(base)
     capfd.readouterr()
-    code, line = refusal_of(capfd, "apply", tmp_path / "run", "--model", model, "--output", tmp_path / "x.safetensors")
+    into: list[str | Path] = ["--output", folder / "model.safetensors", "--overwrite"]
+    code, line = refusal_of(capfd, "apply", run, "--model", model, *into)
+    assert code == 2 and "which it is made from" in line
+    _saved(_random(_vit(), seed=1), folder)
+    code, line = refusal_of(capfd, "apply", run, "--model", model, "--output", tmp_path / "x.safetensors")
     assert code == 4, line

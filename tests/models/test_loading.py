@@ -13,14 +13,13 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform
 from torch import nn
 
-from remtta.backbones.registry import backbone_of, check_adaptable
+from remtta.backbones.families import backbone_of, check_adaptable
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
-from remtta.models.classes import restrict_classes
 from remtta.models.devices import select_device
-from remtta.models.hashing import state_sha256
+from remtta.models.hashing import state_sha256, tensors_sha256
 from remtta.models.hub import reachable_or_offline
 from remtta.models.labels import labels_of
 from remtta.models.loading import load_model
@@ -86,13 +85,6 @@ def test_a_local_folder_brings_weights_labels_and_preprocessing(local_dir: Path)
     )
 
 
-def test_a_local_folder_may_get_its_weights_from_a_checkpoint(local_dir: Path, tmp_path: Path) -> None:
-    save_file(tiny_vit(5).state_dict(), tmp_path / "other.safetensors")
-    model = load_model(f"local-dir:{local_dir}", checkpoint=tmp_path / "other.safetensors")
-    assert state_sha256(model) == state_sha256(tiny_vit(5))
-    assert labels_of(model) == LETTERS
-
-
 @pytest.mark.parametrize(
     ("label_names", "expected"),
     [
@@ -119,35 +111,70 @@ def test_a_local_folder_needs_no_network(local_dir: Path, monkeypatch: pytest.Mo
     assert isinstance(load_model(f"local-dir:{local_dir}"), nn.Module)
 
 
-def test_weights_of_a_local_folder_that_do_not_fit_are_told_in_one_line(local_dir: Path) -> None:
-    with pytest.raises(ModelError, match=r"could not be built: .*pos_embed|.*blocks\.3") as caught:
-        load_model(f"local-dir:{local_dir}", model_kwargs={"depth": 3})
-    assert "\n" not in str(caught.value)
+class _Runs:
+    """Unpickling this makes a folder."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, ("marker",)
 
 
-def test_code_in_a_local_folder_is_not_run(local_dir: Path, tmp_path: Path) -> None:
-    class Runs:
-        def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-            return os.mkdir, (str(tmp_path / "marker"),)
-
-    (local_dir / "model.safetensors").unlink()
-    torch.save({"epoch": Runs()}, local_dir / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"could not be built"):
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_classes": 10_000_000}, "it would take 1,870 MiB, and the file of its weights is of 0.5 MiB"),
+        ({"num_classes": "seven"}, "config.json has 'seven' for num_classes, which is no int"),
+        ({"architecture": 5}, "config.json has '5' for architecture, which is no str"),
+        ({"model_args": [1]}, "config.json has '[1]' for model_args, which is no dict"),
+        ({"model_args": {**TINY, "depth": "two"}}, "its config.json describes no model that can be built (TypeError"),
+        ({"model_args": {**TINY, "depth": 5}}, "blocks.4"),
+        ("[1]", "its config.json names no architecture of timm; one of transformers goes by local-dir:FOLDER"),
+        ("{", "config.json is no JSON that can be read"),
+        (b"junk", "its weights are no readable safetensors file"),
+        (_Runs(), "its weights hold more than weights and could run code, so they were not loaded"),
+    ],
+    ids=str,
+)
+def test_a_damaged_folder_is_told_in_a_line(
+    changes: Any, told: str, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(local_dir)
+    weights = local_dir / "model.safetensors"
+    if isinstance(changes, dict):
+        _write_config(local_dir, **changes)
+    elif isinstance(changes, str):
+        (local_dir / "config.json").write_text(changes)
+    elif isinstance(changes, bytes):
+        weights.write_bytes(changes)
+    else:
+        weights.unlink()
+        torch.save({"epoch": changes}, local_dir / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as caught:
         load_model(f"local-dir:{local_dir}")
-    assert not (tmp_path / "marker").exists()
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert not (local_dir / "marker").exists()
 
 
-def test_a_folder_of_neither_timm_nor_transformers_is_told(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"depth": 3}', encoding="utf-8")
-    with pytest.raises(
-        ModelError, match=r"its config\.json names no architecture of timm; one of transformers goes by"
-    ):
-        load_model(f"local-dir:{tmp_path}")
-
-
-def test_a_missing_local_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent: no such folder with a config.json"):
-        load_model(f"local-dir:{tmp_path / 'absent'}")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model_kwargs": {"img_size": 100_000_000}}, "it would take "),
+        ({"num_classes": 10**12}, "it would take "),
+        ({"model_kwargs": {"depth": -1}}, "could not be built: depth=-1 is negative"),
+        ({"model_kwargs": {**TINY, "colour": "red"}}, "does not take these model arguments: "),
+        ({"model_kwargs": {**TINY, "num_heads": 5}}, "could not be built: dim should be divisible by num_heads"),
+        ({"model_kwargs": {**TINY, "in_chans": 1}}, "takes 1 channels; remtta feeds RGB images"),
+        ({"num_classes": 0}, "has no classifier head; choose a classifier, or give --checkpoint and --num-classes"),
+        ({"name": "hf-hub:"}, "hf-hub: names no repository; write hf-hub:OWNER/NAME"),
+        ({"name": "local-dir:absent"}, "local-dir:absent: no such folder with a config.json"),
+        ({"name": "ftp:vit"}, "ftp:vit could not be built: "),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_is_told_in_a_line(changes: dict[str, Any], told: str, checkpoint: Path) -> None:
+    arguments = {"name": NAME, "checkpoint": checkpoint, "num_classes": NUM_CLASSES, "model_kwargs": TINY}
+    with pytest.raises(UsageError) as caught:
+        load_model(**{**arguments, **changes})
+    assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_preprocessing_defaults_to_the_models_own_config(checkpoint: Path) -> None:
@@ -192,20 +219,6 @@ def test_another_input_size_resamples_the_checkpoint(checkpoint: Path) -> None:
         assert model(torch.zeros(1, 3, 48, 48)).shape == (1, NUM_CLASSES)
 
 
-def test_a_model_of_any_size_gets_images_of_the_size_asked_for(tmp_path: Path) -> None:
-    name, kwargs = "naflexvit_base_patch16_gap", {"embed_dim": 48, "depth": 1, "num_heads": 3}
-    save_file(timm.create_model(name, num_classes=NUM_CLASSES, **kwargs).state_dict(), tmp_path / "naflex.safetensors")
-    model = load_model(
-        name,
-        checkpoint=tmp_path / "naflex.safetensors",
-        num_classes=NUM_CLASSES,
-        model_kwargs=kwargs,
-        input_size=(48, 64),
-    )
-    assert preprocessing_of(model).input_size == (48, 64)
-    assert backbone_of(model).num_patches == 12
-
-
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_an_image_becomes_what_timm_itself_makes_of_it(interpolation: str, crop_mode: str) -> None:
@@ -224,13 +237,6 @@ def test_an_image_becomes_what_timm_itself_makes_of_it(interpolation: str, crop_
         pixels = transform(image)
         assert pixels.dtype == torch.uint8
         torch.testing.assert_close(ours.normalise(pixels.unsqueeze(0))[0], timms(image), atol=1e-6, rtol=1e-6)
-
-
-def test_a_loaded_models_preprocessing_is_the_one_timm_resolves(local_dir: Path) -> None:
-    model = load_model(f"local-dir:{local_dir}", crop_pct=0.9)
-    ours, timms = preprocessing_of(model), create_transform(**resolve_model_data_config(model))
-    image = draw_image(0)
-    torch.testing.assert_close(ours.normalise(ours.transform()(image).unsqueeze(0))[0], timms(image))
 
 
 def test_a_thousand_classes_are_imagenets(tmp_path: Path) -> None:
@@ -271,39 +277,10 @@ def test_an_unknown_name_is_refused_with_names_like_it() -> None:
         load_model("0")
 
 
-def test_an_unknown_source_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"ftp:vit could not be built: .*hf-hub, local-dir"):
-        load_model("ftp:vit", checkpoint="vit.pth")
-
-
 def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(local_dir: Path) -> None:
     with pytest.raises(UsageError, match=r"comes with a head for 7 classes; with --num-classes 3 .* --checkpoint$"):
         load_model(f"local-dir:{local_dir}", num_classes=3)
     assert load_model(f"local-dir:{local_dir}", num_classes=7).num_classes == 7
-
-
-def test_a_model_without_a_classifier_head_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(
-        ModelError, match=r"has no classifier head; choose a classifier, or give --checkpoint and --num"
-    ):
-        _load(checkpoint, num_classes=0)
-
-
-def test_a_model_of_other_channels_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(ModelError, match=r"takes 1 channels; remtta feeds RGB images"):
-        _load(checkpoint, model_kwargs={**TINY, "in_chans": 1})
-
-
-def test_arguments_the_model_does_not_take_are_a_usage_error(checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match=r"does not take these model arguments: .*colour"):
-        _load(checkpoint, model_kwargs={**TINY, "colour": "red"})
-    with pytest.raises(ModelError, match=r"could not be built: dim should be divisible by num_heads"):
-        _load(checkpoint, model_kwargs={**TINY, "num_heads": 5})
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"the file has 7 classes: see --num-classes"):
-        _load(checkpoint, num_classes=5)
 
 
 @pytest.mark.parametrize(
@@ -346,76 +323,6 @@ def _no_network(*args: object) -> None:
     raise OSError("no network")
 
 
-def test_devices_are_chosen_by_name() -> None:
-    assert select_device("cpu") == torch.device("cpu")
-    assert select_device("auto").type in ("cpu", "cuda", "mps")
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:first", ""])
-def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        select_device(name)
-    assert str(caught.value) == f'unknown device "{name}"; choose auto, cpu, cuda or mps'
-
-
-@pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "meta"])
-def test_a_device_that_is_not_here_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=f'device "{name}" is not available on this machine; use --device cpu'):
-        select_device(name)
-
-
-def test_the_hash_changes_with_a_single_bit(vit: nn.Module) -> None:
-    before = state_sha256(vit)
-    bits = dict(vit.named_parameters())["norm.bias"].data.view(torch.int32)
-    bits[0] ^= 1
-    assert state_sha256(vit) != before
-    bits[0] ^= 1
-    assert state_sha256(vit) == before
-
-
-def test_the_hash_changes_with_a_name_a_dtype_or_a_shape() -> None:
-    def holding(name: str, value: torch.Tensor) -> str:
-        module = nn.Module()
-        module.register_buffer(name, value)
-        return state_sha256(module)
-
-    zeros = torch.zeros(2, 3)
-    variants = [
-        holding("a", zeros),
-        holding("b", zeros),
-        holding("a", zeros.int()),
-        holding("a", zeros.T.contiguous()),
-        holding("a", zeros.reshape(6)),
-    ]
-    assert len(set(variants)) == len(variants)
-
-
-def test_the_hash_does_not_change_with_the_memory_layout_or_the_mode(vit: nn.Module) -> None:
-    before = state_sha256(vit)
-    weight = dict(vit.named_parameters())["head.weight"]
-    weight.data = weight.data.T.contiguous().T
-    assert not weight.is_contiguous()
-    assert state_sha256(vit) == before
-    assert state_sha256(vit.train().requires_grad_(False)) == before
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_hash_does_not_change_with_the_device(vit: nn.Module) -> None:
-    before = state_sha256(vit)
-    assert state_sha256(vit.to("cuda")) == before
-
-
-def test_the_hash_takes_scalars_flags_and_half_precision() -> None:
-    module = nn.BatchNorm1d(2)  # num_batches_tracked is a 0-d integer
-    module.register_buffer("flag", torch.tensor([True, False]))
-    module.register_buffer("scale", torch.tensor([1.5], dtype=torch.bfloat16))
-    module.register_buffer("nothing", torch.zeros(0))
-    assert len(state_sha256(module)) == 64
-
-
 def test_behind_a_proxy_the_hubs_name_need_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy:3128"})
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("the proxy resolves names"))
@@ -424,26 +331,50 @@ def test_behind_a_proxy_the_hubs_name_need_not_resolve(monkeypatch: pytest.Monke
         assert earlier == constants.HF_HUB_OFFLINE
 
 
-def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
-    model: Any = tiny_vit()
-    model.head = nn.Sequential(model.head)
-    with pytest.raises(ModelError, match="the model's head is no linear layer, so its classes cannot be restricted"):
-        restrict_classes(model, [0, 2])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *((name, f'unknown device "{name}"; choose auto, cpu, cuda or mps') for name in ("gpu", "cuda:first", "")),
+        *((name, f'device "{name}" is not available on this machine; use --device cpu') for name in ("cuda:0", "mps")),
+    ],
+)
+def test_devices_are_chosen_by_name(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert select_device("cpu") == select_device("auto") == torch.device("cpu")
+    with pytest.raises(UsageError) as caught:
+        select_device(name)
+    assert str(caught.value) == told
 
 
-@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "mobilevit_xxs"])
-def test_a_convolutional_model_takes_an_input_size_in_its_stride(name: str, tmp_path: Path) -> None:
-    weights = tmp_path / "weights.safetensors"
-    save_file(timm.create_model(name, pretrained=False, num_classes=7).state_dict(), weights)
-    model = load_model(name, checkpoint=weights, num_classes=7, input_size=(64, 96))
-    assert preprocessing_of(model).input_size == (64, 96)
-    assert backbone_of(model).num_patches == 2 * 3
+def test_the_hash_changes_with_a_bit_a_name_a_dtype_or_a_shape_and_not_with_the_memory_layout() -> None:
+    zeros = torch.zeros(2, 3)
+    one = zeros.clone()
+    one.view(torch.int32)[0, 0] ^= 1
+    variants = [("a", zeros), ("b", zeros), ("a", one), ("a", zeros.int()), ("a", zeros.T), ("a", zeros.reshape(6))]
+    assert len({tensors_sha256({name: tensor}) for name, tensor in variants}) == len(variants)
+    assert tensors_sha256({"a": zeros.T.contiguous().T}) == tensors_sha256({"a": zeros})
+    others = {"flag": torch.tensor([True]), "scale": torch.ones(1, dtype=torch.bfloat16), "empty": torch.zeros(0)}
+    assert len(tensors_sha256(others)) == 64
 
 
-def test_windows_are_made_for_an_input_size(tmp_path: Path) -> None:
-    kwargs = {"depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 1, 1, 1), "window_size": 4}
-    name, weights = "swin_tiny_patch4_window7_224", tmp_path / "weights.safetensors"
-    small: Any = timm.create_model(name, pretrained=False, num_classes=7, img_size=128, **kwargs)
-    save_file(small.state_dict(), weights)
-    model = load_model(name, checkpoint=weights, num_classes=7, input_size=(128, 128), model_kwargs=kwargs)
-    assert preprocessing_of(model).input_size == backbone_of(model).input_size == (128, 128)
+@pytest.mark.parametrize(
+    ("name", "kwargs", "size", "patches"),
+    [
+        ("resnet18", {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, (64, 96), 6),
+        (
+            "swin_tiny_patch4_window7_224",
+            {"depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 1, 1, 1), "window_size": 4},
+            (128, 128),
+            16,
+        ),
+        ("naflexvit_base_patch16_gap", {"embed_dim": 48, "depth": 1, "num_heads": 3}, (48, 64), 12),
+    ],
+)
+def test_other_families_take_an_input_size(
+    name: str, kwargs: dict[str, Any], size: tuple[int, int], patches: int, tmp_path: Path
+) -> None:
+    sized = {"img_size": size} if "swin" in name else {}
+    save_file(timm.create_model(name, num_classes=7, **kwargs, **sized).state_dict(), tmp_path / "w.safetensors")
+    model = load_model(name, checkpoint=tmp_path / "w.safetensors", num_classes=7, model_kwargs=kwargs, input_size=size)
+    assert (preprocessing_of(model).input_size, backbone_of(model).num_patches) == (size, patches)

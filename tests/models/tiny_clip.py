@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,16 @@ NAMES = ["cat", "dog", "green frog", "ship", "truck"]
 VISION: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 4, "head_width": 8}
 TEXT: dict[str, Any] = {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
 
+# A tokenizer reads 50,000 words, which takes longer than all else that a test of a tiny model does.
+open_clip.factory.SimpleTokenizer = functools.cache(open_clip.factory.SimpleTokenizer)
+
 
 def tiny_clip(folder: Path, vision: dict[str, Any] | None = None, **changes: Any) -> tuple[str, Any]:
     """A random model in a folder: its name for remtta, and open_clip's own model."""
-    torch.manual_seed(0)
     config = {"embed_dim": 24, "vision_cfg": vision or VISION, "text_cfg": TEXT, **changes}
-    kind = open_clip.CustomTextCLIP if changes.get("custom_text") else open_clip.CLIP
-    model: Any = kind(**{key: value for key, value in config.items() if key != "custom_text"})
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1 and "weight" in name:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-            elif parameter.ndim == 2 and "visual" in name:
-                parameter.normal_(std=0.2)
+    built, state = _built(json.dumps(config))
+    torch.set_rng_state(state)
+    model = copy.deepcopy(built)
     folder.mkdir(parents=True)
     preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": preprocessing}))
@@ -34,4 +33,20 @@ def tiny_clip(folder: Path, vision: dict[str, Any] | None = None, **changes: Any
         {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
         folder / "open_clip_model.safetensors",
     )
-    return f"clip:{folder}", model.eval()
+    return f"clip:{folder}", model
+
+
+@functools.cache
+def _built(config: str) -> tuple[Any, torch.Tensor]:
+    """A model of such a configuration, as JSON, and where the generator is then."""
+    torch.manual_seed(0)
+    values = json.loads(config)
+    kind = open_clip.CustomTextCLIP if values.pop("custom_text", False) else open_clip.CLIP
+    model: Any = kind(**values)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 and "weight" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif parameter.ndim == 2 and "visual" in name:
+                parameter.normal_(std=0.2)
+    return model.eval(), torch.get_rng_state()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from remtta import apply_delta, load_delta, load_model
-from remtta.backbones.registry import backbone_of
+from remtta.backbones.families import backbone_of
 from remtta.errors import RemttaError
 from remtta.methods.masking import paint_over
 from remtta.methods.settings import REMConfig
@@ -25,7 +25,7 @@ from tests.conftest import draw_folder, draw_image
 from tests.records import json_of, rows_of
 from tests.report.test_report import Reader
 
-ADAPT = ["--model", "remtta-demo", "--mask-ratios", "0,0.1,0.4", "--batch-size", "3", "--lr", "0.1", "--each", "-q"]
+ADAPT = ["--model", "remtta-demo", "--mask-ratios", "0,0.1,0.4", "--batch-size", "3", "--lr", "0.1", "-q"]
 
 
 @pytest.fixture(scope="module")

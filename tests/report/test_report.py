@@ -14,7 +14,7 @@ import pytest
 
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
-from remtta.options import EvalOptions
+from remtta.options import EvalOptions, GuardOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         draw_image(number).save(place / "frames" / f"{number}.png")
     draw_image(5).save(place / "frames" / IMAGE)
     for name in ("first", "second"):
-        adapt_tiny(place / "frames", place / name, "tent", options={"each": True})
+        adapt_tiny(place / "frames", place / name, "tent", options={"guard": GuardOptions(answer="both")})
     path = place / "first" / "predictions.jsonl"
     path.write_text(path.read_text().replace('"label": null', f'"label": {json.dumps(HOSTILE)}'))
     path = place / "second" / "predictions.jsonl"

@@ -12,12 +12,12 @@ import pytest
 
 from remtta.deltas import DELTA
 from remtta.deltas.tensor_files import save_tensors
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.place import load_place, save_place
 from remtta.runs.reading import read_rows
 from remtta.runs.states import load_state

@@ -12,15 +12,16 @@ import torch
 from PIL import Image
 
 from remtta import REM, REMConfig, load_delta
+from remtta.adapt.one_stream import RunSummary
 from remtta.guard.guard import Guard
 from remtta.guard.judge import Judge
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
-from remtta.runs.adapt import RunSummary
 from remtta.runs.folder import PREDICTIONS
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, random_images, tiny_vit
+from tests.guard.asking import ask
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -123,11 +124,13 @@ def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
     guard = Guard(rem)
     images = random_images(4)
     source = rem.predict(images)
-    guard(images)
-    assert not torch.equal(guard.predict(images), source) and guard.said.weight == 1
+    ask(guard, images)
+    answers = ask(guard, images, learn=False)
+    assert not torch.equal(answers.logits, source) and answers.weight == 1
     state = guard.state()
     guard.load_state({**state, "guard.doubting": torch.tensor(1.0)})
-    assert torch.equal(guard.predict(images), source) and guard.said.weight == 0
+    answers = ask(guard, images, learn=False)
+    assert torch.equal(answers.logits, source) and answers.weight == 0
 
 
 @pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])

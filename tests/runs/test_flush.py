@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from remtta import load_delta
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import load_place
 from remtta.streams.batches import Early, Waiting, in_batches
 from remtta.streams.frames import Frame

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from remtta.adapt.one_stream import RunSummary
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import StreamError, UsageError
-from remtta.runs.adapt import RunSummary
+from remtta.options import LiveOptions
+from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.inspection import describe_folder
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import load_place
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from tests.conftest import happens
 from tests.records import lines_of, record_of, rows_of

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError, UsageError
 from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
-from remtta.runs.adapt import RunSummary
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.interrupts import Interrupts
 from remtta.runs.place import Place, load_place, save_place
 from remtta.runs.states import load_state, save_state
 from remtta.streams.frames import Frame
@@ -192,7 +192,7 @@ def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path:
     run = tmp_path / "run"
     adapt_tiny(frames, run)
     record = record_of(run)
-    for name in ("each", "smooth", "estimate"):
+    for name in ("smooth", "estimate"):
         del record["options"][name]
     (run / RECORD).write_text(json.dumps(record))
     with pytest.raises(UsageError, match='smooth was "off", is "auto"'):
@@ -279,7 +279,6 @@ def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
     assert record_of(run)["counts"]["frames"] == 12
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

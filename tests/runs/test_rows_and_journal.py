@@ -6,19 +6,21 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from remtta.errors import OutputError
-from remtta.guard.guard import Said
-from remtta.runs.rows import prediction_rows
+from remtta.guard.observer import Answers
+from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
 
 IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
+LISTED: dict[str, Any] = {"logits": True}
 LOGITS = torch.tensor([[1.0, 5.0, 2.0]]).log()  # probabilities 1/8, 5/8 and 2/8
 
 
@@ -30,18 +32,21 @@ def _unreadable(index: int) -> DecodedFrame:
     return DecodedFrame(index, "broken.png", None, None, None, "is truncated")
 
 
-def _rows(frames: list[DecodedFrame], logits: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
-    options: dict[str, Any] = {"update": 3, "adapted": True, "labels": ["cat", "dog", "owl"], "topk": 2, **changes}
-    return prediction_rows(frames, logits, **options)
+def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
+    unfit, weight = changes.pop("unfit", {}), changes.pop("weight", 1.0)
+    form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
+    none = torch.empty(0)
+    answers = None if answered is None else Answers(cast(Any, None), none, none, logits=answered, weight=weight)
+    told: dict[str, Any] = {"update": 3, "updates_after": 4, "adapted": True, "unfit": unfit, "behind": (0, 0)}
+    result = BatchResult(Batch(frames), answers, **told, called=True, answer_seconds=0.0, seconds=0.0)
+    return prediction_rows(result, form)
 
 
 def test_every_field_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     gap, read_at = Gap(2.0, "lost", 1), "2026-11-21T12:00:00.000+00:00"
     frame = DecodedFrame(0, "camera 0", 7, 0.5, IMAGE, gap=gap, read_at=read_at)
-    rows = _rows(
-        [frame, _unreadable(1)], LOGITS, not_adapted={0: "black frame"}, said=Said(0.0, None, LOGITS), with_logits=True
-    )
+    rows = _rows([frame, _unreadable(1)], LOGITS, unfit={0: "black frame"}, weight=0.0, **LISTED)
     fields = {field for row in rows for field in row}
     assert len(rows) == 3 and {"gap", "attempts", "logits", "answered_by", "time", "time_s", "error"} <= fields
     assert [field for field in fields if f"`{field}`" not in page] == []
@@ -95,7 +100,7 @@ def test_no_more_classes_are_listed_than_there_are() -> None:
 
 def test_logits_are_added_on_request_and_restore_every_float() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 7
-    rows = _rows([_still(i) for i in range(4)], logits, labels=None, with_logits=True)
+    rows = _rows([_still(i) for i in range(4)], logits, labels=None, **LISTED)
     text = json.dumps([row["logits"] for row in rows])
     assert torch.equal(torch.tensor(json.loads(text)), logits)
     assert "logits" not in _rows([_still(0)], LOGITS)[0]

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from remtta import REM, REMConfig, adapt_stream, load_delta
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.results import delta_path
+from remtta.guard.adapter import Adapter
 from remtta.guard.guard import Guard
+from remtta.methods.method import Method, Updater
 from remtta.methods.settings import MethodConfig, ROIDConfig, SourceConfig
 from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
-from remtta.runs.adapter import Adapter
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.interrupts import Interrupts, Stopped
 from remtta.runs.place import load_place
 from remtta.runs.policy import AllFrames
 from remtta.runs.session import Session
@@ -71,7 +72,7 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
     ]
 
 
-def session_on(method: REM, diary: Diary, **more: Any) -> Session[Counts]:
+def session_on(method: Method, diary: Diary, **more: Any) -> Session[Counts]:
     card = card_of(method.net.model)
     plain = {"policy": AllFrames(), "listener": diary, "interrupts": Interrupts()}
     return Session(Adapter(method), card, Counts(), **{**plain, **more})
@@ -170,17 +171,17 @@ def source_of(kind: str, frames: Path) -> Any:
 
 def stopped_in(batch: int, signum: int, patch: pytest.MonkeyPatch) -> None:
     """Send a signal in the middle of a batch, as if each took long."""
-    step, calls = REM.__call__, 0
+    step, calls = Updater.__call__, 0
 
-    def slow(self: REM, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def slow(self: Updater[Any], images: Tensor, labels: Tensor | None = None) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == batch:
-            self._weights.parameters["blocks.0.norm1.weight"].data.add_(1.0)  # a step is half done
+            self.net.weights.parameters["blocks.0.norm1.weight"].data.add_(1.0)  # a step is half done
             os.kill(os.getpid(), signum)
         return step(self, images, labels)
 
-    patch.setattr(REM, "__call__", slow)
+    patch.setattr(Updater, "__call__", slow)
     patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)
 
 
@@ -255,11 +256,11 @@ def test_a_stop_in_a_slow_batch_of_an_evaluation_keeps_the_rest(
 
 def test_the_guards_answers_reach_both_parts_of_a_batch() -> None:
     method = REM(tiny_vit(), REMConfig(lr=0.05))
-    adapter = Adapter(method, Guard(method, QUICK))
+    adapter = Adapter(method, [Guard(method, QUICK)])
     pixels = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     fit = torch.tensor([True, True, False, True, False, True])
     for _ in range(6):
-        logits = adapter.predict(pixels, fit)
-        if adapter.said.weight == 0:
+        answers = adapter.predict(pixels, fit)
+        if answers.weight == 0:
             break
-    assert adapter.said.weight == 0 and torch.allclose(logits, method.predict_source(pixels), atol=1e-5)
+    assert answers.weight == 0 and torch.allclose(answers.logits, method.predict_source(pixels), atol=1e-5)

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from remtta import adapt_stream
+from remtta.adapt.one_stream import RunSummary
+from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
 from remtta.options import RunOptions
-from remtta.runs.adapt import RunSummary
-from remtta.runs.interrupts import Interrupts
 from tests.conftest import tiny_vit
 
 CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}

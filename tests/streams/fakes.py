@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from remtta.options import LiveOptions
 from remtta.streams.frames import Frame
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from tests.conftest import draw_image
 
 UNDECODABLE, REFUSED_PART, HANGS, GATE = "undecodable", "refused part", "hangs", "gate"

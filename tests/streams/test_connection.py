@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
 import pytest
 
 from remtta.errors import FrameError, StreamError
+from remtta.options import LiveOptions
 from remtta.streams import live as live_module
 from remtta.streams.frames import Gap
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from tests.streams.fakes import (
     HANGS,
     REFUSED,
@@ -162,14 +162,3 @@ def test_nothing_but_refused_parts_is_a_loss() -> None:
     assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
     reasons = [frame.gap and frame.gap.reason for frame in frames]
     assert reasons == [None, "no frame that could be decoded within 5 s", "the connection ended"]
-
-
-def test_a_frame_out_of_a_decoder_that_gave_up_was_read_when_it_was_asked_for() -> None:
-    clock = Clock()
-    source = LiveSource(
-        0, LiveOptions(buffer="all"), connect=lambda: Slow([10], clock, 15), clock=clock, sleep=clock.sleep
-    )
-    frames = source.frames()
-    read_at = next(frames).read_at
-    frames.close()
-    assert read_at is not None and 14 < (datetime.now(UTC) - datetime.fromisoformat(read_at)).total_seconds() < 60

@@ -6,18 +6,16 @@ import threading
 import time
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from remtta.errors import StreamError, UsageError
+from remtta.options import LiveOptions
 from remtta.streams.frames import Gap
-from remtta.streams.live import LiveOptions, LiveSource
+from remtta.streams.live import LiveSource
 from remtta.streams.sources import open_stream
-from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS
 from tests.streams.fakes import REFUSED, Clock, FakeCamera, FakeCapture, Script, Silent, levels, numbers, source_of, web
 
 
@@ -144,15 +142,6 @@ def test_closing_ends_the_reading_from_another_thread_also_while_reconnecting() 
     assert source.state == "reconnecting" and time.monotonic() - began < 1.5
 
 
-def test_every_kth_frame_is_taken_across_a_loss() -> None:
-    clock = Clock()
-    options = LiveOptions(buffer="all")
-    source = LiveSource(0, options, stride=2, connect=FakeCamera([0, 1, 2], [3, 4, 5]), clock=clock, sleep=clock.sleep)
-    frames = list(islice(source.frames(), 3))
-    assert numbers(frames) == levels(frames) == [0, 2, 4]
-    assert frames[2].gap is not None
-
-
 @pytest.mark.parametrize("options", [{"reconnect_for": 5}, {"buffer": "latest"}])
 def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(options: Any, frames: Any) -> None:
     option = "--reconnect-for" if "reconnect_for" in options else "--buffer"
@@ -164,19 +153,3 @@ def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(option
 def test_impossible_options_are_refused(options: Any) -> None:
     with pytest.raises(UsageError, match="must be"):
         open_stream("0", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--reconnect-for", "5"], "--reconnect-for is for cameras and network streams"),
-        (["--buffer", "all"], "--buffer is for cameras and network streams"),
-        (["--buffer", "some"], "--buffer"),
-        (["--reconnect-for", "-1"], "--reconnect-for"),
-    ],
-)
-def test_options_of_live_sources_are_refused_where_they_mean_nothing(
-    options: list[str], told: str, frames: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert remtta_here("adapt", frames, *TINY_OPTIONS, *options) == 2
-    assert told in capfd.readouterr().err

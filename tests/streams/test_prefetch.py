@@ -74,16 +74,6 @@ def gate() -> Iterator[Gate]:
     gate.opened.set()
 
 
-class Waits:
-    """A `wait` that counts its calls."""
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def __call__(self) -> None:
-        self.num_calls += 1
-
-
 def raise_after(calls: int, once: Callable[[], bool] = lambda: True) -> Callable[[], None]:
     """A `wait` that stops the run after so many calls at which the condition held."""
     left = itertools.count(calls - 1, -1)
@@ -109,12 +99,6 @@ def test_frames_come_in_stream_order_whatever_their_loading_takes(ahead: int, wo
     assert all(frame.error is None for frame in decoded)
 
 
-def test_number_and_time_of_video_frames_are_kept() -> None:
-    frames = [Frame("clip.mp4", lambda: Image.new("L", (1, 1)), 5 * step, 0.5 * step) for step in range(3)]
-    decoded = prefetch(frames, to_tensor, ahead=2)
-    assert [(frame.index, frame.number, frame.time_s) for frame in decoded] == [(0, 0, 0.0), (1, 5, 0.5), (2, 10, 1.0)]
-
-
 def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
     frames = [
         grey_frame(0, 0.02),
@@ -137,20 +121,6 @@ def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
     ]
 
 
-def test_a_failing_transform_makes_one_frame_unreadable() -> None:
-    def transform(image: Image.Image) -> Tensor:
-        if image.getpixel((0, 0)) == 1:
-            raise ZeroDivisionError("division by zero")
-        return to_tensor(image)
-
-    errors = [frame.error for frame in prefetch(map(grey_frame, range(3)), transform, ahead=2)]
-    assert errors == [None, "cannot be preprocessed: division by zero", None]
-
-
-def test_no_frames_end_at_once() -> None:
-    assert list(prefetch([], to_tensor, ahead=4)) == []
-
-
 @pytest.mark.parametrize("ahead", [1, 10])
 def test_an_error_of_the_stream_is_raised_after_the_frames_before_it(ahead: int) -> None:
     def frames() -> Iterator[Frame]:
@@ -162,14 +132,6 @@ def test_an_error_of_the_stream_is_raised_after_the_frames_before_it(ahead: int)
         for frame in prefetch(frames(), to_tensor, ahead=ahead):
             seen.append(frame.index)
     assert seen == [0, 1, 2]
-
-
-@pytest.mark.parametrize("ahead", [1, 4])
-def test_no_more_than_ahead_frames_are_in_decoding(gate: Gate, ahead: int) -> None:
-    wait = raise_after(3, once=lambda: gate.num_started >= ahead)
-    with pytest.raises(Stop):
-        list(prefetch(gate.frames(), to_tensor, ahead=ahead, workers=8, wait=wait))
-    assert gate.num_started == ahead
 
 
 @pytest.mark.parametrize("ahead", [1, 4])
@@ -218,25 +180,6 @@ def test_closing_early_stops_the_threads() -> None:
     frames.close()
     assert happens(lambda: set(threading.enumerate()) <= before)
     assert next(num_read) <= 3 + 4 + 1  # taken, held, and the one in the reader's hand
-
-
-def test_wait_is_called_while_the_stream_has_no_frame() -> None:
-    wait = Waits()
-
-    def late() -> Iterator[Frame]:
-        time.sleep(0.35)
-        yield grey_frame(7)
-
-    decoded = list(prefetch(late(), to_tensor, ahead=4, wait=wait))
-    assert [frame.source for frame in decoded] == ["7.png"]
-    assert wait.num_calls >= 2
-
-
-def test_wait_is_called_while_a_frame_is_still_in_decoding() -> None:
-    wait = Waits()
-    decoded = list(prefetch([grey_frame(7, 0.35)], to_tensor, ahead=4, wait=wait))
-    assert [frame.source for frame in decoded] == ["7.png"]
-    assert wait.num_calls >= 2
 
 
 def test_wait_may_stop_a_stream_that_has_no_frame() -> None:

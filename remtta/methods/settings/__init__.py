@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from remtta.errors import UsageError, check
@@ -39,10 +40,14 @@ from remtta.methods.settings.zero_shot import (
     TPTConfig,
     WATTConfig,
 )
+from remtta.options import Action, Answer
+from remtta.options.option import Member, members_of
 
 __all__ = [
+    "FULL_BATCH",
     "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
+    "METHOD_TABLE",
     "ZERO_SHOT",
     "BECoTTAConfig",
     "CLIPArTTConfig",
@@ -58,6 +63,7 @@ __all__ = [
     "MEMOConfig",
     "MethodConfig",
     "NORMConfig",
+    "Named",
     "PETALConfig",
     "PseudoLabelConfig",
     "RDumbConfig",
@@ -74,6 +80,7 @@ __all__ = [
     "ViDAConfig",
     "WATTConfig",
     "WholeModelConfig",
+    "algorithm_of",
     "check",
     "check_method",
     "method_config",
@@ -83,52 +90,99 @@ _MOST_ANCHOR = 0.9999  # of "auto", at rates at which nothing is left of a step
 REACH = 0.1
 """How far an anchor of "auto" lets Adam carry a weight of a norm, most of which are about 1."""
 
-_METHODS: dict[str, tuple[type[MethodConfig], str]] = {
-    "source": (SourceConfig, "no adaptation, the baseline"),
-    "norm": (NORMConfig, "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
-    "pseudo-label": (PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
-    "tent": (TentConfig, "lower the entropy of predictions (Wang et al., ICLR 2021)"),
-    "tent-come": (TentConfig, "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),
-    "eta": (ETAConfig, "entropy of certain, varied images (Niu et al., ICML 2022)"),
-    "eata": (EATAConfig, "ETA that keeps what matters on source images (Niu et al., ICML 2022)"),
-    "eata-come": (EATAConfig, "EATA on COME's entropy"),
-    "rdumb": (RDumbConfig, "ETA that starts again now and then (Press et al., NeurIPS 2023)"),
-    "sar": (SARConfig, "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)"),
-    "sar-come": (SARConfig, "SAR on COME's entropy"),
-    "deyo": (DeYOConfig, "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
-    "roid": (ROIDConfig, "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
-    "cmf": (CMFConfig, "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
-    "rem": (REMConfig, "masked views agree and rank by entropy (Han et al., ICML 2025)"),
-    "rem-n1": (REMN1Config, "REM with one masked view, for two thirds of the time"),
-    "rem-come": (REMConfig, "REM ranking by COME's entropy"),
-    "supervised": (SupervisedConfig, "train on the true labels: an upper bound, for remtta eval"),
-    "cotta": (CoTTAConfig, "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
-    "lame": (LAMEConfig, "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
-    "memo": (MEMOConfig, "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)"),
-    "foa": (FOAConfig, "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)"),
-    "vida": (ViDAConfig, "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)"),
-    "continual-mae": (ContinualMAEConfig, "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)"),
-    "petal": (PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
-    "vdp": (VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
-    "ecotta": (EcoTTAConfig, "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
-    "becotta": (BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
-    "watt": (WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
-    "rem-watt": (REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
-    "clipartt": (
+FULL_BATCH = 20
+"""Frames in a batch from which on the whole learning rate of `remtta` and `fast` is used; below, less in proportion."""
+
+_STEADY: Mapping[str, Any] = {"optimizer": "adam", "lr": 0.01, "anchor": "auto"}
+"""What `remtta` and `fast` have in place of the published settings; measured in docs/results.md."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a method's name stands for, in every command and in Python.
+
+    Attributes:
+        config: Kind of its settings.
+        summary: A line about it.
+        algorithm: Name of the published method that runs; its own name if None.
+        settings: Settings in place of the published ones, for Adam; another optimizer leaves them out.
+        action: What its guard does.
+        answer: Who answers.
+    """
+
+    config: type[MethodConfig]
+    summary: str
+    algorithm: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    action: Action = "off"
+    answer: Answer = "adapted"
+
+
+METHOD_TABLE: dict[str, Named] = {
+    "remtta": Named(
+        REMConfig,
+        "the default: REM at ten times the rate, held near the source weights, guarded, both models answer",
+        "rem",
+        _STEADY,
+        "rollback",
+        "auto",
+    ),
+    "fast": Named(TentConfig, "Tent likewise, for half of the time", "tent", _STEADY, "rollback", "auto"),
+    "source": Named(SourceConfig, "no adaptation, the baseline"),
+    "norm": Named(NORMConfig, "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
+    "pseudo-label": Named(PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
+    "tent": Named(TentConfig, "lower the entropy of predictions (Wang et al., ICLR 2021)"),
+    "tent-come": Named(TentConfig, "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),
+    "eta": Named(ETAConfig, "entropy of certain, varied images (Niu et al., ICML 2022)"),
+    "eata": Named(EATAConfig, "ETA that keeps what matters on source images (Niu et al., ICML 2022)"),
+    "eata-come": Named(EATAConfig, "EATA on COME's entropy"),
+    "rdumb": Named(RDumbConfig, "ETA that starts again now and then (Press et al., NeurIPS 2023)"),
+    "sar": Named(SARConfig, "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)"),
+    "sar-come": Named(SARConfig, "SAR on COME's entropy"),
+    "deyo": Named(DeYOConfig, "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
+    "roid": Named(ROIDConfig, "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
+    "cmf": Named(CMFConfig, "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
+    "rem": Named(REMConfig, "masked views agree and rank by entropy (Han et al., ICML 2025)"),
+    "rem-n1": Named(REMN1Config, "REM with one masked view, for two thirds of the time"),
+    "rem-come": Named(REMConfig, "REM ranking by COME's entropy"),
+    "supervised": Named(SupervisedConfig, "train on the true labels: an upper bound, for remtta eval"),
+    "cotta": Named(CoTTAConfig, "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
+    "lame": Named(LAMEConfig, "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
+    "memo": Named(MEMOConfig, "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)"),
+    "foa": Named(FOAConfig, "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)"),
+    "vida": Named(ViDAConfig, "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)"),
+    "continual-mae": Named(
+        ContinualMAEConfig,
+        "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)",
+    ),
+    "petal": Named(PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
+    "vdp": Named(VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
+    "ecotta": Named(EcoTTAConfig, "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
+    "becotta": Named(BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
+    "watt": Named(WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
+    "rem-watt": Named(REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
+    "clipartt": Named(
         CLIPArTTConfig,
         "zero-shot: sentences of each image's likeliest classes (Vargas Hakim et al., WACV 2025)",
     ),
-    "tpt": (TPTConfig, "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
+    "tpt": Named(TPTConfig, "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
 }
+"""Every method by its name: two of this project's choosing, and the published ones to the letter."""
 
-METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: kind for name, (kind, _) in _METHODS.items()}
+METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: named.config for name, named in METHOD_TABLE.items()}
 """The settings of every method, by its name on the command line."""
 
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that only zero-shot models take."""
 
-METHOD_SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _METHODS.items()}
+METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
 """A line about every method, by its name on the command line."""
+
+
+def algorithm_of(name: str) -> str:
+    """Name of the published method that runs under a name: `rem` for `remtta`."""
+    named = METHOD_TABLE.get(name)
+    return named.algorithm or name if named else name
 
 
 def check_method(name: str, known: Collection[str]) -> None:
@@ -144,7 +198,7 @@ def check_method(name: str, known: Collection[str]) -> None:
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
-    """A method's config: its published defaults with these settings in place of some.
+    """A method's config: its defaults with these settings in place of some.
 
     Args:
         name: A method's name on the command line.
@@ -155,18 +209,20 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         UsageError: If there is no such method, it has no such setting, or a value is out of range.
     """
     check_method(name, METHOD_CONFIGS)
-    kind = METHOD_CONFIGS[name]
+    kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].settings
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:
         check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
+    if own and settings.get("optimizer", "adam") == "adam":
+        settings = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH), **settings}
     if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
         settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
     if "lr" not in settings:
         settings = {**settings, "lr": kind.lr_at(batch_size)}
     if settings.get("anchor") == "auto":
         settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    settings = {key: _of_type(types[key], f"{name}'s {key}", value) for key, value in settings.items()}
+    members = {member.name: member for member in members_of(kind)}
+    settings = {key: _of_type(members[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
         return kind(**settings)
     except UsageError:
@@ -182,28 +238,28 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     and pull are in balance within the reach of it.
     """
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
-    share = 1 - math.exp(-_of_type("float", f"{name}'s lr", lr) / REACH)
+    check(isinstance(lr, (int, float)) and not isinstance(lr, bool), f"{name}'s lr", lr, "a number")
+    share = 1 - math.exp(-lr / REACH)
     return min(share, _MOST_ANCHOR)
 
 
-def _of_type(annotation: str, name: str, value: Any) -> Any:
+def _of_type(member: Member, name: str, value: Any) -> Any:
     """The value of a setting, which may have come as text, as its type has it.
 
     Raises:
         UsageError: If it is of another type.
     """
-    wanted = annotation.removesuffix(" | None")
-    or_none = " or None" if wanted != annotation else ""
+    wanted, or_none = member.type, " or None" if member.optional else ""
     if value is None and or_none:
         return None
-    if wanted == "bool":
+    if wanted is bool:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"
         check(isinstance(value, bool), name, value, "true or false")
-    elif wanted in ("int", "float"):
-        number = isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
-        check(number, name, value, ("a whole number" if wanted == "int" else "a number") + or_none)
-    elif wanted == "str":
+    elif wanted in (int, float):
+        number = isinstance(value, int if wanted is int else (int, float)) and not isinstance(value, bool)
+        check(number, name, value, ("a whole number" if wanted is int else "a number") + or_none)
+    elif wanted is str:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if isinstance(value, (tuple, list)):  # what Python reads in "0,2"

@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from remtta.errors import check
+from remtta.errors import UsageError, check
+from remtta.options.option import Option
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -27,6 +28,17 @@ def setting(default: float | None, rule: str, name: str | None = None) -> Any:
         name: What messages call it; the field's own name if None.
     """
     return field(default=default, metadata={"rule": rule, **({"name": name} if name else {})})
+
+
+MOST_STEPS = 10_000
+
+
+def _read_anchor(text: str) -> float | str:
+    """A number, or "auto", which `method_config` knows."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise UsageError(f"--anchor takes a number or auto, got {text}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +82,56 @@ class MethodConfig:
         UsageError: If a value is out of range; the text names it.
     """
 
-    lr: float = setting(1e-3, "> 0 and finite", "learning rate")
-    optimizer: Optimizer = "adam"
-    momentum: float = setting(0.9, "in [0, 1)")
+    lr: Annotated[
+        float,
+        Option("Learning rate.", default="rem 0.001, remtta 0.01", panel="Method", common=True, more="methods.md"),
+    ] = setting(1e-3, "> 0 and finite", "learning rate")
+    optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
+        "adam"
+    )
+    momentum: Annotated[float, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = (
+        setting(0.9, "in [0, 1)")
+    )
     nesterov: bool = False
-    steps: int = setting(1, ">= 1")
+    steps: Annotated[
+        int, Option("Optimizer steps per batch.", min=1, max=MOST_STEPS, default="rem 1", panel="Method")
+    ] = setting(1, f"from 1 to {MOST_STEPS}")
     answer: Answer | None = None
-    anchor: float = setting(0.0, "in [0, 1)")
+    anchor: Annotated[
+        float,
+        Option(
+            "Share of the way back to the source weights after each step, 0 to under 1; auto: 1 - exp(-10 lr), for "
+            "Adam.",
+            metavar="SHARE|auto",
+            read=_read_anchor,
+            default="remtta auto, else 0",
+            panel="Method",
+        ),
+    ] = setting(0.0, "in [0, 1)")
     episodic: bool = False
-    micro_batch: int | None = setting(None, ">= 1", "micro-batch")
-    adapt_layers: str | None = None
+    micro_batch: Annotated[
+        int | None,
+        Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),
+    ] = setting(None, ">= 1", "micro-batch")
+    adapt_layers: Annotated[
+        str | None,
+        Option(
+            'Blocks whose norms adapt, such as 0-8, or "all".', default="rem the first three quarters", panel="Method"
+        ),
+    ] = None
     bn: BatchNorms = "batch"
     bn_prior: int | None = setting(None, ">= 0")
     bn_momentum: float = setting(0.0, "in [0, 1]")
-    precision: Precision = "auto"
+    precision: Annotated[
+        Precision,
+        Option(
+            "bf16 is faster on recent chips and not exact; auto is fp32.",
+            default="auto",
+            panel="Output and running",
+            common=True,
+            more="performance.md",
+        ),
+    ] = "auto"
 
     lr_batch: ClassVar[int | None] = None
     """Batch size that the default learning rate is meant for, where it grows with the batch."""
@@ -132,6 +180,9 @@ def _holds(value: float, rule: str) -> bool:
         return above and (value <= float(high) if closes == "]" else value < float(high))
     if rule == _FINITE:
         return math.isfinite(value)
+    if rule.startswith("from "):
+        low, high = rule.removeprefix("from ").split(" to ")
+        return float(low) <= value <= float(high)
     compare, _, rest = rule.partition(" ")
     bound = float(rest.removesuffix(" and finite"))
     return (value > bound if compare == ">" else value >= bound) and (value < math.inf or "finite" not in rule)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig, setting
+from remtta.options.option import Option
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
@@ -48,9 +49,22 @@ class REMConfig(MethodConfig):
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
 
-    mask_ratios: tuple[float, ...] = (0.0, 0.1, 0.2)
-    ranking_weight: float = setting(1.0, ">= 0 and finite", "lambda")
-    margin: float = setting(0.0, ">= 0 and finite")
+    mask_ratios: Annotated[
+        tuple[float, ...],
+        Option(
+            "Fractions of patch tokens to mask, 0 first.",
+            metavar="0,A,B",
+            default="0,0.1,0.2",
+            panel="Method",
+            common=True,
+        ),
+    ] = (0.0, 0.1, 0.2)
+    ranking_weight: Annotated[
+        float, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
+    ] = setting(1.0, ">= 0 and finite", "lambda")
+    margin: Annotated[
+        float, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
+    ] = setting(0.0, ">= 0 and finite")
     consistency_weight: float = setting(1.0, ">= 0 and finite")
     masking: Masking = "auto"
     confident_below: float | None = setting(None, "in (0, 1]")

@@ -1,0 +1,1 @@
+"""Adapt a model to one stream, or to many."""

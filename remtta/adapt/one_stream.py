@@ -1,0 +1,119 @@
+"""The main job: read a stream, predict, adapt, and write down what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from torch import nn
+
+from remtta.adapt.planning import default_config, plan_run, tell_plan
+from remtta.deltas.delta import Delta
+from remtta.engines.interrupts import Interrupts
+from remtta.methods.settings import MethodConfig
+from remtta.models.card import card_of
+from remtta.options import RunOptions
+from remtta.runs.folder import check_folder, check_writable, default_folder
+from remtta.runs.run import Run
+from remtta.runs.summary import RunSummary
+from remtta.runs.viewing import Viewer
+from remtta.streams.sources import Stream, open_stream, shown_counts
+from remtta.watching.health import HealthFile, check_health_path, vitals
+from remtta.watching.metrics import Metrics, Watched
+
+__all__ = ["RunSummary", "adapt_stream"]
+
+_log = logging.getLogger("remtta")
+
+
+def adapt_stream(
+    model: nn.Module,
+    source: Stream | str | Path | Iterable[str | Path],
+    output: str | Path | None = None,
+    *,
+    method: str = "remtta",
+    config: MethodConfig | None = None,
+    options: RunOptions | None = None,
+    delta: Delta | None = None,
+    source_data: str | Path | None = None,
+    echo: BinaryIO | None = None,
+    health: str | Path | None = None,
+    metrics: Metrics | None = None,
+    on_batch: Callable[[RunSummary], None] | None = None,
+    viewers: Sequence[Viewer] = (),
+    interrupts: Interrupts | None = None,
+) -> RunSummary:
+    """Predict every frame of a stream, and adapt the model to it on the way.
+
+    Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
+    and `run.json` into the output folder. A source that yields no frame at all
+    leaves nothing behind; of a list of paths, which may be empty, that is no error.
+    Of a method that changes every weight a delta is
+    written only with `save_full`.
+
+    Args:
+        model: A timm classifier, as from `load_model`; adapted in place.
+        source: A stream, anything `open_stream` takes, or paths.
+        output: Folder for the results; by default `runs/<UTC time>`.
+        method: Name of the adaptation method, such as "remtta", "rem" (as published) or "source" (none).
+        config: The method's settings; those of its name if None.
+        options: How the stream is run.
+        delta: Start from these adapted weights.
+        source_data: Clean source images (a folder), or the statistics of some (a file), for
+            methods that learn from them first, and for the estimate.
+        echo: A binary stream that gets the prediction lines as well.
+        health: A JSON file that is replaced every few seconds with how the run is.
+        metrics: What serves the counts meanwhile.
+        on_batch: Called after every batch with the counts so far.
+        viewers: Called with the frames and rows of every batch.
+        interrupts: Turns signals into a clean stop.
+
+    Returns:
+        The counts and the reason why the run ended. A signal or a closed pipe
+        ends it early without an exception.
+
+    Raises:
+        UsageError: If the source does not exist, the folder holds another run, source images are missing,
+            or `save_full` asks for what the method cannot save.
+        StreamError: If the source fails, or yields no readable frame.
+        DeltaError: If the delta does not fit the model.
+        OutputError: If results cannot be written.
+    """
+    options, interrupts = options or RunOptions(), interrupts or Interrupts()
+    config = config or default_config(method, options)
+    stream = source if isinstance(source, Stream) else open_stream(source)
+    folder = default_folder() if output is None else Path(output)
+    if health is not None:
+        check_health_path(Path(health), folder)
+    if options.resume:
+        check_writable(folder)
+    else:
+        check_folder(folder, overwrite=options.overwrite)
+    plan = plan_run(
+        model,
+        card_of(model),
+        stream,
+        folder,
+        method=method,
+        config=config,
+        options=options,
+        delta=delta,
+        source_data=source_data,
+        wait=interrupts.check,
+    )
+    tell_plan(plan)
+    run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
+    with contextlib.ExitStack() as during:
+        if health is not None:
+            during.enter_context(
+                contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record)))
+            )
+        if metrics is not None:
+            during.enter_context(metrics.of(lambda: {"": Watched(plan, run.summary, run.record)}))
+        summary = run.execute()
+    if stream.left_out:
+        _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))
+    return summary

@@ -1,0 +1,127 @@
+"""The architectures that can be adapted, and what makes a backbone of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import timm
+import torch
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from torch import nn
+
+from remtta.backbones.base import Backbone
+from remtta.backbones.biased import BEiT, RelativeViT
+from remtta.backbones.eva import RotaryViT
+from remtta.backbones.image import LAYOUTS, ImageBackbone
+from remtta.backbones.naflex import FlexibleViT
+from remtta.backbones.tokens import Transformer
+from remtta.backbones.vit import ViT
+from remtta.errors import ModelError
+from remtta.models.building import is_known, names_like, unknown_model
+
+_MOST_NAMED = 3  # names offered in place of one that there is not
+
+_log = logging.getLogger("remtta")
+
+FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
+    VisionTransformer: ViT,
+    Eva: RotaryViT,
+    Beit: BEiT,
+    VisionTransformerRelPos: RelativeViT,
+    NaFlexVit: FlexibleViT,
+    **dict.fromkeys(LAYOUTS, ImageBackbone),
+}
+"""What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
+
+
+def backbone_of(model: nn.Module) -> Backbone:
+    """The backbone that a model is, itself or inside DataParallel-like and compiled wrappers.
+
+    Raises:
+        ModelError: If there is none, or if it cannot be adapted, with the reason.
+    """
+    inner = model
+    while True:
+        for kind, backbone in FAMILIES.items():
+            if isinstance(inner, kind):
+                return backbone(inner)
+        wrapped = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
+        if not isinstance(wrapped, nn.Module):
+            raise ModelError(
+                f"{type(inner).__name__} is in no family of models that remtta adapts; remtta models lists them, "
+                "and --method source predicts with any"
+            )
+        inner = wrapped
+
+
+def with_tokens(backbone: Backbone, method: str) -> Transformer:
+    """Return the same backbone; raise ModelError if there are no tokens between its blocks."""
+    if not isinstance(backbone, Transformer):
+        raise ModelError(
+            f"{method} reaches in between a transformer's blocks, and {type(backbone.module).__name__} has no tokens "
+            "there; choose another method, or a ViT such as vit_base_patch16_224"
+        )
+    return backbone
+
+
+def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
+    """Return the same backbone; raise ModelError if its blocks take more than tokens, or none."""
+    tokens = with_tokens(backbone, method)
+    if not isinstance(tokens, ViT):
+        raise ModelError(
+            f"{method} changes which tokens there are, and the blocks of {type(backbone.module).__name__} take "
+            "positions beside them; choose another method, or a ViT such as vit_base_patch16_224"
+        )
+    return tokens
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the blocks with torch.compile, in place; parameter names stay as they are."""
+    for block in backbone_of(model).blocks:
+        block.compile(dynamic=True)  # the views differ in their number of tokens
+
+
+def modules_in_families() -> list[str]:
+    """Return timm's modules that know a class of FAMILIES."""
+    kinds = tuple(FAMILIES)
+    modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
+    return [
+        module
+        for module, content in modules.items()
+        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+    ]
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError, with names like it of models that can be adapted, if no model has this name."""
+    if is_known(name):
+        return
+    names = [model for module in modules_in_families() for model in timm.list_models(module=module)]
+    raise unknown_model(name, names_like(name, names, _MOST_NAMED))
+
+
+def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:
+    """Raise ModelError at a timm architecture that no method adapts, before its weights are downloaded or read.
+
+    Folders, hub repositories and unknown names are left to `load_model`.
+    """
+    architecture = name.partition(".")[0]
+    if architecture not in timm.list_models():
+        return
+    try:
+        with torch.device("meta"):  # which takes no memory
+            model = timm.create_model(architecture, pretrained=False, **(model_kwargs or {}))
+    except Exception as error:  # `load_model` meets it again, and tells it
+        _log.debug("%s cannot be checked beforehand: %s", name, error)
+        return
+    try:
+        backbone_of(model)
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be adapted: {error}") from error

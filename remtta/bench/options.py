@@ -1,0 +1,70 @@
+"""What `remtta bench` measures. Imports no torch, so that `--help` is fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from remtta.errors import UsageError
+from remtta.options.model import ModelOptions
+from remtta.options.option import Only, Option, check_options
+from remtta.options.run import MOST_SEED
+
+FORWARD = "forward"
+SOURCE = "source"
+PLAIN_REM = "rem-plain"
+ANSWER = "rem-answer"
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "fast", ANSWER, PLAIN_REM)
+
+_MODEL = "vit_small_patch16_224"
+_SMALL = ModelOptions(_MODEL)
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        model: The model, by a name of timm's. Without a checkpoint its weights are random, since they matter for speed
+            only by the share of images that violate the order of entropies. Or a zero-shot model, whose weights are
+            loaded and classes ImageNet's.
+        batch_size: Images per step.
+        repeats: Rounds; in each round every subject has one step, so that noise meets all alike.
+        subjects: Which of SUBJECTS.
+        memory: Measure peak memory as well, each subject in a process of its own.
+        precision: Of all but the plain fp32 forward pass that they are compared with; "auto" is fp32.
+        compile: Compile the blocks; the plain forward pass and "rem-plain" stay as they are.
+        device: Where to run.
+        threads: CPU threads, or None for all.
+        seed: Seeds the random weights and images.
+        mask_ratios: Those of "rem", "remtta", "fast" and "rem-answer", in place of the default ones.
+    """
+
+    model: Annotated[
+        ModelOptions, Only("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", name=_MODEL)
+    ] = _SMALL
+    batch_size: Annotated[int, Option("Images per step.", flags=("--batch-size", "-b"), min=1)] = 16
+    repeats: Annotated[int, Option("Rounds; the median counts.", min=1)] = 5
+    subjects: Annotated[
+        tuple[str, ...],
+        Option(f"Of {', '.join(SUBJECTS[1:])}.", flags=("--methods",), metavar="A,B", default="all"),
+    ] = SUBJECTS
+    memory: Annotated[bool, Option("Measure peak memory, too.", flags=("--memory/--no-memory",))] = True
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], Option("bf16 is faster on recent chips and not exact; auto is fp32.")
+    ] = "auto"
+    compile: Annotated[bool, Option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))] = (
+        False
+    )
+    device: str = "auto"
+    threads: int | None = None
+    seed: Annotated[int, Option("Seed of the random weights and images.", min=0, max=MOST_SEED)] = 0
+    mask_ratios: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        unknown = [name for name in self.subjects if name not in SUBJECTS]
+        if unknown:
+            raise UsageError(f"cannot measure {', '.join(unknown)}; choose from {', '.join(SUBJECTS)}")
+        if self.model.use_ema and self.model.checkpoint is None:
+            raise UsageError("--use-ema chooses among the weights of a --checkpoint; name one")

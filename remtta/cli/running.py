@@ -1,0 +1,110 @@
+"""Where a command runs, what it prints, and the files that commands write."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from remtta.cli.config import read_config
+from remtta.cli.reporting import command
+from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
+from remtta.options.option import Option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_PANEL: Literal["Output and running"] = "Output and running"
+_MOST_THREADS = 4 * (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class RunningOptions:
+    """Device, threads and messages."""
+
+    device: Annotated[str, Option("auto, cpu, cuda or mps.", panel=_PANEL, common=True)] = "auto"
+    compile_model: Annotated[
+        bool, Option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",), panel=_PANEL)
+    ] = False
+    threads: Annotated[
+        int | None,
+        Option("CPU threads of the model.", min=1, max=_MOST_THREADS, default="all cores", panel=_PANEL, common=True),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"],
+        Option("Messages as text, or as JSON Lines with time, level and message.", panel=_PANEL),
+    ] = "text"
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=_PANEL,
+            metavar="FILE",
+            callback=read_config,
+            is_eager=True,
+            help="YAML file of options by their long names; the command line wins.",
+        ),
+    ] = None
+    print_config: Annotated[
+        bool, Option("Print all options as --config reads them, and do nothing else.", panel=_PANEL)
+    ] = False
+    verbose: Annotated[bool, Option("More messages.", flags=("--verbose", "-v"), panel=_PANEL, common=True)] = False
+    quiet: Annotated[bool, Option("Errors only, no progress.", flags=("--quiet", "-q"), panel=_PANEL, common=True)] = (
+        False
+    )
+    debug: Annotated[bool, Option("Show tracebacks.", panel=_PANEL)] = False
+
+    @property
+    def as_json(self) -> bool:
+        """Whether messages are JSON Lines."""
+        return self.log_format == "json"
+
+    def command(self) -> AbstractContextManager[Interrupts]:
+        """`reporting.command` with these messages."""
+        return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
+
+    def set_threads(self, default: int | None = None) -> None:
+        """Have torch use so many threads."""
+        if threads := self.threads or default:
+            import torch
+
+            torch.set_num_threads(threads)
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile the model's blocks, if they are to be."""
+        if self.compile_model:
+            from remtta.backbones.families import compile_blocks
+
+            compile_blocks(model)
+
+
+@dataclass(frozen=True)
+class PrintOptions:
+    """What goes to standard output."""
+
+    as_json: Annotated[bool, Option("Print JSON instead.", flags=("--json",))] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The one file that a command writes."""
+
+    output: Annotated[Path, Option("The .safetensors file to write.", flags=("--output", "-o"))]
+    overwrite: Annotated[bool, Option("Replace an existing file.")] = False
+
+    def check(self, suffix: str = ".safetensors") -> None:
+        """Refuse a file of another kind, and one that is there.
+
+        Raises:
+            UsageError: Saying which.
+        """
+        if self.output.suffix != suffix:
+            raise UsageError(f"--output {self.output} must end in {suffix}")
+        if not self.output.parent.is_dir():
+            raise UsageError(f"--output: {self.output.parent}: no such folder; make it first")
+        if self.output.exists() and not self.overwrite:
+            raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")

@@ -1,0 +1,105 @@
+"""How many images at a time a method can learn from within a given memory."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.methods.method import Method
+from remtta.models.peak_memory import resident_bytes
+
+_FLOAT_BYTES = 4
+_COPIES = 4  # of the batch's pixels: decoded ahead, collated, normalised, and one to spare
+_SPARE = 1.5  # what allocator and libraries add; as measured, with some room
+_MIB = 2**20
+
+
+def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, most_bytes: int) -> int | None:
+    """The largest micro-batch that keeps the memory in use within a limit.
+
+    What an image takes is measured: the method learns from one and from two
+    images of noise, and is then put back to where it was.
+
+    Args:
+        method: The method, on its device, ready to learn.
+        input_size: Height and width of its images.
+        batch_size: Images per update.
+        most_bytes: Resident memory of the process, or memory allocated on the GPU.
+
+    Returns:
+        Images at a time; None if the batch fits as the method divides it by itself.
+
+    Raises:
+        UsageError: If not even one image at a time fits, or the method does not go through a batch by images.
+    """
+    if not method.objective.accumulates:
+        raise UsageError(
+            f"{type(method.objective).__name__} takes image by image, and --max-memory cannot say of how many views"
+        )
+    usual = method.objective.part_size(batch_size)
+    state = copy.deepcopy(method.state())
+    one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
+    method.load_state(state)
+    height, width = input_size
+    per_image = _SPARE * (two - one + _passing_bytes(method))
+    fixed = _used_bytes(method.net.device) + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
+    fits = int((most_bytes - fixed) / per_image)
+    if fits < 1:
+        needed = (fixed + per_image) / _MIB
+        raise UsageError(
+            f"--max-memory {most_bytes / _MIB:.0f}M is too little: one image at a time needs about {needed:.0f}M; "
+            "allow more, or choose a smaller model or --batch-size"
+        )
+    return fits if fits < usual else None
+
+
+def _graph_bytes(method: Method, count: int, input_size: tuple[int, int]) -> int:
+    """Most bytes that graphs hold at a time while the method learns from so many images, weights left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in method.net.model.parameters()}
+    graph = _Graph(weights)
+    images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.net.device)
+    with torch.autograd.graph.saved_tensors_hooks(graph.pack, lambda held: held.tensor):
+        method(images)
+    return graph.most
+
+
+class _Graph:
+    """Counts the storages that autograd holds on to, each once."""
+
+    def __init__(self, known: set[int]) -> None:
+        self._known = known
+        self._holders: Counter[int] = Counter()
+        self._now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> _Held:
+        held, storage = _Held(tensor), tensor.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if place not in self._known:
+            self._now += size if not self._holders[place] else 0
+            self.most = max(self.most, self._now)
+            self._holders[place] += 1
+            weakref.finalize(held, self._release, place, size)
+        return held
+
+    def _release(self, place: int, size: int) -> None:
+        self._holders[place] -= 1
+        self._now -= size if not self._holders[place] else 0
+
+
+class _Held:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _passing_bytes(method: Method) -> int:
+    """About what a forward pass of one image holds beside its graph."""
+    return _FLOAT_BYTES * method.net.backbone.num_passing
+
+
+def _used_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()

@@ -1,0 +1,181 @@
+"""The methods that a command is asked for, and their settings: options to configs. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
+from remtta.methods.settings.names import check_method_names, label_of, method_of
+from remtta.options.option import Given, Option, members_of, read_pairs
+
+STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # which needs labels
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class SharedSettings:
+    """Settings of many methods, what they start from, and what some learn from first.
+
+    Attributes:
+        delta: File of the adapted weights to start from.
+        given: Settings by field of the configs.
+        source_data: Clean images without labels, or the statistics of some.
+    """
+
+    delta: Annotated[
+        Path | None,
+        Option(
+            "Start from the delta of an earlier run; it names model, checkpoint and preprocessing.",
+            metavar="FILE",
+            panel="Model",
+            common=True,
+        ),
+    ] = None
+    given: Annotated[Mapping[str, object], Given(REMConfig)] = field(default_factory=dict)
+    source_data: Annotated[
+        Path | None,
+        Option(
+            "Clean unlabelled images of the source domain, or the statistics (.safetensors) an earlier run computed "
+            "from some, for methods that learn from them first.",
+            metavar="FOLDER",
+            panel="Method",
+            more="methods.md#source-images",
+        ),
+    ] = None
+
+
+_NONE = SharedSettings()
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The method of a stream.
+
+    Attributes:
+        method: Its name.
+        shared: Settings that many methods have.
+        pairs: Other settings, KEY=VALUE.
+    """
+
+    method: Annotated[
+        str,
+        Option(
+            f"{', '.join(STREAM_METHODS)}; see remtta methods.",
+            complete=STREAM_METHODS,
+            panel="Method",
+            common=True,
+            more="methods.md",
+        ),
+    ] = "remtta"
+    shared: SharedSettings = _NONE
+    pairs: Annotated[
+        Sequence[str],
+        Option(
+            "Any other setting of the method (repeatable).",
+            flags=("--set",),
+            metavar="KEY=VALUE",
+            panel="Method",
+            common=True,
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        check_method(self.method, STREAM_METHODS)
+
+    def config(self, batch_size: int) -> MethodConfig:
+        """The method's config: its defaults, the options it has, and what --set says.
+
+        Raises:
+            UsageError: If it has no such setting, or a value is out of range.
+        """
+        kind = METHOD_TABLE[self.method].config
+        known = {each.name for each in fields(kind)} - set(kind.unused)
+        for name in self.shared.given:
+            if name not in known:
+                raise UsageError(
+                    f"{self.method} has no {flag_of(name)}; remtta methods {self.method} lists its settings"
+                )
+        pairs = read_pairs(self.pairs, "--set")
+        for name in set(pairs) & set(kind.unused):
+            _log.warning("%s has no use for the setting %s=%s", self.method, name, pairs[name])
+        return method_config(self.method, {**self.shared.given, **pairs}, batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class MethodsOptions:
+    """The methods of an evaluation.
+
+    Attributes:
+        methods: Their names, with labels and additions.
+        shared: Settings of all that have them.
+        pairs: Settings of one method or label, METHOD.KEY=VALUE.
+    """
+
+    methods: Annotated[
+        tuple[str, ...],
+        Option(
+            f"Of {', '.join(METHOD_TABLE)}. rem+guard: under the guard; rem+both, rem+auto: answered by the source "
+            "model, too; rem+smooth: by the frames before, too, where they come in order; LABEL=rem: one more row, for "
+            "--set LABEL.KEY=VALUE.",
+            metavar="A,B",
+            complete=METHOD_SUMMARIES,
+            panel="Method",
+            common=True,
+            more="methods.md",
+        ),
+    ] = ("source", "remtta")
+    shared: SharedSettings = _NONE
+    pairs: Annotated[
+        Sequence[str],
+        Option(
+            "One method's (or label's) setting: tent.lr=1e-4 (repeatable).",
+            flags=("--set",),
+            metavar="METHOD.KEY=VALUE",
+            panel="Method",
+            common=True,
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        check_method_names(self.methods)
+
+    def configs(self, batch_size: int) -> dict[str, MethodConfig]:
+        """A config per method: its defaults, what it has of the shared settings, and its own --set values.
+
+        Raises:
+            UsageError: If a setting or a value is unknown, or no method has one of the shared settings.
+        """
+        own, configs = self._own_settings(), {}
+        used: set[str] = set()
+        for name in self.methods:
+            known = {each.name for each in fields(METHOD_TABLE[method_of(name)].config)}
+            applying = {key: value for key, value in self.shared.given.items() if key in known}
+            used |= applying.keys()
+            configs[name] = method_config(method_of(name), {**applying, **own[name]}, batch_size=batch_size)
+        if unused := sorted(self.shared.given.keys() - used):
+            raise UsageError(f"none of {', '.join(self.methods)} has {', '.join(map(flag_of, unused))}")
+        return configs
+
+    def _own_settings(self) -> dict[str, dict[str, Any]]:
+        """What --set says for each of the methods."""
+        own: dict[str, dict[str, Any]] = {name: {} for name in self.methods}
+        # What is said for a method holds for all its rows, unless something else is said for a label.
+        for text in sorted(self.pairs, key=lambda text: text.partition(".")[0] not in METHOD_TABLE):
+            method, _, setting = text.partition(".")
+            meant = [name for name in self.methods if method in (name, label_of(name), method_of(name))]
+            if not meant:
+                raise UsageError(f"--set {text}: write METHOD.KEY=VALUE with a method of --methods ({', '.join(own)})")
+            for name in meant:
+                own[name] |= read_pairs([setting], "--set")
+        return own
+
+
+def flag_of(setting: str) -> str:
+    """The option of a setting that many methods have."""
+    return next(member.flag for member in members_of(REMConfig) if member.name == setting)

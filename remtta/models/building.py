@@ -1,0 +1,181 @@
+"""Build a timm model by its name, and say in a line why one cannot be built."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
+from remtta.models.embedded import EMBEDDED
+from remtta.models.hub import reachable_or_offline
+from remtta.models.huggingface import build_folder, transformers_folder
+
+_LOCAL, _HUB = "local-dir:", "hf-hub:"
+_MOST_BYTES = 2**38  # of weights: ten times timm's largest model
+_LEAST_BYTES, _MOST_TIMES = 2**30, 16  # from which on weights may take so many times their file's size
+
+_log = logging.getLogger("remtta")
+
+
+def create(
+    name: str,
+    *,
+    pretrained: bool,
+    kwargs: Mapping[str, Any],
+    input_size: tuple[int, int] | None = None,
+    checkpoint: str | Path | None = None,
+) -> nn.Module:
+    """Build a timm model; those that take images of any size are not told of an input size.
+
+    The checkpoint, where there is one, is read later; a model far larger than that is refused.
+
+    Raises:
+        UsageError: If the name is unknown, or the model does not take an argument.
+        ModelError: If it cannot be built.
+        CheckpointError: If its folder is damaged.
+        DownloadError: If its weights cannot be downloaded.
+    """
+    _check_name(name)
+    folder = transformers_folder(name)
+    if folder is not None:
+        if given := sorted(set(kwargs) - {"num_classes"}):
+            raise UsageError(
+                f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
+                f"({', '.join(given)})"
+            )
+        return build_folder(folder, kwargs.get("num_classes"), input_size)
+    local = name.startswith(_LOCAL)
+    if local:
+        _check_folder(Path(name.removeprefix(_LOCAL)))
+    sized = {} if input_size is None else {"img_size": tuple(input_size)}
+    _check_size(name, checkpoint, {**kwargs, **sized})
+    if pretrained and not local:
+        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+    remote = not local and (pretrained or ":" in name)
+    try:
+        with reachable_or_offline() if remote else contextlib.nullcontext():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
+    except Exception as error:  # timm and its download libraries share no base class
+        if isinstance(error, TypeError) and sized and "img_size" in str(error):
+            return create(name, pretrained=pretrained, kwargs=kwargs, checkpoint=checkpoint)
+        raise _creation_failure(name, pretrained, error) from error
+    return model
+
+
+def is_known(name: str) -> bool:
+    """Return True if a name is one of timm's, of the embedded model, or says where else to look."""
+    return ":" in name or name == EMBEDDED or name.split(".")[0] in timm.list_models()
+
+
+def names_like(name: str, names: Sequence[str], most: int) -> list[str]:
+    """Return the names most like one that there is not, the most alike first."""
+    return difflib.get_close_matches(name, names, n=most, cutoff=0.4)
+
+
+def unknown_model(name: str, like: Sequence[str]) -> UsageError:
+    """Return what to raise of a name that is none, with names that may have been meant."""
+    hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
+    if "/" in name:
+        hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
+    return UsageError(f'unknown model "{name}"; {hint}')
+
+
+def _check_name(name: str) -> None:
+    """Raise UsageError, with names that there are, at one that there is not."""
+    if not is_known(name):
+        raise unknown_model(name, names_like(name, timm.list_models(), 3))
+    if name == _HUB:
+        raise UsageError(f"{name} names no repository; write {_HUB}OWNER/NAME")
+    if name.startswith(_LOCAL) and not Path(name.removeprefix(_LOCAL), "config.json").is_file():
+        raise UsageError(f"{name}: no such folder with a config.json")
+    if ":" not in name and "." in name and name not in timm.list_pretrained():
+        architecture = name.partition(".")[0]
+        known = sorted({*timm.list_pretrained(f"{architecture}.*")}) or [architecture]
+        raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise CheckpointError if a folder's config.json is not of timm's form."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no JSON that can be read: {_reason(error)}") from error
+    if not isinstance(config, dict) or "architecture" not in config:
+        raise CheckpointError(
+            f"{_LOCAL}{folder} could not be built: its config.json names no architecture of timm; one of transformers "
+            "goes by local-dir:FOLDER"
+        )
+    kinds = {"architecture": str, "num_classes": int, "model_args": dict, "pretrained_cfg": dict}
+    for key, kind in kinds.items():
+        if not isinstance(config.get(key, kind()), kind):
+            raise CheckpointError(f"{path} has {str(config[key])[:40]!r} for {key}, which is no {kind.__name__}")
+
+
+def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, Any]) -> None:
+    """Refuse a model far larger than its weights, or than any, before it takes memory.
+
+    Raises:
+        ModelError: Saying how large it would be.
+    """
+    if negative := [f"{key}={value}" for key, value in kwargs.items() if isinstance(value, int) and value < 0]:
+        raise ModelError(f"{name} could not be built: {negative[0]} is negative")
+    local = name.startswith(_LOCAL)
+    if not (kwargs or local) or name.startswith(_HUB):
+        return
+    try:
+        with torch.device("meta"):  # which takes no memory
+            model = timm.create_model(name, pretrained=False, **kwargs)
+    except Exception as error:  # the model itself meets it again, where it is told
+        _log.debug("the size of %s is not known beforehand: %s", name, error)
+        return
+    num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+    files = Path(name.removeprefix(_LOCAL)).iterdir() if local and checkpoint is None else [Path(checkpoint or "")]
+    largest = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    if num_bytes > min(_MOST_BYTES, max(_LEAST_BYTES, _MOST_TIMES * largest) if largest else _MOST_BYTES):
+        beside = f", and the file of its weights is of {largest / 2**20:,.1f} MiB" if largest else ""
+        text = f"{name} could not be built: it would take {num_bytes / 2**20:,.0f} MiB{beside}"
+        raise CheckpointError(f"{text}; its config.json is damaged") if local else ModelError(text)
+
+
+def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:
+    reason = _reason(error)
+    if name.startswith(_LOCAL) and "unexpected keyword argument" not in reason:
+        if isinstance(error, TypeError | AttributeError | LookupError | ArithmeticError):
+            reason = f"its config.json describes no model that can be built ({type(error).__name__}: {reason})"
+        return CheckpointError(f"{name} could not be built: {reason}")
+    if isinstance(error, TypeError):
+        return UsageError(f"{name} does not take these model arguments: {reason}")
+    offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)
+    if not offline:
+        return ModelError(f"{name} could not be built: {reason}")
+    if not pretrained:
+        return DownloadError(f"the configuration of {name} could not be downloaded; check the network: {reason}")
+    return DownloadError(
+        f"the pretrained weights of {name} could not be downloaded; check the network, "
+        f"or give a weights file with --checkpoint ({type(error).__name__})"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Say in a line what went wrong, in plain words where a library has none."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    if "weights_only" in lines[0]:  # torch and timm advise to load them all the same
+        return (
+            "its weights hold more than weights and could run code, so they were not loaded; save them as safetensors"
+        )
+    if isinstance(error, SafetensorError):
+        return f"its weights are no readable safetensors file ({lines[0]})"
+    if isinstance(error, MemoryError) or "alloc_cpu" in lines[0] or "overflow" in lines[0]:
+        return "it needs more memory than there is"
+    return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])

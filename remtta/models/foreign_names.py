@@ -1,0 +1,213 @@
+"""State dicts of torchvision and of Hugging Face's transformers in timm's names, by tables of patterns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Rules = Sequence[tuple[str, str]]
+"""Patterns of names, and what replaces what they match; each is tried on what the ones before it made."""
+
+TORCHVISION_PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+"""What all of torchvision's weights were trained with."""
+
+_VISION_VIT: Rules = (
+    (r"^class_token$", "cls_token"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(?:0|linear_1)\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:3|linear_2)\.", ".mlp.fc2."),
+    (r"^heads\.head\.", "head."),
+)
+_VISION_SWIN: Rules = (
+    (r"^features\.0\.0\.", "patch_embed.proj."),
+    (r"^features\.0\.2\.", "patch_embed.norm."),
+    (r"^stage\.(\d+)\.(\d+)\.", r"layers.\1.blocks.\2."),
+    (r"^between\.(\d+)\.", r"layers.\1.downsample."),
+    (r"\.mlp\.0\.", ".mlp.fc1."),
+    (r"\.mlp\.3\.", ".mlp.fc2."),
+    (r"^head\.", "head.fc."),
+)
+_VISION_CONVNEXT: Rules = (
+    (r"^features\.0\.", "stem."),
+    (r"^stage\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2."),
+    (r"^between\.(\d+)\.", r"stages.\1.downsample."),
+    (r"\.block\.0\.", ".conv_dw."),
+    (r"\.block\.2\.", ".norm."),
+    (r"\.block\.3\.", ".mlp.fc1."),
+    (r"\.block\.5\.", ".mlp.fc2."),
+    (r"\.layer_scale$", ".gamma"),
+    (r"^classifier\.0\.", "head.norm."),
+    (r"^classifier\.2\.", "head.fc."),
+)
+_VISION_RULES = {
+    "encoder.layers.encoder_layer_0.ln_1.weight": _VISION_VIT,
+    "features.1.0.attn.relative_position_bias_table": _VISION_SWIN,
+    "features.1.0.layer_scale": _VISION_CONVNEXT,
+}
+"""A name that no other family has, and the family's rules."""
+
+NOT_SMOOTHED = ("vit", "deit", "dinov2")
+"""Models whose positions are resampled to fewer without smoothing, unlike timm's."""
+
+_UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.|\.relative_position_index$")
+"""What its classifiers keep and never read."""
+
+_BLOCK: Rules = (
+    (r"\.attention\.(?:attention|self)\.(query|key|value)\.", r".attn.\1."),
+    (r"\.attention\.q_proj\.", ".attn.query."),  # since version 5, within the program
+    (r"\.attention\.k_proj\.", ".attn.key."),
+    (r"\.attention\.v_proj\.", ".attn.value."),
+    (r"\.attention\.(?:output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.attention\.(?:self|relative_position_bias)\.(relative_position_bias_table)$", r".attn.\1"),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+)
+_VIT: Rules = (
+    (r"^embeddings\.cls_token$", "cls_token"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.distillation_token$", "dist_token"),
+    (r"^embeddings\.register_tokens$", "reg_token"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
+    *_BLOCK,
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+    (r"\.mlp\.weights_in\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:weights_out|down_proj)\.", ".mlp.fc2."),
+    (r"^layernorm\.", "norm."),
+    (r"^(?:cls_)?classifier\.", "head."),
+    (r"^distillation_classifier\.", "head_dist."),
+)
+_SWIN: Rules = (
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.norm\.", "patch_embed.norm."),
+    *((rf"^encoder\.layers\.{number}\.downsample\.", f"layers.{number + 1}.downsample.") for number in range(8)),
+    (r"^encoder\.layers\.", "layers."),
+    *_BLOCK,
+    (r"^layernorm\.", "norm."),
+    (r"^classifier\.", "head.fc."),
+)
+_CONVNEXT: Rules = (
+    (r"^embeddings\.patch_embeddings\.", "stem.0."),
+    (r"^embeddings\.layernorm\.", "stem.1."),
+    (r"^encoder\.stages\.(\d+)\.downsampling_layer\.", r"stages.\1.downsample."),
+    (r"^encoder\.stages\.(\d+)\.layers\.", r"stages.\1.blocks."),
+    (r"\.dwconv\.", ".conv_dw."),
+    (r"\.layernorm\.", ".norm."),
+    (r"\.pwconv([12])\.", r".mlp.fc\1."),
+    (r"\.layer_scale_parameter$", ".gamma"),
+    (r"^layernorm\.", "head.norm."),
+    (r"^classifier\.", "head.fc."),
+)
+_RULES = {
+    "vit": _VIT,
+    "deit": _VIT,
+    "dinov2": _VIT,
+    "dinov2_with_registers": _VIT,
+    "swin": _SWIN,
+    "convnext": _CONVNEXT,
+}
+"""By the prefix of all names but the classifier's, which is the model_type of config.json, too."""
+
+
+def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the same weights in timm's names; None if they are not in torchvision's, whose ResNets have timm's names.
+
+    Raises:
+        ValueError: If two weights would have the same name.
+    """
+    rules = next((rules for name, rules in _VISION_RULES.items() if name in state), None)
+    if rules is None:
+        return None
+    made = {name: tensor for name, tensor in state.items() if not name.endswith(".relative_position_index")}
+    numbered = {_numbered(name): tensor for name, tensor in made.items()}
+    return {
+        name: tensor.flatten() if name.endswith(".gamma") else tensor
+        for name, tensor in renamed(numbered, rules).items()
+    }
+
+
+def _numbered(name: str) -> str:
+    """Odd features are stages, even ones what lies between them, which timm counts with the stage that follows."""
+    match = re.match(r"features\.([1-9]\d*)\.", name)
+    if match is None:
+        return name
+    number = int(match[1])
+    place = f"stage.{number // 2}." if number % 2 else f"between.{number // 2}."
+    return place + name[match.end() :]
+
+
+def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the same weights in timm's names, without what no classifier reads; None if not in transformers'.
+
+    Raises:
+        ValueError: If two weights would have the same name.
+        RuntimeError: If weights that timm has in one tensor do not fit one another.
+    """
+    kind = next((kind for kind in _RULES if any(name.startswith(f"{kind}.embeddings.") for name in state)), None)
+    if kind is None:
+        return None
+    read = {name.removeprefix(f"{kind}."): state[name] for name in state if not _UNUSED.search(name)}
+    result = renamed(read, _RULES[kind])
+    if "dist_token" in result and "head_dist.weight" not in result:
+        result["reg_token"] = result.pop("dist_token")  # a token that no head reads is a register
+    elif kind == "dinov2_with_registers":
+        result = _class_token_placed(result)
+    result = joined(result, ("attn.query", "attn.key", "attn.value"), "attn.qkv")
+    return joined(result, ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
+
+
+def _class_token_placed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the class token's position added to it, as timm has it where registers have none."""
+    token, positions = state.get("cls_token"), state.get("pos_embed")
+    if token is None or positions is None or positions.ndim != token.ndim or positions.shape[2:] != token.shape[2:]:
+        return dict(state)  # reported as a mismatch
+    return {**state, "cls_token": token.float() + positions[:, :1].float(), "pos_embed": positions[:, 1:]}
+
+
+def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
+    """Return the same tensors under the names that the rules make of theirs.
+
+    Raises:
+        ValueError: If two would have the same name.
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        new = name
+        for pattern, replacement in rules:
+            new = re.sub(pattern, replacement, new)
+        if new in result:
+            raise ValueError(f"{new} is there more than once, under other names")
+        result[new] = tensor
+    return result
+
+
+def joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:
+    """Return the same tensors, with those of sibling layers put one below the other, in the place of the first.
+
+    Args:
+        state: Weights by name.
+        parts: Names of the layers, in the order of their rows. Where one is missing, all stay as they are.
+        whole: Name of the layer that has them all.
+
+    Raises:
+        RuntimeError: If they do not fit one another.
+    """
+    first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
+    result = dict(state)
+    for name in state:
+        match = first.fullmatch(name)
+        names = [f"{match[1]}{part}.{match[2]}" for part in parts] if match else []
+        if match and all(each in state for each in names):
+            result[f"{match[1]}{whole}.{match[2]}"] = torch.cat([result.pop(each) for each in names])
+    return result

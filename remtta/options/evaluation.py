@@ -1,0 +1,272 @@
+"""On which labelled images, in which order, an evaluation measures methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from remtta.errors import UsageError, check
+from remtta.options.guard import GuardOptions
+from remtta.options.option import Fixed, Only, Option, check_options
+from remtta.options.run import DEFAULT_BATCH_SIZE, MOST_SEED
+
+SCENARIOS = ("continual", "episodic", "gradual", "recurring", "irregular", "mixed", "label-shift", "time-constrained")
+"""Orders in which an evaluation visits its domains."""
+
+Resize = Literal["auto", "always", "never"]
+ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
+
+_ALL_SEVERITIES = (1, 2, 3, 4, 5)
+_GUARD = GuardOptions(action="rollback", answer="adapted")
+_PROTOCOL_BATCH = {"rem-paper-cifar": 20}
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which labelled images, and how they become inputs.
+
+    Attributes:
+        domains: Names, in this order; None for the standard order.
+        severities: Which ones; None for 5, or the only one there is.
+        apart: Evaluate each severity by itself, from the source weights.
+        image_list: File of the only images, in this order: wnid/name per line.
+        labels_file: File of images and their classes, which are one domain.
+        class_map: File of class folders and class numbers.
+        limit: At most so many images per domain.
+        resize: Whether images are resized: "auto" leaves those of the input size as they are.
+    """
+
+    domains: Annotated[
+        tuple[str, ...] | None,
+        Option("Which domains, in this order.", metavar="A,B", default="the standard order", panel="Data", common=True),
+    ] = None
+    severities: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "One or several of 1 to 5.",
+            flags=("--severity",),
+            min=1,
+            max=5,
+            default="5, or the only one there is; gradual: all",
+            panel="Data",
+            common=True,
+        ),
+    ] = None
+    apart: Annotated[
+        bool,
+        Option(
+            "Each severity, by default all five, by itself: from the source weights, in one table.",
+            panel="Data",
+            more="evaluation.md#several-checkpoints-and-severities",
+        ),
+    ] = False
+    image_list: Annotated[
+        Path | None, Option("Only these images, in this order: wnid/name per line.", metavar="FILE", panel="Data")
+    ] = None
+    labels_file: Annotated[
+        Path | None,
+        Option(
+            "One domain of these images: path<TAB>class or path,class per line.",
+            metavar="FILE",
+            panel="Data",
+            common=True,
+            more="evaluation.md#a-few-labelled-frames-of-a-stream",
+        ),
+    ] = None
+    class_map: Annotated[
+        Path | None,
+        Option("Class folder and class number per line, or JSON.", metavar="FILE", default="found", panel="Data"),
+    ] = None
+    limit: Annotated[
+        int | None, Option("At most so many images per domain.", metavar="N", min=1, panel="Data", common=True)
+    ] = None
+    resize: Annotated[
+        Resize,
+        Option("auto: not where images have the input size already.", panel="Data"),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def by_severity(self, scenario: str) -> dict[str | None, Sequence[int] | None]:
+        """The severities of each evaluation by its name in the grid, or None where there is one evaluation.
+
+        Raises:
+            UsageError: If the scenario decides about severities.
+        """
+        if scenario == "gradual" and (self.severities is not None or self.apart):
+            option = "--severity" if self.severities is not None else "--apart"
+            raise UsageError(f"the gradual scenario visits all severities; leave {option} out")
+        severities = self.severities or (_ALL_SEVERITIES if scenario == "gradual" or self.apart else None)
+        if not self.apart:
+            return {None: severities}
+        return {str(severity): [severity] for severity in severities or ()}
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How an evaluation is run; every method has its own settings.
+
+    Attributes:
+        protocol: Name of the publication whose settings are used, which fixes input size and batch size.
+        scenario: "continual" (reset only at the start), "episodic" (reset at
+            each domain), "gradual" (severities 1 to 5 and back in each
+            corruption), "recurring" (all domains again and again),
+            "irregular" (domains in pieces of random lengths, in random
+            order), "mixed" (all domains shuffled together), "label-shift",
+            or "time-constrained".
+        batch_size: Images per update; batches do not reach across domains.
+        seeds: One run per method and seed; a seed decides the order of images.
+        order: "shuffled" by the seed within each domain, or "stored"; None for stored where the data have an order.
+        unseen: Domains that are tested after the others, without learning.
+        revisit: Test all domains again at the end, without learning.
+        imbalance: Label shift: how much likelier the class of the moment is.
+        dirichlet: Label shift: a Dirichlet concentration instead. Irregular:
+            that of the pieces' lengths, by default 1.
+        visits: Recurring: how often each domain comes; by default 20.
+        cost_ratio: Time-constrained: time of an adapting batch over that of a
+            plain forward pass; measured if None.
+        reset_every: Go back to the source weights before the first batch
+            after this many images that entered an update; None for never.
+            Tests without learning see the weights as they are.
+        on_error: "stop" or "skip" at an image that cannot be read.
+        guard: What watches the methods named with +guard.
+        save_every_s: Seconds between two saves of the progress.
+        overwrite: Replace an earlier evaluation in the folder.
+        resume: Go on with the one in the folder.
+        engine: Where the runs of methods and seeds are made: "serial", one after the other, here; "processes" of this
+            machine, or "ray": the workers of a cluster.
+        jobs: Processes at a time; None for one per core.
+    """
+
+    scenario: Annotated[
+        str,
+        Option(
+            f"{', '.join(SCENARIOS)}.",
+            complete=dict.fromkeys(SCENARIOS, ""),
+            default="continual",
+            panel="Protocol",
+            common=True,
+        ),
+        Fixed(),
+    ] = "continual"
+    batch_size: Annotated[
+        int,
+        Option(
+            "Images per update.",
+            flags=("--batch-size", "-b"),
+            min=1,
+            default=f"{DEFAULT_BATCH_SIZE}; by --protocol rem-paper-cifar 20",
+            panel="Method",
+            common=True,
+        ),
+        Fixed(),
+    ] = 0
+    seeds: Annotated[
+        tuple[int, ...],
+        Option("One run each: 0,1,2.", flags=("--seeds", "--seed"), panel="Protocol", common=True),
+        Fixed(),
+    ] = (0,)
+    order: Annotated[
+        Literal["shuffled", "stored"] | None,
+        Option(
+            "Order of the images within a domain.",
+            default="stored for arrays and image lists, else shuffled",
+            panel="Protocol",
+        ),
+        Fixed(),
+    ] = None
+    unseen: Annotated[
+        tuple[str, ...],
+        Option("Domains to test at the end, without learning.", metavar="A,B", default="none", panel="Protocol"),
+        Fixed(),
+    ] = ()
+    revisit: Annotated[bool, Option("Test all domains again at the end.", panel="Protocol"), Fixed()] = False
+    imbalance: Annotated[float, Option("Label shift: imbalance ratio, 1 to inf.", min=1, panel="Protocol"), Fixed()] = (
+        math.inf
+    )
+    dirichlet: Annotated[
+        float | None,
+        Option(
+            "Label shift: Dirichlet concentration instead; irregular: that of the pieces' lengths (1).",
+            above=0,
+            panel="Protocol",
+        ),
+        Fixed(),
+    ] = None
+    visits: Annotated[
+        int | None,
+        Option("Recurring: how often each domain comes.", min=1, default="20", panel="Protocol"),
+        Fixed(),
+    ] = None
+    cost_ratio: Annotated[
+        float | None,
+        Option("Time-constrained: update over forward pass.", min=1, default="measured", panel="Protocol"),
+        Fixed(),
+    ] = None
+    reset_every: Annotated[
+        int | None,
+        Option("Back to the source weights after so many images (whole batches).", min=1, metavar="N", panel="Method"),
+        Fixed(),
+    ] = None
+    on_error: Annotated[
+        Literal["skip", "stop"], Option("At an image that cannot be read.", panel="Output and running")
+    ] = "stop"
+    guard: Annotated[GuardOptions, Only(), Fixed()] = _GUARD
+    save_every_s: float = 30.0
+    overwrite: Annotated[bool, Option("Replace an earlier evaluation.", panel="Output and running", common=True)] = (
+        False
+    )
+    resume: Annotated[
+        bool,
+        Option(
+            "Go on with the evaluation in --output, if there is one; methods may be added.",
+            panel="Output and running",
+            common=True,
+        ),
+    ] = False
+    protocol: Annotated[
+        ProtocolName | None,
+        Option("The settings of a paper: input size, normalisation, batch size.", panel="Protocol", common=True),
+        Fixed(),
+    ] = None
+    engine: Annotated[
+        Literal["serial", "processes", "ray"],
+        Option(
+            "Runs of methods and seeds one after the other, by processes here, or by the workers of Ray.",
+            panel="Output and running",
+            more="scale.md#tables-and-corruptions-on-many-cores",
+        ),
+    ] = "serial"
+    jobs: Annotated[
+        int | None,
+        Option(
+            "Processes at a time.",
+            flags=("--jobs", "-j"),
+            min=1,
+            default="one per core, or per GPU",
+            panel="Output and running",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size == 0:
+            size = _PROTOCOL_BATCH.get(self.protocol or "", DEFAULT_BATCH_SIZE)
+            object.__setattr__(self, "batch_size", size)
+        check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
+        check_options(self)
+        check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
+        check(0 <= min(self.seeds) <= max(self.seeds) <= MOST_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
+        shifting = self.scenario == "label-shift"
+        check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
+        in_bursts = shifting or self.scenario == "irregular"
+        check(
+            in_bursts or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift, irregular"
+        )
+        again = self.scenario == "recurring"
+        check(again or self.visits is None, "visits", self.visits, "left out but in recurring")
+        hurried = self.scenario == "time-constrained"
+        check(hurried or self.cost_ratio is None, "cost ratio", self.cost_ratio, "left out but in time-constrained")

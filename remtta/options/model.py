@@ -1,0 +1,107 @@
+"""Which classifier, with which weights and preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from remtta.options.option import Option
+
+DEFAULT_MODEL = "vit_base_patch16_224"
+
+_CHECKPOINTS = "the checkpoint's"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What `load_model` takes; None, or empty, is what was not given.
+
+    Attributes:
+        name: timm name, "hf-hub:...", "local-dir:...", "clip:..." or "remtta-demo".
+        checkpoint: Weights file.
+        use_ema: Take the averaged weights of a timm training checkpoint.
+        num_classes: Classes of the checkpoint's head.
+        model_kwargs: More arguments for the model, as in timm.
+        labels: One name per class, or a file of one per line.
+        prompts: Templates of a zero-shot model, by name or as they are.
+        text_embeddings: File of `remtta text-embed`.
+        mean: For pixels in [0, 1].
+        std: Likewise.
+        input_size: Height and width, in pixels.
+        interpolation: Resize filter.
+        crop_pct: Share of the short side that the centre crop keeps.
+    """
+
+    name: Annotated[
+        str | None,
+        Option(
+            "timm name, hf-hub:..., local-dir:... (a folder of timm or of transformers), clip:NAME/WEIGHTS or "
+            "remtta-demo.",
+            flags=("--model", "-m"),
+            default=f"the delta's, or {DEFAULT_MODEL}",
+            panel="Model",
+            common=True,
+            more="models.md",
+        ),
+    ] = None
+    checkpoint: Annotated[
+        Path | str | None,
+        Option(
+            "Weights: .safetensors, .pth/.pt/.tar (weights only, never run as code) or .npz.",
+            default="the delta's, or timm's own; bench: random",
+            panel="Model",
+            common=True,
+            more="models.md#weights-from-elsewhere",
+        ),
+    ] = None
+    use_ema: Annotated[bool, Option("Averaged weights of a timm training checkpoint.", panel="Model")] = False
+    num_classes: Annotated[
+        int | None,
+        Option("Classes of the checkpoint's head.", min=2, default="the model's", panel="Model", common=True),
+    ] = None
+    model_kwargs: Annotated[
+        Mapping[str, Any],
+        Option("More arguments for the model, as in timm.", metavar="KEY=VALUE ...", panel="Model", common=True),
+    ] = field(default_factory=dict)
+    labels: Annotated[
+        Path | Sequence[str] | None,
+        Option("Class names, one per line.", metavar="FILE", default="the model's", panel="Model", common=True),
+    ] = None
+    prompts: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "Templates of a zero-shot model: single, openai7, openai80, watt, or a file of one a line.",
+            default="single",
+            panel="Model",
+            more="clip.md",
+        ),
+    ] = None
+    text_embeddings: Annotated[
+        Path | str | None,
+        Option(
+            "Classes of an image tower without a text tower, as remtta text-embed wrote them.",
+            metavar="FILE",
+            panel="Model",
+            more="clip.md#without-a-text-tower",
+        ),
+    ] = None
+    mean: Annotated[
+        tuple[float, float, float] | None,
+        Option("Pixel mean in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS, panel="Model"),
+    ] = None
+    std: Annotated[
+        tuple[float, float, float] | None,
+        Option("Pixel deviation in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS, panel="Model"),
+    ] = None
+    input_size: Annotated[
+        tuple[int, int] | None,
+        Option("Input height and width in pixels; one for both.", metavar="H W", default="the model's", panel="Model"),
+    ] = None
+    interpolation: Annotated[
+        str | None, Option("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS, panel="Model")
+    ] = None
+    crop_pct: Annotated[
+        float | None, Option("Share of the short side kept by the centre crop.", default=_CHECKPOINTS, panel="Model")
+    ] = None

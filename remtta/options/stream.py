@@ -1,0 +1,88 @@
+"""Which frames of a source are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from remtta.errors import check_finite
+from remtta.options.option import Option, check_options
+
+Sort = Literal["name", "mtime", "none"]
+Buffer = Literal["latest", "all"]
+
+OPEN_TIMEOUT_S, READ_TIMEOUT_S = 15.0, 15.0
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """How a camera or a network stream is read.
+
+    Attributes:
+        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss, which is an error
+            where it is known not to be the source's own end.
+        buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
+            that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
+        open_timeout_s: Seconds that a source may take to open.
+        read_timeout_s: The same for a frame that can be decoded.
+        wait_at_start: Wait for the source as long also before its first frame, in place of failing at once.
+    """
+
+    reconnect_for: Annotated[
+        float,
+        Option(
+            "Try so long to get a lost camera or network stream back; 0: end there. Given, or with --resume, also at "
+            "the start.",
+            metavar="SECONDS",
+            min=0,
+            default="60",
+            panel="Stream",
+            common=True,
+            more="reliability.md#sources-that-fail",
+        ),
+    ] = 60.0
+    buffer: Annotated[
+        Buffer,
+        Option(
+            "Frames of a live source that count when the model is slower: the newest, or all.",
+            default="latest",
+            panel="Stream",
+        ),
+    ] = "latest"
+    open_timeout_s: float = OPEN_TIMEOUT_S
+    read_timeout_s: float = READ_TIMEOUT_S
+    wait_at_start: bool = False
+
+    def __post_init__(self) -> None:
+        check_finite(self.reconnect_for, "the seconds to reconnect for", ">= 0")
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Which frames of a source, and in what order.
+
+    Attributes:
+        sort: Order of a folder's or glob's files: natural by "name", by "mtime", or "none".
+        frame_stride: Take every frame_stride-th frame.
+        limit: Stop after this many frames.
+        null: Paths on standard input end in NUL instead of newline.
+        live: How cameras and network streams are read; None for the defaults, which any source may have.
+    """
+
+    limit: Annotated[
+        int | None, Option("Stop after so many frames.", metavar="N", min=1, panel="Stream", common=True)
+    ] = None
+    frame_stride: Annotated[int, Option("Take every K-th frame.", metavar="K", min=1, panel="Stream", common=True)] = 1
+    sort: Annotated[
+        Sort,
+        Option("Order of a folder's or glob's files; by name: frame_2 before frame_10.", panel="Stream"),
+    ] = "name"
+    null: Annotated[
+        bool,
+        Option("Paths on standard input end in NUL.", flags=("--null", "-0"), panel="Stream"),
+    ] = False
+    live: LiveOptions | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)

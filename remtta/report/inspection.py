@@ -1,0 +1,225 @@
+"""Read back what runs and evaluations left behind; imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from remtta.deltas import DELTA
+from remtta.deltas.layers import layers_apart, layers_moved
+from remtta.deltas.reading import read_arrays
+from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.files import is_locked
+from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
+from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
+
+_MOST_COMMON = 5
+
+_RUN: Shape = {
+    "exit_reason": str,
+    "counts.frames": int,
+    "counts.skipped": int,
+    "counts.updates": int,
+    "timing.started": str,
+    "timing.seconds": float,
+    "timing.images_per_s": float,
+    "environment.device": str,
+    "source.name": str,
+    "source.kind": str,
+    "model.num_classes": int,
+    "model.base_sha256": str,
+    "method.name": str,
+    "method.batch_size": int,
+}
+_RUN_MAY_HAVE: Shape = {
+    "counts.not_adapted": int,
+    "counts.dropped": int,
+    "counts.gaps": int,
+    "model.name": str,
+    "method.lr": float,
+    "method.optimizer": str,
+    "method.mask_ratios": list,
+    "method.ranking_weight": float,
+    "method.anchor": float,
+    "guard": dict,
+    "pace": dict,
+}
+_PACE: Shape = {"frames": int, "adapted_on": int, "changes": int}
+_GUARD: Shape = {"alarms": int, "answered_by_source": int}
+_EVALUATION: Shape = {
+    "status": str,
+    "settings.data.root": str,
+    "settings.data.layout": str,
+    "settings.data.domains": list,
+    "settings.model.base_sha256": str,
+    "settings.methods": dict,
+    "settings.options.scenario": str,
+    "settings.options.batch_size": int,
+    "settings.options.seeds": list,
+}
+_EVALUATION_MAY_HAVE: Shape = {"settings.model.name": str, "settings.device": str, "methods": dict}
+_RESULT: Shape = {"mean": float, "error": dict, "ece": float}
+_RESULT_MAY_HAVE: Shape = {"mean_std": float, "gain": float}
+
+
+_SITE: Shape = {"exit_reason": str, "streams": dict}
+_STREAM: Shape = {"source": str, "exit_reason": str, "frames": int, "skipped": int, "updates": int}
+
+
+def describe_delta(path: Path) -> dict[str, Any]:
+    """A delta's origin and size, and how far each layer moved.
+
+    Raises:
+        UsageError: If there is no such file.
+        DeltaError: If it is no delta file.
+    """
+    fields, arrays = read_arrays(path)
+    names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
+    return {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        **{name: fields[name] for name in names},
+        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version", "lineage")},
+        "tensors": len(arrays),
+        "parameters": sum(array.size for array in arrays.values()),
+        "layers": layers_moved(arrays),
+    }
+
+
+def compare_deltas(first: Path, second: Path) -> dict[str, Any]:
+    """How far two deltas, or those of two runs' folders, are from each other, in all and by layer (`layers_apart`).
+
+    Raises:
+        UsageError: If there is no such file.
+        DeltaError: If one is no delta file, or they were made on different weights.
+    """
+    paths = [path / DELTA if path.is_dir() else path for path in (first, second)]
+    (fields, arrays), (others, more) = map(read_arrays, paths)
+    if fields["base_sha256"] != others["base_sha256"]:
+        raise DeltaError(
+            f"{paths[1]} was made on other weights (base {others['base_sha256'][:12]}...) than {paths[0]} "
+            f"({fields['base_sha256'][:12]}...), so their changes are of different models"
+        )
+    return {"deltas": [str(path) for path in paths], "layers": layers_apart(arrays, more)}
+
+
+def describe_folder(folder: Path) -> dict[str, Any]:
+    """What the folder of a run, of the runs of many streams, or of an evaluation holds.
+
+    "alive" says whether a process is writing to it, and is None where nothing can tell.
+
+    Raises:
+        UsageError: If the folder holds none of them.
+        RemttaError: If its record is damaged.
+    """
+    if (folder / RECORD).is_file():
+        return _describe_run(folder)
+    if (folder / SITE).is_file():
+        return _describe_site(folder)
+    if (folder / RESULTS).is_file():
+        return _describe_evaluation(folder)
+    below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
+    hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
+    raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """A run's record.
+
+    Raises:
+        RemttaError: If it is damaged or not there.
+    """
+    try:
+        run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
+        if run.get("guard") is not None:
+            check_entries(run["guard"], _GUARD)
+        if run.get("pace") is not None:
+            check_entries(run["pace"], _PACE)
+        for ratio in run["method"].get("mask_ratios") or ():
+            check_entries({"mask ratio": ratio}, {"mask ratio": float})
+    except ValueError as error:
+        raise RemttaError(f"{folder / RECORD} is damaged: {error}") from error
+    return run
+
+
+def _describe_run(folder: Path) -> dict[str, Any]:
+    """A run's record, its predictions in numbers, its delta."""
+    content: dict[str, Any] = {"run": read_run(folder), "alive": is_locked(folder)}
+    if (folder / PREDICTIONS).is_file():
+        content["predictions"] = _describe_predictions(folder / PREDICTIONS)
+    if (folder / DELTA).is_file():
+        content["delta"] = describe_delta(folder / DELTA)
+    return content
+
+
+def _describe_site(folder: Path) -> dict[str, Any]:
+    """How each stream of a site is: as its own record says where there is one, which is the newer."""
+    try:
+        site = checked_record(folder / SITE, _SITE)
+        streams = {name: _stream(folder / name, told) for name, told in site["streams"].items()}
+    except ValueError as error:
+        raise RemttaError(f"{folder / SITE} is damaged: {error}") from error
+    return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
+
+
+def _stream(folder: Path, told: Any) -> dict[str, Any]:
+    check_entries({"stream": told}, {"stream": dict})
+    check_entries(told, _STREAM)
+    stream = {name: told[name] for name in _STREAM}
+    if told["exit_reason"] == "running" and (folder / RECORD).is_file():
+        counts = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)["counts"]
+        stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
+    return stream
+
+
+def _describe_evaluation(folder: Path) -> dict[str, Any]:
+    """An evaluation's status and settings, and what came out for each method, where it is complete."""
+    try:
+        record = checked_record(folder / RESULTS, _EVALUATION, _EVALUATION_MAY_HAVE)
+        for name, result in (record.get("methods") or {}).items():
+            try:
+                check_entries(result, _RESULT, _RESULT_MAY_HAVE)
+            except ValueError as error:
+                raise ValueError(f"of {name}, {error}") from error
+    except ValueError as error:
+        raise RemttaError(f"{folder / RESULTS} is damaged: {error}") from error
+    results = {
+        name: {entry: result.get(entry) for entry in (*_RESULT, *_RESULT_MAY_HAVE)}
+        for name, result in (record.get("methods") or {}).items()
+    }
+    evaluation = {"status": record["status"], "settings": record["settings"], "methods": results}
+    return {"evaluation": evaluation, "alive": is_locked(folder)}
+
+
+def _describe_predictions(path: Path) -> dict[str, Any]:
+    classes: Counter[tuple[int, str | None]] = Counter()
+    entropy, errors, gaps = 0.0, 0, 0
+    for number, row in enumerate(read_rows(path), 1):
+        if "gap" in row:
+            gaps += 1
+        elif "error" in row:
+            errors += 1
+        else:
+            _check_row(path, number, row)
+            classes[row["class"], row.get("label")] += 1
+            entropy += row["entropy"]
+    predicted = classes.total()
+    return {
+        "predicted": predicted,
+        "errors": errors,
+        "gaps": gaps,
+        "mean_entropy": entropy / predicted if predicted else None,
+        "classes_predicted": len(classes),
+        "most_common": [
+            {"class": number, "label": label, "frames": frames}
+            for (number, label), frames in classes.most_common(_MOST_COMMON)
+        ],
+    }
+
+
+def _check_row(path: Path, number: int, row: Row) -> None:
+    try:
+        check_entries(row, {"class": int, "entropy": float}, {"label": str})
+    except ValueError as error:
+        raise RemttaError(f"{path}, line {number} is damaged: {error}") from error

@@ -1,0 +1,1 @@
+"""Who looks on at a run: files, metrics, a broker, a video."""

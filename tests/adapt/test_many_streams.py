@@ -1,0 +1,217 @@
+"""Many streams on one model: each comes out as if it had been alone, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remtta import load_delta
+from remtta.adapt.many_streams import SiteSummary, adapt_streams
+from remtta.adapt.one_stream import RunSummary
+from remtta.adapt.turns import Turns
+from remtta.deltas import DELTA
+from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_CONFIGS
+from remtta.models.hashing import state_sha256
+from remtta.options import RunOptions
+from remtta.report.inspection import describe_folder
+from remtta.runs.folder import PREDICTIONS, SITE
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream, open_stream
+from remtta.watching.health import HealthFile
+from tests.conftest import draw_folder, happens, tiny_vit
+from tests.records import json_of, record_of, rows_of
+from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
+from tests.streams.fakes import GATE, FakeCamera, noise, source_of
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+SIZES = {"gate": 8, "yard": 5, "roof": 11}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    return {
+        name: draw_folder(tmp_path / "in" / name, range(100 * number, 100 * number + size), "frame_{}.png")
+        for number, (name, size) in enumerate(SIZES.items())
+    }
+
+
+def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **more: Any) -> SiteSummary:
+    options = RunOptions(**{"batch_size": 3, "save_every": 2, **more.pop("options", {})})
+    opened = {name: each if isinstance(each, Stream) else open_stream(each) for name, each in streams.items()}
+    model, config = more.pop("model", None) or tiny_vit(), more.pop("config", None) or CONFIGS[method]
+    return adapt_streams(model, opened, folder, method=method, config=config, options=options, **more)
+
+
+def assert_as_alone(folder: Path, alone: Path) -> None:
+    assert (folder / PREDICTIONS).read_bytes() == (alone / PREDICTIONS).read_bytes()
+    assert record_of(folder)["counts"] == record_of(alone)["counts"]
+    adapted, wanted = load_delta(folder / DELTA), load_delta(alone / DELTA)
+    assert (adapted.frames, adapted.updates) == (wanted.frames, wanted.updates)
+    assert adapted.tensors.keys() == wanted.tensors.keys()
+    assert all(torch.equal(adapted.tensors[name], tensor) for name, tensor in wanted.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("rem", {"adapt": "auto"}), ("tent", {"latency": True, "reset_every": 6, "guard": None})]
+)
+def test_each_stream_is_as_if_it_were_alone(
+    method: str, options: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    model = tiny_vit()
+    source = state_sha256(model)
+    summary = adapt_site(folders, tmp_path / "site", method, model=model, options=options)
+    assert summary.exit_reason == "completed"
+    for name, folder in folders.items():
+        adapt_tiny(folder, tmp_path / "alone" / name, method, options=options)
+        assert_as_alone(tmp_path / "site" / name, tmp_path / "alone" / name)
+    assert state_sha256(model) == source
+    told = json_of(tmp_path / "site" / SITE)["streams"]
+    assert {name: stream["frames"] for name, stream in told.items()} == SIZES
+    assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
+
+
+def test_all_start_from_a_delta_of_more_layers_than_they_adapt(folders: dict[str, Path], tmp_path: Path) -> None:
+    adapt_tiny(folders["roof"], tmp_path / "first", config=replace(CONFIGS["rem"], adapt_layers="all"))
+    delta = load_delta(tmp_path / "first" / DELTA)
+    adapt_site(folders, tmp_path / "site", delta=delta)
+    adapt_tiny(folders["yard"], tmp_path / "alone", delta=delta)
+    assert_as_alone(tmp_path / "site" / "yard", tmp_path / "alone")
+
+
+def test_one_that_dies_and_one_that_stalls_hold_up_nobody(folders: dict[str, Path], tmp_path: Path) -> None:
+    shots = [noise(number) for number in range(4)]
+    dying = source_of(FakeCamera(shots), reconnect_for=0.02)
+    late_camera = FakeCamera([*shots[:1], GATE, *shots])
+    late = source_of(late_camera, read_timeout_s=60.0)
+    streams = {
+        "late": Stream("0", "camera", islice(late.frames(), 5), live_source=late),
+        "dying": Stream("1", "camera", dying.frames(), live_source=dying),
+        "gate": folders["gate"],
+    }
+    running: list[str] = []
+
+    def ended(names: Iterable[str]) -> bool:
+        told = json_of(tmp_path / "site" / SITE)["streams"]
+        running[:] = [name for name, stream in told.items() if stream["exit_reason"] == "running"]
+        return not set(running) & set(names)
+
+    def open_the_gate() -> None:
+        happens(lambda: (tmp_path / "site" / SITE).exists(), 60)
+        happens(lambda: ended(["gate", "dying"]), 60)
+        late_camera.captures[0].gate.set()
+
+    keeper = threading.Thread(target=open_the_gate)
+    keeper.start()
+    summary = adapt_site(streams, tmp_path / "site")
+    keeper.join()
+    assert running == ["late"]
+    assert summary.exit_reason == "error: 1 of 3 streams failed"
+    assert summary.streams["dying"].exit_reason.startswith("error: camera 0 was lost")
+    assert (summary.streams["dying"].num_predicted, summary.streams["late"].num_predicted) == (4, 5)
+    assert record_of(tmp_path / "site" / "dying")["exit_reason"] == summary.streams["dying"].exit_reason
+    adapt_tiny(folders["gate"], tmp_path / "alone")
+    assert_as_alone(tmp_path / "site" / "gate", tmp_path / "alone")
+    described = describe_folder(tmp_path / "site")
+    assert described["alive"] is False and described["site"]["streams"]["late"]["frames"] == 5
+
+
+def test_a_stop_saves_all_and_they_go_on(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remtta.adapt.many_streams.HealthFile", partial(HealthFile, every_s=0.01))
+    health = tmp_path / "health.json"
+    with Interrupts() as interrupts:
+        stopped = adapt_site(folders, tmp_path / "site", on_batch=StopAfter(4), interrupts=interrupts, health=health)
+    assert stopped.exit_reason == "SIGTERM" == json_of(tmp_path / "site" / SITE)["exit_reason"]
+    assert 4 <= sum(run.num_updates for run in stopped.streams.values()) < 10
+    assert json_of(health)["state"] == "SIGTERM" and "SIGTERM" in {
+        each["state"] for each in json_of(health)["streams"].values()
+    }
+    summary = adapt_site(folders, tmp_path / "site", options={"resume": True})
+    assert summary.exit_reason == "completed"
+    for name, folder in folders.items():
+        adapt_tiny(folder, tmp_path / "alone" / name)
+        assert_as_alone(tmp_path / "site" / name, tmp_path / "alone" / name)
+
+
+def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, Path], tmp_path: Path) -> None:
+    turns, stop = Turns(), Interrupts()
+    stop._received.append(15)
+    begun: list[Interrupts] = []
+    results: list[str] = []
+
+    def ask(interrupts: Interrupts) -> None:
+        try:
+            turns.take(lambda: begun.append(interrupts), interrupts)
+        except BaseException as error:
+            results.append(type(error).__name__)
+
+    waiting, held = stop.part(), stop.part()
+    threads = [threading.Thread(target=ask, args=(waiting,))]
+    with held.finishing():  # whose work is needed for a clean end
+        threads += [threading.Thread(target=ask, args=(held,))]
+        for thread in threads:
+            thread.start()
+        assert happens(lambda: results == ["Stopped"])
+        turns.serve(lambda: not any(thread.is_alive() for thread in threads))
+    assert begun == [held]
+
+
+def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
+    turns = Turns()
+    order: list[str] = []
+    asked = threading.Barrier(3)
+
+    def stream(name: str, batches: int) -> None:
+        asked.wait(10)
+        for _ in range(batches):
+            turns.take(partial(order.append, name), Interrupts())
+
+    threads = [threading.Thread(target=stream, args=args) for args in (("fast", 50), ("slow", 5))]
+    for thread in threads:
+        thread.start()
+    asked.wait(10)
+    assert happens(lambda: turns._asked.qsize() == 2)
+    turns.serve(lambda: not any(thread.is_alive() for thread in threads))
+    assert order.count("fast") == 50 and order.count("slow") == 5
+    assert "slow" in order[:2]
+
+
+def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cotta changes every weight, so the streams of --streams could not share"):
+        adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_CONFIGS["cotta"]())
+    assert not (tmp_path / "site").exists()
+    adapt_tiny(folders["yard"], tmp_path / "one")
+    with pytest.raises(UsageError, match="one holds the run of a single stream"):
+        adapt_site(folders, tmp_path / "one")
+    adapt_site({"yard": folders["yard"]}, tmp_path / "site")
+    with pytest.raises(UsageError, match="site holds the runs of many streams"):
+        adapt_tiny(folders["yard"], tmp_path / "site")
+    with pytest.raises(UsageError, match="yard holds an earlier run"):
+        adapt_site(folders, tmp_path / "site")
+
+
+def test_an_error_in_one_update_ends_that_stream_alone(
+    folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def frames() -> Iterator[Frame]:
+        yield from open_stream(folders["gate"]).frames
+        raise ValueError("a bug")
+
+    summary: Mapping[str, RunSummary] = adapt_site(
+        {"odd": Stream("odd", "folder", frames()), "yard": folders["yard"]}, tmp_path
+    ).streams
+    assert (summary["odd"].exit_reason, summary["yard"].exit_reason) == ("error: ValueError('a bug')", "completed")
+    assert "odd: ValueError('a bug')" in caplog.messages
+    assert len(rows_of(tmp_path / "odd")) >= 6

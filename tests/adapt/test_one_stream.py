@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from remtta import (
+    REM,
+    REMConfig,
+    RemttaError,
+    RunOptions,
+    adapt_stream,
+    apply_delta,
+    load_base,
+    load_delta,
+    load_model,
+    open_stream,
+)
+from remtta.engines.interrupts import Interrupts, Stopped
+from remtta.errors import DeltaError, OutputError, StreamError, UsageError
+from remtta.methods import rem as rem_module
+from remtta.methods.method import Updater
+from remtta.methods.rem import rem_loss
+from remtta.models.preprocessing import preprocessing_of
+from remtta.runs.folder import claim_folder
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream
+from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit
+from tests.records import record_of, rows_of
+
+
+def test_every_frame_is_predicted_in_natural_order_and_the_last_batch_is_smaller(
+    vit: nn.Module, frames: Path, tmp_path: Path
+) -> None:
+    summary = adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=5))
+    rows = rows_of(tmp_path / "run")
+    assert [row["source"] for row in rows] == [str(frames / f"frame_{number}.png") for number in range(12)]
+    assert [row["index"] for row in rows] == list(range(12))
+    assert [row["update"] for row in rows] == [0] * 5 + [1] * 5 + [2] * 2
+    assert all(row["adapted"] is True for row in rows)
+    assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (12, 0, 3)
+    assert summary.exit_reason == "completed"
+
+
+def test_predictions_equal_those_of_the_library_loop(frames: Path, tmp_path: Path) -> None:
+    config = REMConfig(lr=0.01)
+    options = RunOptions(batch_size=4, logits=True, guard=None)
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=config, options=options)
+    model = tiny_vit()
+    rem, preprocessing = REM(model, config), preprocessing_of(model)
+    transform = preprocessing.transform()
+    expected = []
+    for start in (0, 4, 8):
+        stills = [Image.open(frames / f"frame_{number}.png") for number in range(start, start + 4)]
+        expected += rem(preprocessing.normalise(torch.stack([transform(still) for still in stills]))).tolist()
+    assert [row["logits"] for row in rows_of(tmp_path / "run")] == [
+        [float(f"{value:.9g}") for value in logits] for logits in expected
+    ]
+
+
+def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "clean", options=RunOptions(batch_size=4, logits=True))
+    (frames / "frame_0b.png").write_text("no image")
+    (frames / "frame_6b.jpg").write_bytes(b"")
+    whole = (frames / "frame_11.png").read_bytes()
+    (frames / "frame_12.png").write_bytes(whole[: len(whole) // 2])
+    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4, logits=True))
+    rows = rows_of(tmp_path / "run")
+    assert [row["index"] for row in rows if "error" in row] == [1, 8, 14]
+    assert all(set(row) == {"index", "source", "error"} for row in rows if "error" in row)
+    assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (15, 3, 3)
+    good = [row for row in rows if "error" not in row]
+    assert [row["logits"] for row in good] == [row["logits"] for row in rows_of(tmp_path / "clean")]
+    assert record_of(tmp_path / "run")["counts"] == {
+        "frames": 15,
+        "predicted": 12,
+        "skipped": 3,
+        "updates": 3,
+        "not_adapted": 0,
+    }
+
+
+def test_on_error_stop_keeps_what_came_before(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    (frames / "frame_2b.png").write_text("no image")
+    with pytest.raises(StreamError, match=r"frame_2b\.png: not an image .*frame 3"):
+        adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=5, on_error="stop"))
+    assert [row["index"] for row in rows_of(tmp_path / "run")] == [0, 1, 2, 3]
+    assert record_of(tmp_path / "run")["exit_reason"].startswith("error: ")
+    assert load_delta(tmp_path / "run" / "delta.safetensors").frames == 3
+
+
+def test_a_stream_without_a_readable_frame_fails_after_reporting_them(vit: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("no image")
+    with pytest.raises(StreamError, match=r"none of 1 frame"):
+        adapt_stream(vit, tmp_path / "text.jpg", tmp_path / "run")
+    assert rows_of(tmp_path / "run")[0]["error"] == "not an image that Pillow can read"
+
+
+def test_same_input_same_output(frames: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        adapt_stream(tiny_vit(), frames, tmp_path / name, options=RunOptions(batch_size=3))
+    assert (tmp_path / "a/predictions.jsonl").read_bytes() == (tmp_path / "b/predictions.jsonl").read_bytes()
+
+
+def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(
+    vit: nn.Module, frames: Path, tmp_path: Path
+) -> None:
+    config = REMConfig(lr=0.01)
+    adapt_stream(vit, frames, tmp_path / "run", config=config, options=RunOptions(batch_size=4))
+    delta = load_delta(tmp_path / "run" / "delta.safetensors")
+    restored = tiny_vit()
+    apply_delta(restored, delta)
+    assert all(torch.equal(tensor, vit.state_dict()[name]) for name, tensor in restored.state_dict().items())
+    record = record_of(tmp_path / "run")
+    assert record["adapted"] == sorted(delta.tensors, key=record["adapted"].index)
+    assert record["model"]["base_sha256"] == delta.base_sha256
+    assert record["method"]["lr"] == 0.01
+    assert record["preprocessing"]["input_size"] == [32, 32]
+    assert (delta.model, delta.method, delta.frames, delta.updates) == ("unknown", "rem", 12, 3)
+
+
+def test_a_delta_made_from_python_knows_its_model(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {"num_classes": NUM_CLASSES, "model_kwargs": TINY, "crop_pct": 1.0}
+    model = load_model("vit_tiny_patch16_224", checkpoint=checkpoint.name, **arguments)
+    adapt_stream(model, frames, "run", config=REMConfig(lr=0.01), options=RunOptions(batch_size=4))
+    monkeypatch.chdir("/")
+    delta = load_delta(tmp_path / "run")
+    base = load_base(delta)
+    apply_delta(base, delta)
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in base.state_dict().items())
+    assert record_of(tmp_path / "run")["model"]["checkpoint"] == str(checkpoint)
+
+
+def test_a_delta_of_a_model_from_elsewhere_asks_for_one_like_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
+    delta = load_delta(tmp_path / "run")
+    with pytest.raises(UsageError, match="load_model did not build; name an equal one with --model"):
+        load_base(delta)
+    given: dict[str, Any] = {"checkpoint": checkpoint, "num_classes": NUM_CLASSES, "model_kwargs": TINY}
+    apply_delta(load_base(delta, name="vit_tiny_patch16_224", **given), delta)
+
+
+def test_starting_from_a_delta_goes_on_counting(frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "one", options=RunOptions(batch_size=4))
+    start = load_delta(tmp_path / "one" / "delta.safetensors")
+    adapt_stream(tiny_vit(), frames, tmp_path / "two", options=RunOptions(batch_size=4), delta=start)
+    assert [row["update"] for row in rows_of(tmp_path / "two")] == [3] * 4 + [4] * 4 + [5] * 4
+    end = load_delta(tmp_path / "two" / "delta.safetensors")
+    assert (end.frames, end.updates) == (24, 6)
+    with pytest.raises(DeltaError, match="made on other weights"):
+        adapt_stream(tiny_vit(seed=5), frames, tmp_path / "three", delta=start)
+    assert not (tmp_path / "three").exists()
+
+
+def test_reset_every_starts_again_from_the_source(frames: Path, tmp_path: Path) -> None:
+    options = RunOptions(batch_size=3, reset_every=6, logits=True)
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=REMConfig(lr=0.05), options=options)
+    assert [row["update"] for row in rows_of(tmp_path / "run")] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
+    assert load_delta(tmp_path / "run" / "delta.safetensors").frames == 6
+    fresh = adapt_stream(
+        tiny_vit(),
+        [frames / f"frame_{number}.png" for number in range(6, 12)],
+        tmp_path / "fresh",
+        config=REMConfig(lr=0.05),
+        options=RunOptions(batch_size=3, logits=True),
+    )
+    assert fresh.num_updates == 2
+    again = [row["logits"] for row in rows_of(tmp_path / "run")[6:]]
+    assert again == [row["logits"] for row in rows_of(tmp_path / "fresh")]
+
+
+def test_episodic_runs_predict_every_batch_with_no_updates(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    summary = adapt_stream(
+        vit, frames, tmp_path / "run", config=REMConfig(episodic=True), options=RunOptions(batch_size=4)
+    )
+    assert {row["update"] for row in rows_of(tmp_path / "run")} == {0}
+    assert summary.num_updates == 3
+    delta = load_delta(tmp_path / "run" / "delta.safetensors")
+    assert (delta.frames, delta.updates) == (4, 1)
+
+
+def test_the_source_method_predicts_without_adapting(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    adapt_stream(vit, frames, tmp_path / "run", method="source", options=RunOptions(batch_size=4))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in vit.state_dict().items())
+    assert {(row["update"], row["adapted"]) for row in rows_of(tmp_path / "run")} == {(0, False)}
+    assert not (tmp_path / "run" / "delta.safetensors").exists()
+
+
+def test_an_earlier_run_is_overwritten_only_when_asked(frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=6))
+    kept = (tmp_path / "run" / "predictions.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="holds an earlier run"):
+        adapt_stream(tiny_vit(), frames, tmp_path / "run")
+    assert (tmp_path / "run" / "predictions.jsonl").read_bytes() == kept
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=12, overwrite=True))
+    assert record_of(tmp_path / "run")["counts"]["updates"] == 1
+
+
+def test_a_file_in_place_of_the_run_folder_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        adapt_stream(vit, frames, tmp_path / "taken" / "run")
+
+
+def test_the_delta_is_saved_on_the_way(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    seen = []
+
+    def look(_: object) -> None:
+        path = tmp_path / "run" / "delta.safetensors"
+        seen.append(load_delta(path).updates if path.exists() else 0)
+
+    adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2, save_every=2), on_batch=look)
+    assert seen == [0, 2, 2, 4, 4, 6]
+
+
+def test_a_source_without_a_frame_leaves_nothing_behind(vit: nn.Module, tmp_path: Path) -> None:
+    def unreachable() -> Iterator[Frame]:
+        raise StreamError("the camera cannot be opened")
+        yield
+
+    run = tmp_path / "runs" / "run"
+    for frames, message in ((unreachable(), "cannot be opened"), (iter(()), "cam: the stream held no frames")):
+        with pytest.raises(StreamError, match=message):
+            adapt_stream(vit, Stream("cam", "camera", frames), run)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    write, room = os.write, 1000
+
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal room
+        assert (run / ".lock").exists()
+        assert (run / ".reserve").stat().st_size > 2 * 12 * 48 * 4 + 100 * 4 * 7 + 4 * 1000  # the guard's window, too
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(room, len(data))
+        room -= taken
+        return write(descriptor, data[:taken])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(
+        OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some space, "
+    ):
+        adapt_stream(vit, frames, run, options=RunOptions(batch_size=1))
+    written = len(rows_of(run))
+    assert 1 <= written < 12
+    assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
+    assert record_of(run)["exit_reason"].endswith("free some space, then go on (a run by --resume)")
+    assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
+
+
+def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OutputError("delta.safetensors cannot be written")
+
+    monkeypatch.setattr("remtta.runs.saving.save_delta", refuse)
+    with pytest.raises(OutputError):
+        adapt_stream(vit, frames, tmp_path / "run")
+    assert record_of(tmp_path / "run")["exit_reason"] == "error: delta.safetensors cannot be written"
+
+
+def test_a_state_that_cannot_be_saved_does_not_cost_the_delta(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OutputError("state.safetensors cannot be written")
+
+    monkeypatch.setattr("remtta.runs.saving.save_place", refuse)
+    with pytest.raises(OutputError):
+        adapt_stream(vit, frames, tmp_path / "run")
+    assert load_delta(tmp_path / "run").frames == len(rows_of(tmp_path / "run")) == 12
+    assert record_of(tmp_path / "run")["exit_reason"] == "error: state.safetensors cannot be written"
+
+
+def test_a_stop_before_the_first_frame_is_recorded(vit: nn.Module, tmp_path: Path) -> None:
+    def stopped() -> Iterator[Frame]:
+        time.sleep(60)
+        yield Frame("late", lambda: draw_image(0))
+
+    interrupts = Interrupts()
+    interrupts.check = lambda: (_ for _ in ()).throw(Stopped(signal.SIGTERM))  # type: ignore[method-assign]
+    adapt_stream(vit, Stream("cam", "camera", stopped()), tmp_path / "run", interrupts=interrupts)
+    assert record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
+    assert load_delta(tmp_path / "run").updates == 0
+
+
+def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_in_between(folder: Path, *, overwrite: bool) -> None:
+        claim_folder(folder, overwrite=overwrite)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("remtta.runs.folder.claim_folder", stopped_in_between)
+    with Interrupts() as interrupts:
+        summary = adapt_stream(vit, frames, tmp_path / "run", interrupts=interrupts)
+    assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "delta.safetensors",
+        "events.jsonl",
+        "predictions.jsonl",
+        "run.json",
+        "state.safetensors",
+    ]
+
+
+def test_an_unknown_method_is_told(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match='unknown method "tenth"; did you mean tent'):
+        adapt_stream(vit, frames, tmp_path / "run", method="tenth")
+
+
+def test_the_record_names_the_delta_the_run_started_from(frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "one", options=RunOptions(seed=5))
+    adapt_stream(tiny_vit(), frames, tmp_path / "two", delta=load_delta(tmp_path / "one"))
+    start = record_of(tmp_path / "two")["model"]["start_delta"]
+    content = (tmp_path / "one" / "delta.safetensors").read_bytes()
+    assert start["path"] == str(tmp_path / "one" / "delta.safetensors")
+    assert start["file_sha256"] == hashlib.sha256(content).hexdigest()
+    assert record_of(tmp_path / "one")["options"]["seed"] == 5
+
+
+def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = iter((1.0, float("nan"), 1.0))
+    monkeypatch.setattr(rem_module, "rem_loss", lambda *args: rem_loss(*args) * next(factors))
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
+    rows = rows_of(tmp_path / "run")
+    assert [row["adapted"] for row in rows] == [True] * 4 + [False] * 4 + [True] * 4
+    assert [row["update"] for row in rows] == [0] * 4 + [1] * 8
+    delta = load_delta(tmp_path / "run")
+    assert (delta.frames, delta.updates) == (8, 2)
+
+
+def test_a_failing_stream_has_all_its_frames_predicted(vit: nn.Module, tmp_path: Path) -> None:
+    def broken() -> Iterator[Frame]:
+        for number in range(5):
+            yield Frame(f"camera {number}", lambda: draw_image(0))
+        raise StreamError("the camera is gone")
+
+    with pytest.raises(StreamError, match="the camera is gone"):
+        adapt_stream(vit, Stream("cam", "camera", broken()), tmp_path / "run", options=RunOptions(batch_size=2))
+    assert len(rows_of(tmp_path / "run")) == 5
+    assert record_of(tmp_path / "run")["exit_reason"] == "error: the camera is gone"
+    assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 3
+
+
+def test_outputs_that_are_not_finite_stop_the_run_and_keep_the_last_good_delta(
+    vit: nn.Module, frames: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RemttaError, match="not finite numbers from frame 2 on; use a lower --lr"):
+        adapt_stream(
+            vit,
+            frames,
+            tmp_path / "run",
+            config=REMConfig(lr=1e38, optimizer="sgd"),
+            options=RunOptions(batch_size=2, save_every=1, guard=None),
+        )
+    assert len(rows_of(tmp_path / "run")) == 2
+    assert "not finite" in record_of(tmp_path / "run")["exit_reason"]
+
+
+def test_a_closed_pipe_ends_the_run_quietly(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    options = RunOptions(batch_size=3)
+    summary = adapt_stream(vit, frames, tmp_path / "run", options=options, echo=_Broken())
+    assert summary.exit_reason == "closed pipe"
+    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 3
+    assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 1
+
+
+@pytest.mark.parametrize("latency", [False, True])
+def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
+    latency: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remtta.runs.writer.READER_PATIENCE_S", 0.2)
+    options = RunOptions(batch_size=3, logits=True, topk=7, latency=latency)
+    adapt_stream(tiny_vit(), frames, tmp_path / "whole", options=options)
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+
+    def stop() -> None:
+        predictions = tmp_path / "run" / "predictions.jsonl"
+        while not (predictions.exists() and predictions.stat().st_size):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    os.write(writing, bytes(4096))  # it is full
+    stopper = threading.Thread(target=stop)
+    rescuer = threading.Timer(15.0, os.close, (reading,))  # of a test that fails
+    with os.fdopen(writing, "wb", buffering=0) as raw, Interrupts() as interrupts:
+        stopper.start()
+        rescuer.start()
+        pipe = io.BufferedWriter(raw)
+        summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=options, echo=pipe, interrupts=interrupts)
+        rescuer.cancel()
+        assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
+        pipe.detach()
+    os.close(reading)
+    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 3
+    assert record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=dataclasses.replace(options, resume=True))
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
+
+
+def test_a_reader_that_is_only_slow_gets_the_rows_of_a_run_that_is_stopped(frames: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    got: list[bytes] = []
+
+    def read() -> None:
+        got.append(os.read(reading, 1000))
+        os.kill(os.getpid(), signal.SIGTERM)
+        while part := os.read(reading, 1000):
+            got.append(part)
+
+    reader = threading.Thread(target=read)
+    options = RunOptions(batch_size=12, logits=True, topk=7)
+    with os.fdopen(writing, "wb") as pipe, Interrupts() as interrupts:
+        reader.start()
+        adapt_stream(tiny_vit(), frames, tmp_path, options=options, echo=pipe, interrupts=interrupts)
+    reader.join()
+    os.close(reading)
+    assert b"".join(got) == (tmp_path / "predictions.jsonl").read_bytes() != b""
+
+
+class _Broken(io.BytesIO):
+    def write(self, data: Any) -> int:
+        raise BrokenPipeError
+
+
+def test_memory_stays_bounded_because_frames_are_read_only_a_few_batches_ahead(vit: nn.Module, tmp_path: Path) -> None:
+    loaded = 0
+    lead = []
+
+    def endless() -> Iterator[Frame]:
+        nonlocal loaded
+        for number in range(60):
+            loaded += 1
+            yield Frame(str(number), lambda: draw_image(0))
+
+    def look(summary: Any) -> None:
+        lead.append(loaded - summary.num_frames)
+
+    stream = Stream("endless", "camera", endless())
+    adapt_stream(vit, stream, tmp_path / "run", options=RunOptions(batch_size=2), on_batch=look)
+    assert max(lead) <= 2 * 2 + 2 * 8 + 2  # the queue, the frames in decoding, the one in hand
+
+
+def test_paths_may_come_from_any_iterable(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    paths = [frames / "frame_3.png", frames / "frame_1.png"]
+    adapt_stream(vit, open_stream(paths), tmp_path / "run")
+    assert [row["source"] for row in rows_of(tmp_path / "run")] == [str(path) for path in paths]
+
+
+def test_a_stop_between_update_and_writing_leaves_delta_and_predictions_in_step(
+    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Updater.__call__
+
+    def stopped_after_the_third_update(self: Updater[Any], images: torch.Tensor, labels: None = None) -> torch.Tensor:
+        logits = step(self, images)
+        if self.num_updates == 3:
+            raise Stopped(signal.SIGTERM)
+        return logits
+
+    monkeypatch.setattr(Updater, "__call__", stopped_after_the_third_update)
+    summary = adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2))
+    assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
+    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 4
+    delta = load_delta(tmp_path / "run" / "delta.safetensors")
+    assert (delta.updates, delta.frames) == (2, 4)

@@ -1,0 +1,51 @@
+"""Tasks of worker processes: done once each, whoever dies, unless all do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remtta.engines.cluster import on_ray
+from remtta.engines.interrupts import Interrupts
+from remtta.engines.processes import DIED, in_processes
+from remtta.errors import RemttaError, UsageError
+
+
+def square(died: Path, number: int, stopped: Callable[[], bool]) -> int:
+    """The square; of 3, only the second time."""
+    if number == 3 and not died.exists():
+        died.touch()
+        os._exit(1)
+    return number * number
+
+
+def die(shared: None, number: int, stopped: Callable[[], bool]) -> None:
+    os._exit(1)
+
+
+def test_tasks_of_a_worker_that_died_are_done_by_another(tmp_path: Path) -> None:
+    done = in_processes(square, tmp_path / "died", range(5), jobs=1, interrupts=Interrupts())
+    assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: remtta[cluster]")
+    done = on_ray(square, tmp_path / "died", range(5), interrupts=Interrupts())
+    assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
+    assert (tmp_path / "died").exists()
+
+
+def test_tasks_that_every_worker_dies_of_end_it_with_advice() -> None:
+    with pytest.raises(RemttaError, match=DIED):
+        list(in_processes(die, None, [0], jobs=1, interrupts=Interrupts()))
+
+
+def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install \"remtta\[cluster\]\""):
+        next(on_ray(die, None, [0], interrupts=Interrupts()))

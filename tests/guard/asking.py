@@ -1,0 +1,28 @@
+"""Observers asked as an adapter asks them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from remtta.guard.adapter import Adapter
+from remtta.guard.guard import Guard
+from remtta.guard.observer import Answers, Observer
+
+
+def see(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
+    """What an observer makes of logits (B, C) of the next frames; `more` is other fields of `Answers`."""
+    none = torch.empty(len(logits), 0)
+    answers = Answers(cast(Any, SimpleNamespace(adapts=True)), none, torch.ones(len(logits), dtype=torch.bool))
+    for name, value in {"logits": logits, **more}.items():
+        setattr(answers, name, value)
+    observer.answer(answers)
+    return answers.logits
+
+
+def ask(guard: Guard, images: Tensor, *, learn: bool = True) -> Answers:
+    """The answers of a guarded method, which learns from the images."""
+    return Adapter(guard.method, [guard]).predict(images, torch.full((len(images),), learn))

@@ -1,0 +1,153 @@
+"""The micro-batch that `--max-memory` chooses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta import adapt_stream
+from remtta.errors import UsageError
+from remtta.methods import fitting
+from remtta.methods.fitting import fitting_micro_batch
+from remtta.methods.method import Method
+from remtta.methods.objective import Loss, Targets
+from remtta.methods.registry import build_method
+from remtta.methods.rem import RankedEntropy
+from remtta.methods.settings import REMConfig, method_config
+from remtta.options import RunOptions
+from remtta.options.option import read_size
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
+
+USED = 100 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def _the_process_uses_a_hundred_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "resident_bytes", lambda: USED)
+
+
+def method(name: str = "tent", **settings: Any) -> Method:
+    built = build_method(name, tiny_vit(), method_config(name, settings, batch_size=8))
+    assert built.trains
+    return built
+
+
+def most_for(count: int, name: str = "tent") -> int:
+    """A limit that lets `count` images of a batch of 8 fit, and not one more, found by bisection."""
+    low, high = USED, USED + 2**27
+    measured = method(name)
+    while high - low > 1024:
+        middle = (low + high) // 2
+        try:
+            fits = fitting_micro_batch(measured, (32, 32), 8, middle) or 8
+        except UsageError:
+            fits = 0
+        low, high = (middle, high) if fits < count else (low, middle)
+    return high
+
+
+def test_an_image_takes_what_its_graph_holds() -> None:
+    width, hidden, tokens, depth = 48, 4 * 48, 65, 4
+    # Per token and block: both norms' inputs, qkv, the attention's output, the MLP's hidden layer; and two statistics
+    # for each norm, one for each head's softmax.
+    block = tokens * (2 * width + 3 * width + width + hidden + 2 * 2 + 3)
+    last = tokens * (width + 2 * width + 2)  # its first norm's input, its keys and values
+    expected = 4 * ((depth - 1) * block + last)
+    tent = method()
+    one, two = (fitting._graph_bytes(tent, count, (32, 32)) for count in (1, 2))
+    assert two - one == pytest.approx(expected, rel=0.02)
+
+
+def test_more_memory_lets_more_images_fit_until_all_do() -> None:
+    limits = [most_for(count) for count in (1, 2, 4)]
+    steps = (limits[1] - limits[0], (limits[2] - limits[1]) / 2)
+    assert steps[0] == pytest.approx(steps[1], rel=0.01)  # each image takes the same
+    assert fitting_micro_batch(method(), (32, 32), 8, 2**40) is None
+
+
+def test_too_little_for_one_image_is_told_with_what_it_needs() -> None:
+    with pytest.raises(UsageError, match=r"--max-memory 100M is too little: one image at a time needs about 10\dM"):
+        fitting_micro_batch(method(), (32, 32), 8, USED)
+
+
+@pytest.mark.parametrize("name", ["rem", "tent", "cotta", "sar", "vida", "eta"])
+def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
+    measured, fresh = method(name), method(name)
+    fitting_micro_batch(measured, (32, 32), 8, 2**40)
+    assert measured.num_updates == 0
+    for seed in range(2):
+        torch.testing.assert_close(measured(random_images(8, seed)), fresh(random_images(8, seed)))
+
+
+def test_memo_is_left_to_micro_batch() -> None:
+    with pytest.raises(UsageError, match="MEMO takes image by image"):
+        fitting_micro_batch(method("memo"), (32, 32), 8, 2**40)
+
+
+def sizes_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    seen: list[int] = []
+    loss = RankedEntropy.loss
+
+    def counted(self: RankedEntropy, images: Tensor, targets: Targets) -> Loss:
+        seen.append(len(images))
+        return loss(self, images, targets)
+
+    monkeypatch.setattr(RankedEntropy, "loss", counted)
+    return seen
+
+
+def go(frames: Path, output: Path, **options: Any) -> None:
+    adapt_stream(tiny_vit(), frames, output, config=REMConfig(lr=0.01), options=RunOptions(batch_size=8, **options))
+
+
+def test_a_run_keeps_to_it_and_gives_the_same(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(frames, tmp_path / "whole")
+    limit = most_for(3, "rem")
+    seen = sizes_seen(monkeypatch)
+    go(frames, tmp_path / "parts", max_memory=limit)
+    assert max(seen[2:]) == 3  # after the measuring
+    record = json.loads((tmp_path / "parts" / "run.json").read_text())
+    assert record["method"]["micro_batch"] == 3 and record["options"]["max_memory"] == limit
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "predictions.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    ]
+    for whole, parts in zip(*rows, strict=True):
+        assert whole["class"] == parts["class"]
+        assert whole["entropy"] == pytest.approx(parts["entropy"], abs=1e-4)
+
+
+def test_a_resumed_run_keeps_its_micro_batch(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = most_for(3, "rem")
+    go(frames, tmp_path / "run", max_memory=limit)
+    monkeypatch.setattr(fitting, "resident_bytes", lambda: 2 * USED)  # nothing would fit now
+    go(frames, tmp_path / "run", max_memory=limit, resume=True)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["resumed"], record["method"]["micro_batch"]) == (1, 3)
+
+
+def test_whole_batch_methods_refuse_what_they_cannot_divide(frames: Path, tmp_path: Path, vit: nn.Module) -> None:
+    with pytest.raises(UsageError, match="ROID"):
+        adapt_stream(
+            vit, frames, tmp_path / "run", method="roid", options=RunOptions(batch_size=8, max_memory=most_for(3))
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("100", 100), ("2k", 2048), ("1.5G", 3 * 2**29), ("800M", 800 * 2**20), ("2 GiB", 2**31)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1.2.3M", "nan", "1e3", "5X"])
+def test_what_is_no_size_is_wrong_use(text: str, frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, f"--max-memory={text}") == 2
+    assert "write it as 800M or 1.5G" in capfd.readouterr().err

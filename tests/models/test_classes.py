@@ -1,0 +1,45 @@
+"""Some of a model's classes only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remtta import REM, REMConfig
+from remtta.errors import ModelError
+from remtta.models.classes import restrict_classes, restricted_classes
+from tests.backbones.test_families import images_for, make
+from tests.backbones.tiny_models import FAMILIES, pictures, tiny
+from tests.conftest import NUM_CLASSES, tiny_vit
+
+TRANSFORMERS = ("DINOv2 with registers", "distilled", "attention pool", "DINOv3", "BEiT", "relative", "NaFlex")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *TRANSFORMERS])
+@torch.no_grad()
+def test_every_family_answers_with_the_chosen_classes_and_then_with_all(family: str) -> None:
+    model, images = _model_and_images(family)
+    whole, config, parameters = model(images), model.pretrained_cfg, list(model.parameters())
+    with restricted_classes(model, [5, 0, 3]):
+        torch.testing.assert_close(model(images), whole[:, [5, 0, 3]])
+        assert model.num_classes == model.pretrained_cfg["num_classes"] == 3
+        with torch.enable_grad():
+            assert REM(model, REMConfig((0.0, 0.25), lr=1e-6))(images).shape == (len(images), 3)
+    assert (model.num_classes, model.pretrained_cfg) == (NUM_CLASSES, config)
+    assert all(map(torch.equal, model.parameters(), parameters))
+
+
+def _model_and_images(family: str) -> tuple[Any, Tensor]:
+    if family in TRANSFORMERS:
+        return make(family), images_for(family)
+    return tiny(family), pictures(2)
+
+
+def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
+    model: Any = tiny_vit()
+    model.head = nn.Sequential(model.head)
+    with pytest.raises(ModelError, match="the model's head is no linear layer, so its classes cannot be restricted"):
+        restrict_classes(model, [0, 2])

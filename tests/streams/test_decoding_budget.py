@@ -1,0 +1,155 @@
+"""What decoding may take at a time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from remtta.errors import FrameError
+from remtta.models.preprocessing import Preprocessing
+from remtta.streams import decoding_budget
+from remtta.streams.decoding_budget import Budget, current_share, decoding_bytes, machine_bytes
+from remtta.streams.images import load_image
+from remtta.streams.prefetch import DecodedFrame, prefetch
+from remtta.streams.sources import open_stream
+from tests.conftest import draw_image, happens
+
+MIB = 2**20
+
+
+def decoded(budget: Budget, *paths: Path) -> list[DecodedFrame]:
+    return list(prefetch(open_stream(paths).frames, Preprocessing(*PREPROCESSING).transform(), ahead=8, memory=budget))
+
+
+PREPROCESSING = ((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
+
+
+def test_a_limit_on_the_process_leaves_a_quarter_to_decoding() -> None:
+    assert decoding_bytes(8 * 2**30) == 2 * 2**30
+    assert decoding_bytes(100 * MIB) == 256 * MIB  # a photograph has to fit
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"), [(64 * 2**30, 2048), (4 * 2**30, 1024), (512 * MIB, 256), (0, 1024)], ids=str
+)
+def test_without_a_limit_the_machine_says(there: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: there)
+    assert decoding_bytes(None) == expected * MIB
+
+
+def test_a_container_has_what_its_control_group_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = machine_bytes()
+    monkeypatch.setattr(decoding_budget, "_limits", lambda: iter([300 * MIB, 2**62]))
+    assert machine_bytes() == min(whole, 300 * MIB)
+
+
+def test_images_decode_together_only_while_there_is_room() -> None:
+    budget, together, most = Budget(100), 0, 0
+    lock, gate = threading.Lock(), threading.Event()
+
+    def decode(num_bytes: int) -> None:
+        nonlocal together, most
+        with budget.share():
+            share = current_share()
+            assert share is not None
+            share.reserve(num_bytes, 1, 1)
+            with lock:
+                together += num_bytes
+                most = max(most, together)
+            gate.wait(0.02)
+            with lock:
+                together -= num_bytes
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(decode, [60, 30, 10, 100, 1, 50, 50, 99, 2] * 3))
+    assert 90 <= most <= 100
+
+
+def test_a_large_image_is_not_overtaken_for_ever() -> None:
+    budget = Budget(10)
+    budget.take(6)
+    done: list[int] = []
+
+    def ask(num_bytes: int) -> None:
+        budget.take(num_bytes)
+        done.append(num_bytes)
+
+    threads = []
+    for size in (10, 1):
+        threads.append(threading.Thread(target=ask, args=(size,)))
+        threads[-1].start()
+        happens(lambda: len(budget._waiting) == len(threads))
+    assert done == []  # the small one would fit, and waits its turn
+    budget.give_back(6)
+    assert happens(lambda: done == [10])
+    budget.give_back(10)
+    assert happens(lambda: done == [10, 1])
+
+
+def test_what_exceeds_the_whole_budget_is_an_unreadable_frame_that_says_so(tmp_path: Path) -> None:
+    for name, size in (("small.png", (100, 100)), ("large.png", (2000, 1000))):
+        Image.new("RGBA", size).save(tmp_path / name)
+    small, large, again = decoded(
+        Budget(2 * MIB), *(tmp_path / name for name in ("small.png", "large.png", "small.png"))
+    )
+    assert small.error is None and again.error is None
+    assert large.error == (
+        "2000x1000 pixels take 15 MiB to decode, and the limit is 2 MiB; scale the image down, or allow more memory"
+    )
+
+
+def test_a_jpeg_over_the_budget_is_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
+    draw_image(0, 2400, 2100).save(tmp_path / "a.jpg")
+    with Budget(21 * MIB).share():
+        whole = load_image(tmp_path / "a.jpg")
+    with Budget(10 * MIB).share():
+        half = load_image(tmp_path / "a.jpg")
+    with Budget(4 * MIB).share(), pytest.raises(FrameError, match=r"^2400x2100 pixels take 19 MiB"):
+        load_image(tmp_path / "a.jpg")  # a quarter has fewer pixels than a large model looks at
+    assert (whole.size, half.size) == ((2400, 2100), (1200, 1050))
+    assert whole.tobytes() == load_image(tmp_path / "a.jpg").tobytes()
+    difference = np.abs(np.asarray(whole.resize(half.size, Image.Resampling.BOX), int) - np.asarray(half))
+    assert difference.mean() < 1
+
+
+def test_a_jpeg_2000_over_the_budget_is_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
+    draw_image(0, 2400, 2100).save(tmp_path / "a.jp2")
+    with Budget(60 * MIB).share():
+        assert load_image(tmp_path / "a.jp2").size == (1200, 1050)
+
+
+def test_a_line_of_pixels_is_refused_before_it_is_resized_to_millions(tmp_path: Path) -> None:
+    preprocessing = Preprocessing(*PREPROCESSING)
+    Image.new("RGB", (100_000, 1)).save(tmp_path / "line.png")  # 32 pixels high, it would be 3,200,000 wide
+    [line] = decoded(Budget(100 * MIB, preprocessing.resized_bytes), tmp_path / "line.png")
+    assert line.error is not None and line.error.startswith("100000x1 pixels take 403 MiB to decode")
+
+
+def test_resizing_a_square_takes_next_to_nothing() -> None:
+    assert Preprocessing(*PREPROCESSING).resized_bytes(500, 500) == 4 * 32 * (32 + 500)
+    squashed = Preprocessing(*PREPROCESSING[:-1], "squash")
+    assert squashed.resized_bytes(10**6, 1) == 0
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "I", "F"])
+def test_conversion_by_bands_gives_the_same_pixels(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}.get(mode)
+    if dtype:
+        image = Image.fromarray(rng.integers(0, 60_000, (33, 21)).astype(dtype))
+    else:
+        image = draw_image(0, 21, 33).convert(mode)
+        if mode == "P":
+            image.info["transparency"] = 3
+        else:
+            image.putalpha(draw_image(1, 21, 33).convert("L"))
+    path = tmp_path / "a.tiff" if dtype else tmp_path / "a.png"
+    image.save(path)
+    at_once = load_image(path)
+    monkeypatch.setattr("remtta.streams.images._BAND_PIXELS", 50)
+    assert load_image(path).tobytes() == at_once.tobytes()

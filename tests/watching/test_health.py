@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from remtta import RunOptions, adapt_stream
+from remtta.adapt.one_stream import RunSummary
+from remtta.errors import StreamError, UsageError
+from remtta.options import LiveOptions
+from remtta.streams.live import LiveSource
+from remtta.streams.sources import Stream
+from remtta.watching.health import HealthFile, check_health_path
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS, happens, tiny_vit
+from tests.records import json_of
+from tests.streams.fakes import FakeCamera, noise
+
+
+def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
+    path, calls = tmp_path / "health.json", [0]
+
+    def report() -> dict[str, Any]:
+        calls[0] += 1
+        return {"frames": calls[0]}
+
+    health = HealthFile(path, report, every_s=0.01)
+    assert happens(lambda: bool(json_of(path)["frames"] > 5))  # every reading in between was whole, too
+    health.close()
+    last = json_of(path)
+    assert last["frames"] == calls[0] and last["time"].endswith("+00:00")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["health.json"]
+    assert not any(thread.name == "remtta-health" for thread in threading.enumerate())
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere: no such folder"):
+        adapt_stream(vit, frames, tmp_path / "run", health=tmp_path / "nowhere" / "health.json")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    health = HealthFile(tmp_path / "there" / "health.json", dict, every_s=0.01)
+    (tmp_path / "there").rename(tmp_path / "gone")
+    time.sleep(0.1)
+    (tmp_path / "gone").rename(tmp_path / "there")
+    (tmp_path / "there" / "health.json").unlink()
+    assert happens((tmp_path / "there" / "health.json").exists)
+    health.close()
+
+
+def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remtta.adapt.one_stream.HealthFile", partial(HealthFile, every_s=0.01))
+    path = tmp_path / "health.json"
+    camera = FakeCamera([noise(0), noise(1)], [noise(2)])
+    seen: list[dict[str, Any]] = []
+
+    def look(wanted: Callable[[dict[str, Any]], bool]) -> None:
+        assert happens(lambda: wanted(json_of(path)))
+        seen.append(json_of(path))
+
+    def on_batch(summary: RunSummary) -> None:
+        if summary.num_frames == 2:
+            look(lambda health: bool(health["frames"] == 2))
+
+    def sleep(seconds: float) -> None:  # while the source is lost, in the reader's thread
+        look(lambda health: bool(health["state"] == "reconnecting"))
+
+    source = LiveSource(0, LiveOptions(buffer="all", reconnect_for=0.5), connect=camera, sleep=sleep)
+    stream = Stream("0", "camera", islice(source.frames(), 3), live_source=source)
+    adapt_stream(vit, stream, tmp_path / "run", options=RunOptions(batch_size=1), health=path, on_batch=on_batch)
+    assert {"reconnecting"} <= {health["state"] for health in seen} <= {"running", "reconnecting"}
+    last = json_of(path)
+    assert last["last_frame"] <= last["time"]
+    assert 0 <= last["lag_s"] < 60
+    del last["time"], last["last_frame"], last["lag_s"]
+    counts = {"frames": 3, "skipped": 0, "updates": 3, "dropped": 0, "gaps": 1}
+    assert last == {"state": "completed", "guard": "trust", "guard_alarms": 0, "estimate": None, **counts}
+
+
+def test_the_end_of_a_run_is_told_with_its_reason(vit: nn.Module, tmp_path: Path) -> None:
+    source = LiveSource(0, LiveOptions(), connect=FakeCamera(None))
+    with pytest.raises(StreamError):
+        adapt_stream(
+            vit, Stream("0", "camera", source.frames(), live_source=source), tmp_path / "run", health=tmp_path / "h"
+        )
+    health = json_of(tmp_path / "h")
+    assert health["state"] == "error" and health["reason"].startswith("error: camera 0 cannot be opened")
+    assert health["last_frame"] is None
+
+
+def test_a_place_that_cannot_hold_it_is_wrong_use(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path, told in ((tmp_path / "no" / "health.json", "no: no such folder"), (tmp_path, "is a folder; name a file")):
+        assert remtta_here("adapt", frames, *TINY_OPTIONS, "-o", tmp_path / "run", "--health", path) == 2
+        assert told in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_own(
+    vit: nn.Module, frames: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "first"
+    with pytest.raises(UsageError, match=r"run\.json is a file of the run; choose another name"):
+        adapt_stream(vit, frames, run, health=run / "run.json")
+    with pytest.raises(UsageError, match=r"runs: no such folder"):
+        adapt_stream(vit, frames, run, health=tmp_path / "runs" / "health.json")
+    assert not run.parent.exists()
+    for resume in (False, True):
+        adapt_stream(tiny_vit(), frames, run, health=run / "health.json", options=RunOptions(resume=resume))
+        assert json_of(run / "health.json")["state"] == "completed"
+    assert (run / "predictions.jsonl").read_bytes().count(b"\n") == 12
+
+
+def test_nothing_but_a_health_file_is_replaced(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"exit_reason": "completed"}')
+    (tmp_path / "list.json").write_text('["time", "state"]')
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(frames / "frame_0.png")
+    for path in (*map(tmp_path.joinpath, ("run.json", "list.json", "pipe", "link")), Path("/dev/full")):
+        before = path.read_bytes() if path.is_file() else path.stat()
+        with pytest.raises(UsageError, match=f"--health: {path} is no health file, and would be replaced; name"):
+            adapt_stream(vit, frames, tmp_path / "run", health=path)
+        assert before == (path.read_bytes() if path.is_file() else path.stat())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", '{"time": "2026-01-01T00:00:00+00:00", "state": "completed"}\n'])
+def test_it_is_written_through_a_link_to_a_file_like_it_or_none(content: str | None, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    if content is not None:
+        target.write_text(content)
+    check_health_path(link, tmp_path / "run")
+    HealthFile(link, lambda: {"state": "running"}).close()
+    assert link.is_symlink() and json_of(target)["state"] == "running"
+
+
+def test_the_command_writes_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    args: list[str | Path] = ["-b", "6", "-o", tmp_path / "run", "--health", tmp_path / "health.json"]
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
+    health = json_of(tmp_path / "health.json")
+    assert (health["state"], health["frames"], health["updates"]) == ("completed", 12, 2)

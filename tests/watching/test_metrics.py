@@ -1,0 +1,181 @@
+"""What Prometheus gets of a run, over HTTP and in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from remtta.adapt.many_streams import adapt_streams
+from remtta.adapt.one_stream import RunSummary
+from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
+from remtta.options import LiveOptions, RunOptions
+from remtta.streams.live import LiveSource
+from remtta.streams.sources import Stream, open_stream
+from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
+from tests.command import refusal_of
+from tests.conftest import draw_folder, tiny_vit
+from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
+from tests.streams.fakes import FakeCapture, noise
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Metrics, str]]:
+    port = free_port()
+    with contextlib.closing(Metrics(("127.0.0.1", port))) as metrics:
+        yield metrics, f"http://127.0.0.1:{port}/metrics"
+
+
+def scrape(url: str) -> dict[str, Metric]:
+    with urlopen(url, timeout=10) as answer:
+        return parsed(answer.read().decode())
+
+
+def parsed(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(families: dict[str, Metric], name: str, stream: str = "") -> float:
+    family = families[re.sub("_(total|count|sum)$", "", name)]
+    (found,) = [s.value for s in family.samples if s.name == name and s.labels.get("stream", "") == stream]
+    return float(found)
+
+
+def test_counts_grow_and_agree_with_the_run_and_the_file(
+    served: tuple[Metrics, str], frames: Path, tmp_path: Path
+) -> None:
+    metrics, url = served
+    seen: list[dict[str, Metric]] = []
+
+    def look(summary: RunSummary) -> None:
+        seen.append(scrape(url))
+        assert value(seen[-1], "remtta_frames_total") == summary.num_frames
+        assert value(seen[-1], "remtta_running") == 1
+
+    (frames / "broken.png").write_bytes(b"no picture")
+    assert value(scrape(url), "remtta_loading") == 1
+    summary = adapt_tiny(frames, tmp_path / "run", on_batch=look, metrics=metrics)
+    updates = [value(each, "remtta_updates_total") for each in seen]
+    assert updates == sorted(updates) and updates[-1] == summary.num_updates > 1
+    last = scrape(url)
+    assert value(last, "remtta_running") == value(last, "remtta_failed") == value(last, "remtta_loading") == 0
+    assert value(last, "remtta_skipped_total") == 1
+    assert 0 < value(last, "remtta_entropy_nats") < 3
+    counts = {s.labels["le"]: s.value for s in last["remtta_latency_seconds"].samples if "le" in s.labels}
+    assert list(counts.values()) == sorted(counts.values()) and len(counts) == len(BUCKETS_S) + 1
+    assert counts["+Inf"] == summary.num_predicted
+    for name in ("remtta_read_seconds", "remtta_decode_seconds"):
+        assert value(last, f"{name}_count") == summary.num_frames and value(last, f"{name}_sum") > 0
+    (info,) = last["remtta_run_info"].samples
+    assert info.labels["method"] == "rem"
+
+
+def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
+    served: tuple[Metrics, str], tmp_path: Path, no_thread_is_left: None
+) -> None:
+    metrics, url = served
+    away: list[dict[str, Metric]] = []
+
+    def run(first: int, interrupts: Interrupts, **more: Any) -> RunSummary:
+        captures = iter([FakeCapture([noise(seed + n) for n in range(3)]) for seed in (first, first + 3, first + 6)])
+
+        def connect() -> FakeCapture:
+            if source.state == "reconnecting":
+                away.append(scrape(url))
+            return next(captures)
+
+        source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: None)
+        stream = Stream("0", "camera", islice(source.frames(), 9), live_source=source)
+        return adapt_tiny(stream, tmp_path / "run", metrics=metrics, interrupts=interrupts, **more)
+
+    with Interrupts() as interrupts:
+        first = run(0, interrupts, on_batch=StopAfter(2))
+    assert first.signum is not None and value(scrape(url), "remtta_running") == 0
+    with Interrupts() as interrupts:
+        second = run(10, interrupts, resume=True)
+    counts = [value(each, "remtta_frames_total") for each in (*away, scrape(url))]
+    assert counts == sorted(counts) and first.num_frames <= counts[-2] < counts[-1] == second.num_frames == 15
+    assert all(value(each, "remtta_running") == 1 for each in away)
+    assert value(scrape(url), "remtta_gaps_total") == second.place.gaps >= 3
+
+
+def test_each_stream_of_a_site_is_told_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:
+    metrics, url = served
+    streams = {
+        name: open_stream(draw_folder(tmp_path / name, range(size), "{}.png")) for name, size in (("a", 2), ("b", 5))
+    }
+    options = RunOptions(batch_size=2)
+    adapt_streams(tiny_vit(), streams, tmp_path / "site", config=CONFIGS["rem"], options=options, metrics=metrics)
+    told = scrape(url)
+    assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)
+
+
+def test_a_histogram_counts_what_is_below_each_edge() -> None:
+    from remtta.runs.budget import Latencies
+
+    latencies = Latencies()
+    for seconds, count in ((1e-9, 1), (0.004, 2), (0.3, 3), (1e9, 4)):
+        latencies.add(seconds, count)
+    assert latencies.cumulated([0.005, 0.25, 0.5]) == [3, 3, 6, 10]
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "host:x", ":0", ":70000", ":²"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="--metrics takes PORT or HOST:PORT"):
+        parse_metrics_address(address)
+
+
+def test_addresses() -> None:
+    assert parse_metrics_address("9108") == parse_metrics_address(":9108") == ("127.0.0.1", 9108)
+    assert parse_metrics_address("0.0.0.0:9108") == ("0.0.0.0", 9108)
+    assert parse_metrics_address("[::1]:1") == ("::1", 1)
+
+
+def test_what_cannot_be_had_is_told_in_a_line_before_anything_is_loaded(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", address)
+    assert code == 2 and "choose another port" in line
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    code, line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", ":9108")
+    assert code == 2 and 'pip install "remtta[metrics]"' in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_dashboard_and_alerts_name_metrics_that_there_are(served: tuple[Metrics, str], tmp_path: Path) -> None:
+    metrics, url = served
+    adapt_tiny(draw_folder(tmp_path / "in", range(2), "{}.png"), tmp_path / "run", metrics=metrics)
+    families = scrape(url)
+    known = {sample.name for family in families.values() for sample in family.samples} | set(families)
+    known |= {f"{name}_total" for name in families}
+    rules = yaml.safe_load((EXAMPLES / "prometheus_alerts.yml").read_text())["groups"][0]["rules"]
+    panels = json.loads((EXAMPLES / "grafana.json").read_text())["panels"]
+    texts = [rule["expr"] for rule in rules] + [target["expr"] for panel in panels for target in panel["targets"]]
+    named = {name for text in texts for name in re.findall(r"remtta_\w+", text)}
+    assert len(named) > 10 and named <= known

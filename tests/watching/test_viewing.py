@@ -1,0 +1,81 @@
+"""Videos of what a run said."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from remtta.watching.annotated import check_video
+from tests.command import Started, refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS, happens
+from tests.records import rows_of
+
+
+def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
+    """The frames of a video, as OpenCV reads them."""
+    video, frames = cv2.VideoCapture(str(path)), []
+    while (read := video.read())[0]:
+        frames.append(np.asarray(read[1]))
+    return frames
+
+
+def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    (frames / "broken.png").write_bytes(b"no picture")
+    path = tmp_path / "run" / "out.mp4"
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", str(path.parent)]
+    assert remtta_here("adapt", frames, *options, "--annotate", path, "--batch-size", "5") == 0
+    pictures = pictures_of(path)
+    assert len(pictures) == 12 == len([row for row in rows_of(path.parent) if "class" in row])
+    seen, band = pictures[0][:320], pictures[0][320:]
+    assert seen.shape == (320, 320, 3) and seen.std() > 10
+    assert band.shape[0] == 64 and band.max() > 200 and np.median(band) < 30  # white letters on black
+    assert abs(seen.astype(int) - pictures[1][:320]).mean() > 5
+
+
+def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
+    frames: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "out.mp4", tmp_path / "run"
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", run, "--batch-size", "3"]
+    options += ["--annotate", path]
+    with Started("adapt", "-", *options) as process:
+        process.stdin.write("".join(f"{frame}\n" for frame in sorted(frames.iterdir())[:9]).encode())
+        rows = run / "predictions.jsonl"
+        assert happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") == 9, 100.0)
+        assert happens(lambda: len(pictures_of(path)) >= 8)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert len(pictures_of(path)) in (8, 9) and len(rows_of(run)) == 9
+
+
+def test_a_run_that_goes_on_adds_a_video_beside_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    assert check_video(path, tmp_path / "run", overwrite=False, resume=True) == path
+    path.touch()
+    assert check_video(path, tmp_path / "run", overwrite=True, resume=False) == path
+    assert check_video(path, tmp_path / "run", overwrite=False, resume=True).name == "out-2.mp4"
+
+
+def test_a_video_that_cannot_be_made_is_told_in_a_line(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there.mp4").touch()
+    (tmp_path / "cams.txt").write_text(f"a={frames}\n")
+    for source, name, told in (
+        (frames, "x.avi", "must be a file that ends in .mp4"),
+        (frames, "none/x.mp4", "no such folder"),
+        (frames, "there.mp4", "choose another --annotate or add --overwrite"),
+        (tmp_path / "cams.txt", "x.mp4", "leave them out with --streams"),
+    ):
+        many = ["--streams"] if source != frames else []
+        code, line = refusal_of(capfd, "adapt", source, *many, "-o", tmp_path / "run", "--annotate", tmp_path / name)
+        assert code == 2 and told in line
+    monkeypatch.setitem(sys.modules, "av", None)
+    code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / "x.mp4")
+    assert code == 2 and 'pip install "remtta[video]"' in line
