@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.test_options_page import COMMANDS, COMMON, MAIN, OPTION, options_of
+from tests.test_options_page import COMMANDS, ELSEWHERE, KNOWN, MAIN, OPTION
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -98,7 +98,7 @@ def is_taken(command: str, words: list[str]) -> bool:
 
 
 def test_every_option_they_name_is_one_of_a_command_or_of_an_example() -> None:
-    known = COMMON.union(OTHERS, *(options_of(command) for command in COMMANDS))
+    known = ELSEWHERE | KNOWN | OTHERS
     known.update(*(OPTION.findall(path.read_text()) for path in (ROOT / "examples").glob("*.py")))
     found = {page.name: set(OPTION.findall(without_removed(text))) - known for page, text in TEXTS.items()}
     assert {name: unknown for name, unknown in found.items() if unknown} == {}

@@ -22,6 +22,10 @@ ELSEWHERE = {"--help", "--help-all", *(name for option in MAIN.params for name i
 OWN = ("adapt", "eval", "doctor", "export", "report", "corrupt", "demo", "bench")
 """Commands with a table of what only they have."""
 
+KNOWN = {
+    name for command in COMMANDS.values() for each in command.params for name in (*each.opts, *each.secondary_opts)
+}
+
 Row = tuple[str, str, str]
 """An option's names, its default, and what it does."""
 
@@ -81,10 +85,7 @@ def test_the_tables_are_those_of_the_fields() -> None:
 
 
 def test_the_page_names_no_option_that_does_not_exist() -> None:
-    known = {
-        name for command in COMMANDS.values() for each in command.params for name in (*each.opts, *each.secondary_opts)
-    }
-    assert set(OPTION.findall(PAGE.read_text())) - known - ELSEWHERE == set()
+    assert set(OPTION.findall(PAGE.read_text())) - KNOWN - ELSEWHERE == set()
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["write"]:

@@ -137,8 +137,7 @@ def evaluate(
     """
     with running.command() as interrupts:
         options = table.scenario(options)
-        configs = methods.configs(options.batch_size)
-        output = _output(table, options)
+        configs, output = methods.configs(options.batch_size), _output(table, options)
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         import_uncollected("remtta.evaluation.runner")
