@@ -215,7 +215,7 @@ def test_a_convolutional_cifar10_model_is_trained_and_loads(
     )
     images, _, _ = module.read(classes / "test")
     assert told == error_of(model, module.preprocess(images, size))
-    assert remtta.REM(model).kept_patches(module.preprocess(images, size))[0].shape == (3, 14)  # of 4 x 4
+    assert remtta.REM(model).objective.views(module.preprocess(images, size))[1][0].shape == (3, 14)  # of 4 x 4
 
 
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(

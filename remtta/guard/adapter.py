@@ -141,5 +141,6 @@ class Adapter:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
-        for each in (*self.observers, self.method):  # the method last: the guard has set its learning rate
-            each.load_state(state)
+        for observer in self.observers:
+            observer.load_state(state)
+        self.method.load_state(state)  # last: the guard has set its learning rate

@@ -221,7 +221,11 @@ class Session(Generic[C]):
             unfit = _unfit(self._policy, self.adapter, batch, pixels) if learn else {}
             fit = torch.tensor([learn and frame.index not in unfit for frame in frames])
             called = bool(fit.any()) and not self.adapter.retired
-            labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
+            labels = (
+                batch.labels.to(self._card.device)
+                if batch.labels is not None and method.objective.needs_labels
+                else None
+            )
             started = time.monotonic()
             update = method.num_updates
             answers = self.adapter.predict(pixels, fit, labels, later=self._answer_early, early=batch.early)

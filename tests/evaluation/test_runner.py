@@ -15,8 +15,8 @@ from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.guard.guard import Guard
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
-from remtta.methods.rem import REM
+from remtta.methods.method import Updater
+from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
@@ -57,13 +57,13 @@ def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
 def test_rows_have_views_only_where_the_method_saw_their_images(
     tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, seen = REM.__call__, []
+    step, seen = Updater.__call__, []
 
-    def counted(self: REM, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def counted(self: Updater[Any], images: Tensor, labels: Tensor | None = None) -> Tensor:
         seen.append(len(images))
         return step(self, images, labels)
 
-    monkeypatch.setattr(REM, "__call__", counted)
+    monkeypatch.setattr(Updater, "__call__", counted)
     assert run_guarded(tree, tmp_path / "run")["guard"]["retired"]
     assert [row["index"] for row in rows_of(tmp_path / "run") if "tvd" in row] == list(range(sum(seen)))
     assert 0 < sum(seen) < 28

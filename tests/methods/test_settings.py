@@ -62,19 +62,12 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
     assert str(caught.value) == message
 
 
-FRACTIONS = [
-    (name, field.name)
-    for name, kind in METHOD_CONFIGS.items()
-    for field in fields(kind)
-    if str(field.type).startswith("float")
-]
-
-
-@pytest.mark.parametrize(("method", "setting"), FRACTIONS)
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_no_setting_is_infinite(method: str, setting: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
-        method_config(method, {setting: value}, batch_size=8)
+@pytest.mark.parametrize("method", METHOD_CONFIGS)
+def test_no_setting_is_infinite(method: str) -> None:
+    for setting in (each.name for each in fields(METHOD_CONFIGS[method]) if str(each.type).startswith("float")):
+        for value in (math.inf, -math.inf, math.nan):
+            with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
+                method_config(method, {setting: value}, batch_size=8)
 
 
 @pytest.mark.parametrize(
