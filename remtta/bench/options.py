@@ -46,8 +46,7 @@ class BenchOptions:
     batch_size: Annotated[int, Option("Images per step.", flags=("--batch-size", "-b"), min=1)] = 16
     repeats: Annotated[int, Option("Rounds; the median counts.", min=1)] = 5
     subjects: Annotated[
-        tuple[str, ...],
-        Option(f"Of {', '.join(SUBJECTS[1:])}.", flags=("--methods",), metavar="A,B", default="all"),
+        tuple[str, ...], Option(f"Of {', '.join(SUBJECTS[1:])}.", flags=("--methods",), metavar="A,B", default="all")
     ] = SUBJECTS
     memory: Annotated[bool, Option("Measure peak memory, too.", flags=("--memory/--no-memory",))] = True
     precision: Annotated[

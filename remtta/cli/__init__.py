@@ -56,12 +56,10 @@ for name, command in COMMANDS.items():
 @app.callback()
 def common(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=print_version, is_eager=True, help="Show the versions and the device."),
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the versions and the device.")
     ] = False,
     help_all: Annotated[
-        bool,
-        typer.Option("--help-all", callback=print_all_help, is_eager=True, help="Show the help of every command."),
+        bool, typer.Option("--help-all", callback=print_all_help, is_eager=True, help="Show the help of every command.")
     ] = False,
 ) -> None:
     """Adapt a deployed Vision Transformer online, without labels, while it predicts."""

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
 
+_stream = partial(Option, panel="Stream")
+_output = partial(Option, panel="Output and running")
+
 _log = logging.getLogger("remtta")
 
 
@@ -48,64 +52,55 @@ class AdaptOptions:
 
     streams: Annotated[
         bool,
-        Option(
+        _stream(
             "SOURCE is a file that lists many, name=address on each line; one model for all.",
-            panel="Stream",
             common=True,
             more="scale.md",
         ),
     ] = False
     output: Annotated[
         Path | None,
-        Option(
+        _output(
             "Run folder.",
             flags=("--output", "-o"),
             metavar="DIR",
             default="runs/<UTC time>",
-            panel="Output and running",
             common=True,
             more="files.md#the-run-folder",
         ),
     ] = None
     predictions: Annotated[
-        str | None,
-        Option(
-            "- also writes the JSON Lines to standard output.", metavar="-", panel="Output and running", common=True
-        ),
+        str | None, _output("- also writes the JSON Lines to standard output.", metavar="-", common=True)
     ] = None
     health: Annotated[
         Path | None,
-        Option(
+        _output(
             "JSON file, replaced every few seconds with time, state, frames and updates.",
             metavar="FILE",
-            panel="Output and running",
             more="reliability.md#as-a-service",
         ),
     ] = None
     metrics: Annotated[
         str | None,
-        Option(
+        _output(
             "Serve counts, lag, entropy and latencies to Prometheus: 9108 to this machine, 0.0.0.0:9108 to all.",
             metavar="[HOST:]PORT",
-            panel="Output and running",
             more="reliability.md#metrics",
         ),
     ] = None
     annotate: Annotated[
         Path | None,
-        Option(
+        _output(
             "Video of the frames with label, probability, who answered and the guard's standing.",
             metavar="FILE.mp4",
-            panel="Output and running",
             more="reliability.md#annotated-video",
         ),
     ] = None
     mqtt: Annotated[
         str | None,
-        Option(
+        _output(
             "Send the predictions to an MQTT broker, too, each at least once; mqtts:// for TLS.",
             metavar="mqtt://HOST/TOPIC",
-            panel="Output and running",
             more="reliability.md#mqtt",
         ),
     ] = None

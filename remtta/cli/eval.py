@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from remtta.evaluation.tables import Case, Table
     from remtta.models.preprocessing import Preprocessing
 
+_model = partial(Option, panel="Model")
+_output = partial(Option, panel="Output and running")
+_protocol = partial(Option, panel="Protocol")
+
 _INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
 """What a protocol fixes of the input, where it is not given."""
 
@@ -40,8 +45,7 @@ _Model = Annotated[
     ),
 ]
 _Running = Annotated[
-    RunningOptions,
-    Only("device", "compile_model", "threads", "config", "print_config", "verbose", "quiet", "debug"),
+    RunningOptions, Only("device", "compile_model", "threads", "config", "print_config", "verbose", "quiet", "debug")
 ]
 
 _log = logging.getLogger("remtta")
@@ -53,36 +57,28 @@ class TableOptions:
 
     checkpoints: Annotated[
         Sequence[Path],
-        Option(
+        _model(
             "Weights: .safetensors, .pth/.pt/.tar, .npz. Several: an evaluation of each.",
             flags=("--checkpoint",),
             default="timm's own",
-            panel="Model",
             common=True,
             more="evaluation.md#several-checkpoints-and-severities",
         ),
     ] = ()
-    continual: Annotated[
-        bool, Option("Short for that scenario: reset only at the start.", panel="Protocol", common=True)
-    ] = False
-    episodic: Annotated[
-        bool, Option("Short for that scenario: reset at each domain.", panel="Protocol", common=True)
-    ] = False
+    continual: Annotated[bool, _protocol("Short for that scenario: reset only at the start.", common=True)] = False
+    episodic: Annotated[bool, _protocol("Short for that scenario: reset at each domain.", common=True)] = False
     output: Annotated[
         Path | None,
-        Option(
+        _output(
             "Folder for the results.",
             flags=("--output", "-o"),
             metavar="DIR",
             default="runs/<UTC time>",
-            panel="Output and running",
             common=True,
             more="evaluation.md#results",
         ),
     ] = None
-    plots: Annotated[
-        bool, Option("Draw pictures.", flags=("--plots/--no-plots",), panel="Output and running", common=True)
-    ] = True
+    plots: Annotated[bool, _output("Draw pictures.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
         """The options with the scenario that a short name asks for.
@@ -113,8 +109,7 @@ class TableOptions:
 
 def evaluate(
     root: Annotated[
-        Path,
-        typer.Argument(metavar="ROOT", help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays."),
+        Path, typer.Argument(metavar="ROOT", help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")
     ],
     data: DataOptions,
     options: EvalOptions,
@@ -137,7 +132,7 @@ def evaluate(
     """
     with running.command() as interrupts:
         options = table.scenario(options)
-        configs, output = methods.configs(options.batch_size), _output(table, options)
+        configs, output = methods.configs(options.batch_size), _folder(table, options)
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         import_uncollected("remtta.evaluation.runner")
@@ -204,7 +199,7 @@ def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, o
     return choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
 
 
-def _output(table: TableOptions, options: EvalOptions) -> Path:
+def _folder(table: TableOptions, options: EvalOptions) -> Path:
     if options.resume and table.output is None:
         raise UsageError("--resume needs the --output of the evaluation to go on with")
     return table.output or default_folder()

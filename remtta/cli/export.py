@@ -37,8 +37,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder of remtta adapt, or a delta.")],
     exported: ExportOptions,
     model: Annotated[
-        ModelOptions,
-        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels"),
+        ModelOptions, Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels")
     ],
     running: Annotated[RunningOptions, Only("quiet", "debug")],
 ) -> None:

@@ -23,8 +23,7 @@ class PageOptions(TargetOptions):
 
     output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))]
     masks: Annotated[
-        bool,
-        Option("Load the run's model, and show what REM's largest mask hides in the frames.", more="report.md"),
+        bool, Option("Load the run's model, and show what REM's largest mask hides in the frames.", more="report.md")
     ] = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +20,8 @@ from remtta.options.option import Option
 if TYPE_CHECKING:
     from torch import nn
 
-_PANEL: Literal["Output and running"] = "Output and running"
+_output = partial(Option, panel="Output and running")
+
 _MOST_THREADS = 4 * (os.cpu_count() or 1)
 
 
@@ -27,36 +29,30 @@ _MOST_THREADS = 4 * (os.cpu_count() or 1)
 class RunningOptions:
     """Device, threads and messages."""
 
-    device: Annotated[str, Option("auto, cpu, cuda or mps.", panel=_PANEL, common=True)] = "auto"
+    device: Annotated[str, _output("auto, cpu, cuda or mps.", common=True)] = "auto"
     compile_model: Annotated[
-        bool, Option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",), panel=_PANEL)
+        bool, _output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
     ] = False
     threads: Annotated[
-        int | None,
-        Option("CPU threads of the model.", min=1, max=_MOST_THREADS, default="all cores", panel=_PANEL, common=True),
+        int | None, _output("CPU threads of the model.", min=1, max=_MOST_THREADS, default="all cores", common=True)
     ] = None
     log_format: Annotated[
-        Literal["text", "json"],
-        Option("Messages as text, or as JSON Lines with time, level and message.", panel=_PANEL),
+        Literal["text", "json"], _output("Messages as text, or as JSON Lines with time, level and message.")
     ] = "text"
     config: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=_PANEL,
+            rich_help_panel="Output and running",
             metavar="FILE",
             callback=read_config,
             is_eager=True,
             help="YAML file of options by their long names; the command line wins.",
         ),
     ] = None
-    print_config: Annotated[
-        bool, Option("Print all options as --config reads them, and do nothing else.", panel=_PANEL)
-    ] = False
-    verbose: Annotated[bool, Option("More messages.", flags=("--verbose", "-v"), panel=_PANEL, common=True)] = False
-    quiet: Annotated[bool, Option("Errors only, no progress.", flags=("--quiet", "-q"), panel=_PANEL, common=True)] = (
-        False
-    )
-    debug: Annotated[bool, Option("Show tracebacks.", panel=_PANEL)] = False
+    print_config: Annotated[bool, _output("Print all options as --config reads them, and do nothing else.")] = False
+    verbose: Annotated[bool, _output("More messages.", flags=("--verbose", "-v"), common=True)] = False
+    quiet: Annotated[bool, _output("Errors only, no progress.", flags=("--quiet", "-q"), common=True)] = False
+    debug: Annotated[bool, _output("Show tracebacks.")] = False
 
     @property
     def as_json(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,11 @@ from remtta.errors import UsageError, check
 from remtta.options.guard import GuardOptions
 from remtta.options.option import Fixed, Only, Option, check_options
 from remtta.options.run import DEFAULT_BATCH_SIZE, MOST_SEED
+
+_method = partial(Option, panel="Method")
+_output = partial(Option, panel="Output and running")
+_data = partial(Option, panel="Data")
+_protocol = partial(Option, panel="Protocol")
 
 SCENARIOS = ("continual", "episodic", "gradual", "recurring", "irregular", "mixed", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
@@ -41,52 +47,43 @@ class DataOptions:
 
     domains: Annotated[
         tuple[str, ...] | None,
-        Option("Which domains, in this order.", metavar="A,B", default="the standard order", panel="Data", common=True),
+        _data("Which domains, in this order.", metavar="A,B", default="the standard order", common=True),
     ] = None
     severities: Annotated[
         tuple[int, ...] | None,
-        Option(
+        _data(
             "One or several of 1 to 5.",
             flags=("--severity",),
             min=1,
             max=5,
             default="5, or the only one there is; gradual: all",
-            panel="Data",
             common=True,
         ),
     ] = None
     apart: Annotated[
         bool,
-        Option(
+        _data(
             "Each severity, by default all five, by itself: from the source weights, in one table.",
-            panel="Data",
             more="evaluation.md#several-checkpoints-and-severities",
         ),
     ] = False
     image_list: Annotated[
-        Path | None, Option("Only these images, in this order: wnid/name per line.", metavar="FILE", panel="Data")
+        Path | None, _data("Only these images, in this order: wnid/name per line.", metavar="FILE")
     ] = None
     labels_file: Annotated[
         Path | None,
-        Option(
+        _data(
             "One domain of these images: path<TAB>class or path,class per line.",
             metavar="FILE",
-            panel="Data",
             common=True,
             more="evaluation.md#a-few-labelled-frames-of-a-stream",
         ),
     ] = None
     class_map: Annotated[
-        Path | None,
-        Option("Class folder and class number per line, or JSON.", metavar="FILE", default="found", panel="Data"),
+        Path | None, _data("Class folder and class number per line, or JSON.", metavar="FILE", default="found")
     ] = None
-    limit: Annotated[
-        int | None, Option("At most so many images per domain.", metavar="N", min=1, panel="Data", common=True)
-    ] = None
-    resize: Annotated[
-        Resize,
-        Option("auto: not where images have the input size already.", panel="Data"),
-    ] = "auto"
+    limit: Annotated[int | None, _data("At most so many images per domain.", metavar="N", min=1, common=True)] = None
+    resize: Annotated[Resize, _data("auto: not where images have the input size already.")] = "auto"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -144,112 +141,72 @@ class EvalOptions:
 
     scenario: Annotated[
         str,
-        Option(
-            f"{', '.join(SCENARIOS)}.",
-            complete=dict.fromkeys(SCENARIOS, ""),
-            default="continual",
-            panel="Protocol",
-            common=True,
-        ),
+        _protocol(f"{', '.join(SCENARIOS)}.", complete=dict.fromkeys(SCENARIOS, ""), default="continual", common=True),
         Fixed(),
     ] = "continual"
     batch_size: Annotated[
         int,
-        Option(
+        _method(
             "Images per update.",
             flags=("--batch-size", "-b"),
             min=1,
             default=f"{DEFAULT_BATCH_SIZE}; by --protocol rem-paper-cifar 20",
-            panel="Method",
             common=True,
         ),
         Fixed(),
     ] = 0
     seeds: Annotated[
-        tuple[int, ...],
-        Option("One run each: 0,1,2.", flags=("--seeds", "--seed"), panel="Protocol", common=True),
-        Fixed(),
+        tuple[int, ...], _protocol("One run each: 0,1,2.", flags=("--seeds", "--seed"), common=True), Fixed()
     ] = (0,)
     order: Annotated[
         Literal["shuffled", "stored"] | None,
-        Option(
-            "Order of the images within a domain.",
-            default="stored for arrays and image lists, else shuffled",
-            panel="Protocol",
-        ),
+        _protocol("Order of the images within a domain.", default="stored for arrays and image lists, else shuffled"),
         Fixed(),
     ] = None
     unseen: Annotated[
         tuple[str, ...],
-        Option("Domains to test at the end, without learning.", metavar="A,B", default="none", panel="Protocol"),
+        _protocol("Domains to test at the end, without learning.", metavar="A,B", default="none"),
         Fixed(),
     ] = ()
-    revisit: Annotated[bool, Option("Test all domains again at the end.", panel="Protocol"), Fixed()] = False
-    imbalance: Annotated[float, Option("Label shift: imbalance ratio, 1 to inf.", min=1, panel="Protocol"), Fixed()] = (
-        math.inf
-    )
+    revisit: Annotated[bool, _protocol("Test all domains again at the end."), Fixed()] = False
+    imbalance: Annotated[float, _protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
-        Option(
-            "Label shift: Dirichlet concentration instead; irregular: that of the pieces' lengths (1).",
-            above=0,
-            panel="Protocol",
-        ),
+        _protocol("Label shift: Dirichlet concentration instead; irregular: that of the pieces' lengths (1).", above=0),
         Fixed(),
     ] = None
     visits: Annotated[
-        int | None,
-        Option("Recurring: how often each domain comes.", min=1, default="20", panel="Protocol"),
-        Fixed(),
+        int | None, _protocol("Recurring: how often each domain comes.", min=1, default="20"), Fixed()
     ] = None
     cost_ratio: Annotated[
-        float | None,
-        Option("Time-constrained: update over forward pass.", min=1, default="measured", panel="Protocol"),
-        Fixed(),
+        float | None, _protocol("Time-constrained: update over forward pass.", min=1, default="measured"), Fixed()
     ] = None
     reset_every: Annotated[
         int | None,
-        Option("Back to the source weights after so many images (whole batches).", min=1, metavar="N", panel="Method"),
+        _method("Back to the source weights after so many images (whole batches).", min=1, metavar="N"),
         Fixed(),
     ] = None
-    on_error: Annotated[
-        Literal["skip", "stop"], Option("At an image that cannot be read.", panel="Output and running")
-    ] = "stop"
+    on_error: Annotated[Literal["skip", "stop"], _output("At an image that cannot be read.")] = "stop"
     guard: Annotated[GuardOptions, Only(), Fixed()] = _GUARD
     save_every_s: float = 30.0
-    overwrite: Annotated[bool, Option("Replace an earlier evaluation.", panel="Output and running", common=True)] = (
-        False
-    )
+    overwrite: Annotated[bool, _output("Replace an earlier evaluation.", common=True)] = False
     resume: Annotated[
-        bool,
-        Option(
-            "Go on with the evaluation in --output, if there is one; methods may be added.",
-            panel="Output and running",
-            common=True,
-        ),
+        bool, _output("Go on with the evaluation in --output, if there is one; methods may be added.", common=True)
     ] = False
     protocol: Annotated[
         ProtocolName | None,
-        Option("The settings of a paper: input size, normalisation, batch size.", panel="Protocol", common=True),
+        _protocol("The settings of a paper: input size, normalisation, batch size.", common=True),
         Fixed(),
     ] = None
     engine: Annotated[
         Literal["serial", "processes", "ray"],
-        Option(
+        _output(
             "Runs of methods and seeds one after the other, by processes here, or by the workers of Ray.",
-            panel="Output and running",
             more="scale.md#tables-and-corruptions-on-many-cores",
         ),
     ] = "serial"
     jobs: Annotated[
-        int | None,
-        Option(
-            "Processes at a time.",
-            flags=("--jobs", "-j"),
-            min=1,
-            default="one per core, or per GPU",
-            panel="Output and running",
-        ),
+        int | None, _output("Processes at a time.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU")
     ] = None
 
     def __post_init__(self) -> None:

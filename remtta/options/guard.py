@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import check
 from remtta.options.option import Option, check_options
+
+_answers = partial(Option, panel="Answers and guard")
 
 Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both", "auto"]
@@ -46,35 +49,27 @@ class GuardOptions:
 
     action: Annotated[
         Action | None,
-        Option(
+        _answers(
             "What to do when adaptation does harm: warn, go back to the source weights (rollback), or do so and end "
             "the run when the retries are used up (stop).",
             flags=("--guard",),
             default="by the method: rollback for remtta and fast, else off",
-            panel="Answers and guard",
             common=True,
             more="guard.md",
         ),
     ] = None
     answer: Annotated[
         Answer | None,
-        Option(
+        _answers(
             "Who answers: the adapted model, both (the mean of its and the source model's probabilities), or auto, "
             "weighted by which of them sees more in the last frames.",
             default="by the method: auto for remtta and fast, else adapted",
-            panel="Answers and guard",
             common=True,
             more="guard.md#who-answers",
         ),
     ] = None
     retries: Annotated[
-        int,
-        Option(
-            "Rollbacks; the alarm after them ends adaptation.",
-            flags=("--guard-retries",),
-            min=0,
-            panel="Answers and guard",
-        ),
+        int, _answers("Rollbacks; the alarm after them ends adaptation.", flags=("--guard-retries",), min=0)
     ] = 8
     window: int = 100
     memory: int = 1000

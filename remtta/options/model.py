@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from remtta.options.option import Option
+
+_model = partial(Option, panel="Model")
 
 DEFAULT_MODEL = "vit_base_patch16_224"
 
@@ -36,72 +39,64 @@ class ModelOptions:
 
     name: Annotated[
         str | None,
-        Option(
+        _model(
             "timm name, hf-hub:..., local-dir:... (a folder of timm or of transformers), clip:NAME/WEIGHTS or "
             "remtta-demo.",
             flags=("--model", "-m"),
             default=f"the delta's, or {DEFAULT_MODEL}",
-            panel="Model",
             common=True,
             more="models.md",
         ),
     ] = None
     checkpoint: Annotated[
         Path | str | None,
-        Option(
+        _model(
             "Weights: .safetensors, .pth/.pt/.tar (weights only, never run as code) or .npz.",
             default="the delta's, or timm's own; bench: random",
-            panel="Model",
             common=True,
             more="models.md#weights-from-elsewhere",
         ),
     ] = None
-    use_ema: Annotated[bool, Option("Averaged weights of a timm training checkpoint.", panel="Model")] = False
+    use_ema: Annotated[bool, _model("Averaged weights of a timm training checkpoint.")] = False
     num_classes: Annotated[
-        int | None,
-        Option("Classes of the checkpoint's head.", min=2, default="the model's", panel="Model", common=True),
+        int | None, _model("Classes of the checkpoint's head.", min=2, default="the model's", common=True)
     ] = None
     model_kwargs: Annotated[
-        Mapping[str, Any],
-        Option("More arguments for the model, as in timm.", metavar="KEY=VALUE ...", panel="Model", common=True),
+        Mapping[str, Any], _model("More arguments for the model, as in timm.", metavar="KEY=VALUE ...", common=True)
     ] = field(default_factory=dict)
     labels: Annotated[
         Path | Sequence[str] | None,
-        Option("Class names, one per line.", metavar="FILE", default="the model's", panel="Model", common=True),
+        _model("Class names, one per line.", metavar="FILE", default="the model's", common=True),
     ] = None
     prompts: Annotated[
         str | Sequence[str] | None,
-        Option(
+        _model(
             "Templates of a zero-shot model: single, openai7, openai80, watt, or a file of one a line.",
             default="single",
-            panel="Model",
             more="clip.md",
         ),
     ] = None
     text_embeddings: Annotated[
         Path | str | None,
-        Option(
+        _model(
             "Classes of an image tower without a text tower, as remtta text-embed wrote them.",
             metavar="FILE",
-            panel="Model",
             more="clip.md#without-a-text-tower",
         ),
     ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
-        Option("Pixel mean in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS, panel="Model"),
+        _model("Pixel mean in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS),
     ] = None
     std: Annotated[
         tuple[float, float, float] | None,
-        Option("Pixel deviation in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS, panel="Model"),
+        _model("Pixel deviation in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS),
     ] = None
     input_size: Annotated[
         tuple[int, int] | None,
-        Option("Input height and width in pixels; one for both.", metavar="H W", default="the model's", panel="Model"),
+        _model("Input height and width in pixels; one for both.", metavar="H W", default="the model's"),
     ] = None
-    interpolation: Annotated[
-        str | None, Option("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS, panel="Model")
-    ] = None
+    interpolation: Annotated[str | None, _model("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)] = None
     crop_pct: Annotated[
-        float | None, Option("Share of the short side kept by the centre crop.", default=_CHECKPOINTS, panel="Model")
+        float | None, _model("Share of the short side kept by the centre crop.", default=_CHECKPOINTS)
     ] = None

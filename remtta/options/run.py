@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, check_finite
 from remtta.options.guard import GuardOptions
 from remtta.options.option import Fixed, Option, check_options, read_size
+
+_method = partial(Option, panel="Method")
+_answers = partial(Option, panel="Answers and guard")
+_output = partial(Option, panel="Output and running")
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
@@ -55,30 +60,28 @@ class RunOptions:
         seed: Seeds torch before the first frame.
     """
 
-    batch_size: Annotated[
-        int, Option("Frames per update.", flags=("--batch-size", "-b"), min=1, panel="Method", common=True)
-    ] = DEFAULT_BATCH_SIZE
+    batch_size: Annotated[int, _method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (
+        DEFAULT_BATCH_SIZE
+    )
     adapt: Annotated[
         Adapt,
-        Option(
+        _method(
             "always: learn from every batch; auto: from what is new, and only now and then from more of the same, "
             "whose frames then cost one forward pass.",
-            panel="Method",
             more="performance.md#only-what-teaches-something",
         ),
         Fixed(),
     ] = "always"
     reset_every: Annotated[
         int | None,
-        Option("Back to the source weights after so many frames (whole batches).", min=1, metavar="N", panel="Method"),
+        _method("Back to the source weights after so many frames (whole batches).", min=1, metavar="N"),
         Fixed(),
     ] = None
     guard: Annotated[GuardOptions | None, Fixed()] = _BY_METHOD
     smooth: Annotated[
         Smooth,
-        Option(
+        _answers(
             "auto: where frames come in order, as on video, answers go by the frames before, too.",
-            panel="Answers and guard",
             common=True,
             more="estimates.md#time-tells",
         ),
@@ -86,105 +89,65 @@ class RunOptions:
     ] = "off"
     estimate: Annotated[
         float | None,
-        Option(
+        _answers(
             "Estimate the accuracy on the last 500 frames, for a model with this one on clean images; --source-data "
             "with some of those, unlabelled, makes it better.",
             metavar="SHARE",
-            panel="Answers and guard",
             more="estimates.md#how-good-is-it-now",
         ),
         Fixed(),
     ] = None
     expire_below: Annotated[
         float | None,
-        Option(
-            "An event and a warning where the estimate for the answers is below this.",
-            metavar="SHARE",
-            panel="Answers and guard",
-        ),
+        _answers("An event and a warning where the estimate for the answers is below this.", metavar="SHARE"),
     ] = None
-    overwrite: Annotated[
-        bool,
-        Option("Replace an earlier run in the folder.", panel="Output and running", common=True),
-    ] = False
+    overwrite: Annotated[bool, _output("Replace an earlier run in the folder.", common=True)] = False
     resume: Annotated[
         bool,
-        Option(
+        _output(
             "Go on with the run in --output as if it had not stopped, or begin it if there is none.",
-            panel="Output and running",
             common=True,
             more="reliability.md",
         ),
     ] = False
     replay: Annotated[
         bool,
-        Option(
+        _output(
             "With --resume and --predictions -: first pass on again what the reader may not have had.",
-            panel="Output and running",
             more="reliability.md#nothing-is-lost",
         ),
     ] = False
     topk: Annotated[int, Fixed()] = 5
-    logits: Annotated[bool, Option("Write all logits.", panel="Output and running"), Fixed()] = False
+    logits: Annotated[bool, _output("Write all logits."), Fixed()] = False
     each: Annotated[bool, Fixed()] = False
     save_every: Annotated[
         int,
-        Option(
-            "Updates between saves of state and delta; after half a minute they are saved all the same.",
-            min=1,
-            panel="Output and running",
-        ),
+        _output("Updates between saves of state and delta; after half a minute they are saved all the same.", min=1),
     ] = 20
     save_every_s: float = 30.0
-    save_full: Annotated[bool, Option("Save a delta also where every weight changes.", panel="Output and running")] = (
-        False
-    )
+    save_full: Annotated[bool, _output("Save a delta also where every weight changes.")] = False
     max_ms: Annotated[
-        float | None,
-        Option(
-            "Mean time per frame in ms: updates are left out to keep it, never predictions.",
-            above=0,
-            panel="Output and running",
-        ),
+        float | None, _output("Mean time per frame in ms: updates are left out to keep it, never predictions.", above=0)
     ] = None
     realtime: Annotated[
-        bool,
-        Option(
-            "Leave out updates, never predictions, while a video or live source runs ahead.",
-            panel="Output and running",
-        ),
+        bool, _output("Leave out updates, never predictions, while a video or live source runs ahead.")
     ] = False
-    latency: Annotated[
-        bool,
-        Option("Hand out predictions before the update on their batch begins.", panel="Output and running"),
-        Fixed(),
-    ] = False
+    latency: Annotated[bool, _output("Hand out predictions before the update on their batch begins."), Fixed()] = False
     flush_after: Annotated[
         float | None,
-        Option(
+        _output(
             "Predict frames that have waited so long for their batch to be full; they are learned from with it.",
             metavar="SECONDS",
             min=0,
             default="never",
-            panel="Output and running",
         ),
     ] = None
     max_memory: Annotated[
         int | None,
-        Option(
-            "Memory to keep within, such as 2G: so many images at a time as fit.",
-            metavar="SIZE",
-            read=read_size,
-            panel="Output and running",
-        ),
+        _output("Memory to keep within, such as 2G: so many images at a time as fit.", metavar="SIZE", read=read_size),
     ] = None
-    on_error: Annotated[
-        Literal["skip", "stop"],
-        Option("At a frame that cannot be read.", panel="Output and running"),
-    ] = "skip"
-    seed: Annotated[
-        int, Option("Seed of every random choice.", min=0, max=MOST_SEED, panel="Output and running"), Fixed()
-    ] = 0
+    on_error: Annotated[Literal["skip", "stop"], _output("At a frame that cannot be read.")] = "skip"
+    seed: Annotated[int, _output("Seed of every random choice.", min=0, max=MOST_SEED), Fixed()] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import check_finite
 from remtta.options.option import Option, check_options
+
+_stream = partial(Option, panel="Stream")
 
 Sort = Literal["name", "mtime", "none"]
 Buffer = Literal["latest", "all"]
@@ -30,24 +33,19 @@ class LiveOptions:
 
     reconnect_for: Annotated[
         float,
-        Option(
+        _stream(
             "Try so long to get a lost camera or network stream back; 0: end there. Given, or with --resume, also at "
             "the start.",
             metavar="SECONDS",
             min=0,
             default="60",
-            panel="Stream",
             common=True,
             more="reliability.md#sources-that-fail",
         ),
     ] = 60.0
     buffer: Annotated[
         Buffer,
-        Option(
-            "Frames of a live source that count when the model is slower: the newest, or all.",
-            default="latest",
-            panel="Stream",
-        ),
+        _stream("Frames of a live source that count when the model is slower: the newest, or all.", default="latest"),
     ] = "latest"
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S
@@ -70,18 +68,10 @@ class StreamOptions:
         live: How cameras and network streams are read; None for the defaults, which any source may have.
     """
 
-    limit: Annotated[
-        int | None, Option("Stop after so many frames.", metavar="N", min=1, panel="Stream", common=True)
-    ] = None
-    frame_stride: Annotated[int, Option("Take every K-th frame.", metavar="K", min=1, panel="Stream", common=True)] = 1
-    sort: Annotated[
-        Sort,
-        Option("Order of a folder's or glob's files; by name: frame_2 before frame_10.", panel="Stream"),
-    ] = "name"
-    null: Annotated[
-        bool,
-        Option("Paths on standard input end in NUL.", flags=("--null", "-0"), panel="Stream"),
-    ] = False
+    limit: Annotated[int | None, _stream("Stop after so many frames.", metavar="N", min=1, common=True)] = None
+    frame_stride: Annotated[int, _stream("Take every K-th frame.", metavar="K", min=1, common=True)] = 1
+    sort: Annotated[Sort, _stream("Order of a folder's or glob's files; by name: frame_2 before frame_10.")] = "name"
+    null: Annotated[bool, _stream("Paths on standard input end in NUL.", flags=("--null", "-0"))] = False
     live: LiveOptions | None = None
 
     def __post_init__(self) -> None:

@@ -54,12 +54,12 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     result = run_demo(tmp_path / "demo", frames_per_condition=20)
     table = result.table()
     assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
-    for method in ("source", "rem"):
+    for method in ("source", "remtta"):
         rows = rows_of(tmp_path / "demo" / method)
         labels = [line.split(",")[1] for line in (tmp_path / "demo" / "labels.csv").read_text().splitlines()[1:]]
         wrong = [row["class"] != int(label) for row, label in zip(rows, labels, strict=True)]
         record = record_of(tmp_path / "demo" / method)
-        assert ("mask_ratios" in record["method"]) == (method == "rem")
+        assert ("mask_ratios" in record["method"]) == (method == "remtta")
         assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[20:40]) / 20)
     assert remtta.load_delta(result.delta).updates == len(CONDITIONS)
     with Image.open(result.picture) as picture:

@@ -217,7 +217,7 @@ def test_answering_early_is_by_what_was_known_before() -> None:
 
 
 def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"guard": GuardOptions(answer="both")}
+    options: dict[str, Any] = {"guard": GuardOptions(action="rollback", answer="both")}
     summary = adapt_tiny(frames, tmp_path / "both", options=options)
     adapt_tiny(frames, tmp_path / "alone", options={"guard": None})
     adapt_tiny(frames, tmp_path / "off", options={"guard": GuardOptions(action="off", answer="both")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,9 @@ from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
 from remtta.methods.settings.names import check_method_names, label_of, method_of
 from remtta.options.option import Given, Option, members_of, read_pairs
+
+_model = partial(Option, panel="Model")
+_method = partial(Option, panel="Method")
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # which needs labels
 
@@ -30,21 +34,19 @@ class SharedSettings:
 
     delta: Annotated[
         Path | None,
-        Option(
+        _model(
             "Start from the delta of an earlier run; it names model, checkpoint and preprocessing.",
             metavar="FILE",
-            panel="Model",
             common=True,
         ),
     ] = None
     given: Annotated[Mapping[str, object], Given(REMConfig)] = field(default_factory=dict)
     source_data: Annotated[
         Path | None,
-        Option(
+        _method(
             "Clean unlabelled images of the source domain, or the statistics (.safetensors) an earlier run computed "
             "from some, for methods that learn from them first.",
             metavar="FOLDER",
-            panel="Method",
             more="methods.md#source-images",
         ),
     ] = None
@@ -65,24 +67,14 @@ class MethodOptions:
 
     method: Annotated[
         str,
-        Option(
-            f"{', '.join(STREAM_METHODS)}; see remtta methods.",
-            complete=STREAM_METHODS,
-            panel="Method",
-            common=True,
-            more="methods.md",
+        _method(
+            f"{', '.join(STREAM_METHODS)}; see remtta methods.", complete=STREAM_METHODS, common=True, more="methods.md"
         ),
     ] = "remtta"
     shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
-        Option(
-            "Any other setting of the method (repeatable).",
-            flags=("--set",),
-            metavar="KEY=VALUE",
-            panel="Method",
-            common=True,
-        ),
+        _method("Any other setting of the method (repeatable).", flags=("--set",), metavar="KEY=VALUE", common=True),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -119,13 +111,12 @@ class MethodsOptions:
 
     methods: Annotated[
         tuple[str, ...],
-        Option(
+        _method(
             f"Of {', '.join(METHOD_TABLE)}. rem+guard: under the guard; rem+both, rem+auto: answered by the source "
             "model, too; rem+smooth: by the frames before, too, where they come in order; LABEL=rem: one more row, for "
             "--set LABEL.KEY=VALUE.",
             metavar="A,B",
             complete=METHOD_SUMMARIES,
-            panel="Method",
             common=True,
             more="methods.md",
         ),
@@ -133,11 +124,10 @@ class MethodsOptions:
     shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
-        Option(
+        _method(
             "One method's (or label's) setting: tent.lr=1e-4 (repeatable).",
             flags=("--set",),
             metavar="METHOD.KEY=VALUE",
-            panel="Method",
             common=True,
         ),
     ] = ()
