@@ -14,6 +14,7 @@ from remtta.errors import DeltaError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.guard.guard import Guard
+from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
 from remtta.methods.method import Updater
 from remtta.methods.rem import rem_loss
@@ -90,20 +91,19 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
         own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
         assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
-    step, calls = Guard.__call__, 0
+    look, calls = Guard.learned, 0
 
-    def dying(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def dying(self: Guard, answers: Answers) -> None:
         nonlocal calls
         calls += 1
-        logits = step(self, images, labels)
+        look(self, answers)
         if calls == killed_at:
             with open(tmp_path / "parts" / "events.jsonl", "ab") as file:
                 file.write(b'{"torn')
             raise KeyboardInterrupt
-        return logits
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "__call__", dying)
+        patch.setattr(Guard, "learned", dying)
         run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
     run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
     assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole
