@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -20,6 +21,9 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     ["remtta.cli.adapt", "remtta.adapt.one_stream", "remtta.adapt.many_streams", "remtta.streams.video"]
 )
+
+# Workers of the command's own are forked from the same process, which keeps what it has.
+multiprocessing.forkserver.set_forkserver_preload = lambda modules: None
 
 
 class Started:

@@ -146,7 +146,7 @@ def test_a_cifar10_model_is_trained_and_loads(
     classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, output = script("train_cifar10_model"), tmp_path / "model.safetensors"
-    assert " ".join(f"{name}={value}" for name, value in module.MODEL_KWARGS.items()) in module.__doc__
+    assert " ".join(f"{name}={value}" for name, value in module.MODEL_KWARGS.items()) in str(module.__doc__)
     monkeypatch.setitem(module.MODEL_KWARGS, "depth", 1)
     options = ["--batch-size", "6", "--workers", "0"]
     module.main([str(classes), str(output), "--epochs", "2", "--mixup", "0.2", *options])

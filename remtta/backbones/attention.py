@@ -57,7 +57,7 @@ def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None
 
 
 def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
-    """What an attention pool attends to, summed over heads, and over queries where their outputs are averaged.
+    """Compute what an attention pool attends to, summed over heads, and over queries where their outputs are averaged.
 
     Args:
         pool: An attention pool with queries of its own.

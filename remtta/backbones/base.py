@@ -75,7 +75,7 @@ class Backbone(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of its weights."""
         return next(self.module.parameters()).device
 
     def embed(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which parameters adapt: a choice by the model's structure, never by the names of its parameters."""
+"""The parameters that adapt: a choice by the model's structure, never by the names of its parameters."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class ViT(Transformer):
 
     @property
     def num_tokens_read(self) -> int | None:
-        """How many leading tokens the head reads; None if it reads others too, or cannot be told."""
+        """The number of leading tokens that the head reads; None if it reads others too, or cannot be told."""
         vit, kind = self.module, type(self.module)
         if kind.forward_head is VisionTransformerDistilled.forward_head:
             return 2  # the class token and the distillation token

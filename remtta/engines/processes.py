@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
@@ -64,8 +65,7 @@ def in_processes(
         RemttaError: If workers die again and again, or what the work raises.
         Stopped: On a signal, once no process is left, after what the tasks begun came to.
     """
-    # Fresh processes: forks of one with threads (the progress bar's, OpenCV's) may hang.
-    context = multiprocessing.get_context("spawn")
+    context = _context(work)
     with _signals_blocked():  # the event brings a process of multiprocessing's own
         stop = context.Event()
     left, deaths = dict(enumerate(tasks)), 0
@@ -86,6 +86,18 @@ def in_processes(
         finally:
             with interrupts.finishing():
                 pool.shutdown(cancel_futures=True)
+
+
+def _context(work: Work[S, T, R]) -> SpawnContext | ForkServerContext:
+    """How processes begin: fresh, as forks of one with threads (the progress bar's, OpenCV's) may hang.
+
+    Where there is a server of forks, it imports what the work takes once for all of them.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
+    return context
 
 
 def _done(

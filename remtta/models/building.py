@@ -21,7 +21,7 @@ from remtta.models.hub import reachable_or_offline
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
-_MOST_BYTES = 2**38  # of weights: ten times timm's largest model
+_MOST_BYTES = 2**36  # of weights: twice timm's largest model
 _LEAST_BYTES, _MOST_TIMES = 2**30, 16  # from which on weights may take so many times their file's size
 
 _log = logging.getLogger("remtta")

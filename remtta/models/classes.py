@@ -40,7 +40,7 @@ def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
-    """Have `restrict_classes` done within the block, if there are numbers; afterwards the model is as before."""
+    """Do `restrict_classes` within the block, if there are numbers; afterwards the model is as before."""
     if numbers is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Which device a model runs on."""
+"""The device that a model runs on."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
 
 
 def _kind(path: Path, config: Config) -> str:
-    """Which processor it is, whatever its version is called."""
+    """Return the kind of processor, whatever its version is called."""
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
     kind = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
     if kind not in _PROCESSORS:
@@ -130,7 +130,7 @@ def _three(values: Any) -> tuple[float, ...]:
 
 
 def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
-    """What becomes of an image's shape.
+    """Translate what becomes of an image's shape.
 
     Raises:
         CheckpointError: If timm has no such transform.

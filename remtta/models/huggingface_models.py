@@ -40,11 +40,6 @@ def pair(value: Any) -> Size:
     return int(height), int(width)
 
 
-def _ratio(hidden: int, width: int) -> float:
-    """What timm multiplies a width by, and rounds down, to have so many hidden units."""
-    return (hidden + 0.5) / width
-
-
 def _norm(config: Config) -> Callable[..., nn.Module]:
     return partial(nn.LayerNorm, eps=float(config["layer_norm_eps"]))
 
@@ -58,7 +53,7 @@ def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> d
         "embed_dim": config["hidden_size"],
         "depth": config["num_hidden_layers"],
         "num_heads": config["num_attention_heads"],
-        "mlp_ratio": _ratio(hidden, config["hidden_size"]),
+        "mlp_ratio": (hidden + 0.5) / config["hidden_size"],  # timm rounds the product down
         "qkv_bias": config["qkv_bias"],
         "norm_layer": _norm(config),
     }

@@ -179,7 +179,7 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
 
 
 def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:
-    """Have a model say so of its preprocessing, labels and origin."""
+    """Write preprocessing, labels and origin into a model's `pretrained_cfg`."""
     model.pretrained_cfg = model.default_cfg = config
     found: nn.Module = model
     return found

@@ -1,4 +1,4 @@
-"""How matrix products run on a CPU: by oneDNN, in fp32 or with weights kept in bf16.
+"""Matrix products on a CPU: by oneDNN, in fp32 or with weights kept in bf16.
 
 PyTorch multiplies fp32 matrices with MKL, which knows AVX-512 on some
 processors only; oneDNN, which is part of PyTorch too, knows it on all. On an
@@ -154,7 +154,7 @@ def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class ForwardContext:
-    """What a method's forward passes run in: these linear layers on a CPU, autocast for bf16 elsewhere.
+    """The context of a method's forward passes: these linear layers on a CPU, autocast for bf16 elsewhere.
 
     Args:
         model: The classifier; its head stays in fp32 on a CPU.

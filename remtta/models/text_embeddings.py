@@ -62,7 +62,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
 
 
 def classify_by_texts(model: Any, name: str, path: str | Path) -> list[str]:
-    """Have a timm image tower classify by the embeddings in a file, in place; return the class names.
+    """Make a timm image tower classify by the embeddings in a file, in place; return the class names.
 
     A classifier of as many numbers as an embedding has is their projection; one that is left out is none.
 

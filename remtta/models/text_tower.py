@@ -46,7 +46,7 @@ class TextTower:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         weight: Tensor = next(iter(self.model.parameters()))
         return weight.device
 
@@ -80,7 +80,7 @@ class TextTower:
 
     @contextlib.contextmanager
     def with_words(self, vectors: Tensor, start: int) -> Iterator[None]:
-        """Have vectors (N, D) in place of every sentence's words from position `start` on."""
+        """Put vectors (N, D) in place of every sentence's words from position `start` on, within the block."""
         end = start + len(vectors)
 
         def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

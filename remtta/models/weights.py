@@ -78,13 +78,13 @@ class AdaptedWeights:
 
     @contextlib.contextmanager
     def at_source(self) -> Iterator[None]:
-        """Have the source weights in place for a while."""
+        """Put the source weights in place within the block."""
         with self._holding(self._source.items()):
             yield
 
     @contextlib.contextmanager
     def between(self, share: float) -> Iterator[None]:
-        """Have weights in place for a while that are this share of the way from the source's to the adapted ones."""
+        """Put weights in place within the block, this share of the way from the source's to the adapted ones."""
         with self._holding((n, source.lerp(self._tracked[n].detach(), share)) for n, source in self._source.items()):
             yield
 

@@ -85,7 +85,7 @@ class ZeroShotHead(nn.Module):
 
     @contextlib.contextmanager
     def embedding(self) -> Iterator[None]:
-        """Have the model return embeddings (B, E) of images in place of logits, of any length."""
+        """Return embeddings (B, E) of images, of any length, in place of logits within the block."""
         self._embeds = True
         try:
             yield
@@ -94,7 +94,7 @@ class ZeroShotHead(nn.Module):
 
     @contextlib.contextmanager
     def using(self, embeddings: Tensor) -> Iterator[None]:
-        """Have other embeddings (C, E) of the classes for a while."""
+        """Use other embeddings (C, E) of the classes within the block."""
         own = self.embeddings
         self.embeddings = embeddings.to(own)
         try:

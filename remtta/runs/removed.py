@@ -80,6 +80,6 @@ def _evaluated(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _removed(path: Path, what: str) -> UsageError:
     return UsageError(
-        f"{path.parent} was begun with {what}, which was removed from remtta; start a new run without it, in another "
-        "--output or with --overwrite"
+        f"{path.parent} was begun with {what}, which was removed from remtta; choose another --output for a new run, "
+        "or replace this one with --overwrite"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,17 +35,12 @@ class Feed:
 
     source: str | int  # camera index, device or URL
     connect: Callable[[], Capture]
-    stride: int = 1  # every stride-th frame is taken; the others are not converted
+    stride: int  # every stride-th frame is taken; the others are not converted
 
     @property
     def name(self) -> str:
         """The source without a password."""
         return video_name(self.source)
-
-    @property
-    def is_network(self) -> bool:
-        """True of a network stream, not of a camera."""
-        return isinstance(self.source, str) and "://" in self.source
 
 
 class Connection:
@@ -55,6 +49,7 @@ class Connection:
     A read that hangs can be given up: the thread is left behind, and a new connection opened.
 
     Attributes:
+        shots: Where the frames go; `reason` says why none comes any more.
         number: That of the next frame.
         promised: How many frames there are in all, of a finite video; else 0.
     """
@@ -62,20 +57,17 @@ class Connection:
     def __init__(self, feed: Feed, watchdog: Watchdog, shots: ShotBuffer, number: int) -> None:
         self.number = number
         self.promised = 0
-        self._feed, self._watchdog, self._shots = feed, watchdog, shots
+        self.shots = shots
+        self._feed, self._watchdog = feed, watchdog
         self._error: Exception | None = None
         self._why_not_open: str | None = None
         self._end, self._codec = "the connection ended", ""
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
 
-    def take(self, deadline: float = math.inf) -> Shot | None:
-        """The next frame; None if there will be none, or none came by the deadline (`reason` says why)."""
-        return self._shots.take(deadline)
-
     def leave(self, wait_s: float = 0.0) -> None:
-        """Have the thread end as soon as its call returns, and wait for that a little."""
-        self._shots.leave()
+        """Let the thread end as soon as its call returns, and wait for that a little."""
+        self.shots.leave()
         self._thread.join(wait_s)
 
     @property
@@ -111,7 +103,7 @@ class Connection:
             self._connect()
         except Exception as error:  # OpenCV's own, mostly
             self._error = error
-        self._shots.end()
+        self.shots.end()
 
     def _connect(self) -> None:
         cv2 = load_opencv("video", StreamError)
@@ -122,7 +114,7 @@ class Connection:
                 self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
                 self._read(cv2, capture)
             elif not self._watchdog.timed_out():
-                self._why_not_open = why_not_open(str(self._feed.source)) if self._feed.is_network else None
+                self._why_not_open = why_not_open(str(self._feed.source)) if "://" in self._feed.name else None
                 self._end = self._why_not_open or "it cannot be opened"
         finally:
             capture.release()  # before the end is told: a camera can be opened only once
@@ -130,8 +122,8 @@ class Connection:
     def _read(self, cv2: Any, capture: Capture) -> None:
         watchdog, finite = self._watchdog, self.promised > 0
         arrived = watchdog.open()
-        refused, tries = 0, _TRIES if self._feed.is_network and not finite else 1
-        while self._shots.is_wanted:
+        refused, tries = 0, _TRIES if "://" in self._feed.name and not finite else 1
+        while self.shots.is_wanted:
             asked = watchdog.wake()
             grabbed, now = capture.grab(), watchdog.clock()
             stalled = not finite and watchdog.timed_out(asked)
@@ -143,12 +135,12 @@ class Connection:
             arrived = asked if stalled else now
             for _ in range(refused):  # parts that the decoder refused, as it turns out: the stream goes on
                 if self._is_taken():
-                    self._shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
+                    self.shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
                 self.number += 1
             refused = 0
             if self._is_taken():
                 shot = self._decoded(cv2, capture, arrived)
-                self._shots.put(shot)
+                self.shots.put(shot)
                 if watchdog.is_starved_after(finite or shot.pixels is not None):
                     return
             self.number += 1

@@ -79,7 +79,7 @@ class Budget:
             yield
         finally:
             _share.reset(token)
-            self._give_back(share.taken)
+            self.give_back(share.taken)
 
     def needed(self, width: int, height: int, bytes_per_pixel: int) -> int:
         """Return the bytes that an image takes until it is no longer needed."""
@@ -96,7 +96,8 @@ class Budget:
             self._free -= num_bytes
             self._change.notify_all()
 
-    def _give_back(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int) -> None:
+        """Make room for what waits."""
         with self._change:
             self._free += num_bytes
             self._change.notify_all()

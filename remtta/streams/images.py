@@ -158,7 +158,7 @@ def _make_room(image: Image.Image, share: Share) -> None:
 
 
 def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
-    """Have an image decoded at a fraction of its size; return the size it will have."""
+    """Ask for an image at a fraction of its size; return the size it will have."""
     width, height = image.size[:2]
     if image.format == "JPEG2000":
         image.reduce = power  # type: ignore[method-assign, assignment]  # a property there

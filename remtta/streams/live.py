@@ -130,16 +130,17 @@ class LiveSource:
         """Frames as they arrive, and the gaps that they end."""
         try:
             connection, gap = self._open(), None
-            shot = connection.take()
+            shot = connection.shots.take()
             if shot is None and not self._closed.is_set():
-                if not self._may_come(connection):
+                wanted = self.options.wait_at_start and self.options.reconnect_for > 0
+                if not wanted or connection.hopeless:
                     raise connection.failure()
                 connection, shot, gap = self._reconnect(connection, None)
             while shot is not None:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
                 yield shot, gap
-                last, gap, shot = shot, None, connection.take()
+                last, gap, shot = shot, None, connection.shots.take()
                 if shot is None and not self._is_over(connection):
                     connection, shot, gap = self._reconnect(connection, last)
         finally:
@@ -174,11 +175,6 @@ class LiveSource:
             )
         _log.warning("%s is at its end (%s), and is not to be opened again", self.name, connection.reason)
         return True
-
-    def _may_come(self, connection: Connection) -> bool:
-        """Return True if a source whose first connection gave no frame is to be waited for."""
-        options = self.options
-        return options.wait_at_start and options.reconnect_for > 0 and not connection.hopeless
 
     def _reconnect(self, lost: Connection, last: Shot | None) -> tuple[Connection, Shot | None, Gap | None]:
         """A connection that gives frames (again), with its first one; none if closed meanwhile."""
@@ -218,7 +214,7 @@ class LiveSource:
 
 def _first_whole(connection: Connection, deadline: float) -> Shot | None:
     """The first frame that can be decoded: before that, nothing is back."""
-    shot = connection.take(deadline)
+    shot = connection.shots.take(deadline)
     while shot is not None and shot.pixels is None:
-        shot = connection.take(deadline)
+        shot = connection.shots.take(deadline)
     return shot

@@ -30,7 +30,7 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
 
 
 def bound_allocations(cv2: Any) -> None:
-    """Have FFmpeg take no piece of memory over 256 MiB from now on, where its library can be found.
+    """Keep FFmpeg from taking a piece of memory over 256 MiB from now on, where its library can be found.
 
     A server that never ends one picture of its MJPEG stream would fill the memory: FFmpeg keeps what it has of it.
     """

@@ -33,7 +33,7 @@ _MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG: each of its scans
 
 @functools.cache
 def load_plugins() -> None:
-    """Have Pillow know all its formats, and give back the memory of large images.
+    """Make Pillow know all its formats, and give back the memory of large images.
 
     By itself it knows some at first, and more once a file needs them: what opens a file that several formats would
     take, such as a TGA, which has no signature, would depend on the files before it.

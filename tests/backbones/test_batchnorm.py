@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
@@ -299,14 +298,6 @@ def test_frozen_and_folded_batch_norms_are_told() -> None:
     with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
         adapted_norms(backbone_of(folded))
     assert not running_statistics(batch_norms(folded))
-
-
-def test_a_transformers_stem_keeps_its_running_statistics() -> None:
-    name, kwargs = "vit_small_resnet26d_224", {"img_size": 64, "embed_dim": 12, "depth": 4, "num_heads": 2}
-    hybrid: Any = timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **kwargs).eval()
-    assert batch_norms(hybrid)
-    with torch.no_grad():
-        torch.testing.assert_close(make("tent", hybrid)(pictures(3)), hybrid(pictures(3)), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta import REM, REMConfig, RunOptions, adapt_stream
+from remtta import REMConfig, RunOptions, adapt_stream
 from remtta.backbones import families
 from remtta.backbones.base import Backbone, Scores
 from remtta.backbones.families import backbone_of
@@ -158,49 +156,6 @@ def test_only_the_chosen_weights_change_and_the_answer_is_from_before(name: str,
     changed = {name for name, tensor in net.state_dict().items() if not torch.equal(tensor, source[name])}
     assert changed == set(method.adapted_names) == adapted
     assert all(torch.equal(source[name] + change, net.state_dict()[name]) for name, change in method.delta().items())
-
-
-def plain_rem_step(net: ToyNet, images: Tensor, ratios: Sequence[float], margin: float, lr: float) -> Tensor:
-    """Eq. 3 to 5 image by image and pair by pair, masks patch by patch, and a step of plain gradient descent."""
-    strengths = net.map_of(images).detach().pow(2).sum(-1).sqrt().flatten(1)
-    views = []
-    for ratio in ratios:
-        masked = images.clone()
-        for number in range(len(images)):
-            most = strengths[number].argsort(descending=True)[: GRID * GRID - int(GRID * GRID * (1 - ratio))]
-            for row, column in (divmod(int(place), GRID) for place in most):
-                masked[number, :, row * PATCH : (row + 1) * PATCH, column * PATCH : (column + 1) * PATCH] = 0
-        views.append(net(masked).softmax(-1))
-    loss = torch.zeros(())
-    for first, second in combinations(views, 2):
-        for p, q in zip(first, second, strict=True):
-            loss = loss - (p.detach() * q.log()).sum()
-            order = -(p * p.log()).sum() + (q * q.log()).sum().detach() + margin * math.log(NUM_CLASSES)
-            loss = loss + order.clamp(min=0)
-    norms = [parameter for name, parameter in net.named_parameters() if name in FIRST_BLOCKS]
-    gradients = torch.autograd.grad(loss / len(images), norms)
-    with torch.no_grad():
-        for parameter, gradient in zip(norms, gradients, strict=True):
-            parameter.sub_(lr * gradient)
-    logits: Tensor = views[0].detach().log()
-    return logits
-
-
-@pytest.mark.parametrize("settings", [{"micro_batch": 2}, {"confident_below": 1.0, "margin": 0.1}], ids=str)
-@pytest.mark.parametrize("share", [1.0, 0.0])  # at 0 the plain view gets its graph only where it violates the order
-def test_rem_is_its_plain_reading(settings: dict[str, Any], share: float) -> None:
-    ratios = (0.0, 0.25, 0.5)
-    config = REMConfig(ratios, masking="features", optimizer="sgd", momentum=0.0, lr=0.05, **settings)
-    rem, plain = REM(ToyNet(), config), ToyNet()
-    for seed in range(4):
-        rem.violating_share = share
-        images = random_images(5, seed)
-        expected = plain_rem_step(plain, images, ratios, config.margin, config.lr)
-        torch.testing.assert_close(rem(images).log_softmax(-1), expected, atol=1e-5, rtol=1e-4)
-    moved = dict(plain.named_parameters())
-    for name, parameter in rem.model.named_parameters():
-        torch.testing.assert_close(parameter, moved[name], atol=1e-5, rtol=1e-4)
-    assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
 
 
 def test_a_vit_has_tokens_and_the_toy_has_none() -> None:

@@ -17,7 +17,7 @@ from tests.records import parsed, record_of, rows_of
 
 
 def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    command = ["adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
+    command: list[str | Path] = ["adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", tmp_path / "run"]
     for more, code in (([], 0), (["--predictions", "-", "--overwrite"], 2)):
         with Started(*command, *more, before=without_descriptors) as process:
             process.communicate()
@@ -54,9 +54,9 @@ def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_prin
 def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
     frames: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    command = ["adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "1", "-o", tmp_path / "run"]
+    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "1", "-o", str(tmp_path / "run")]
     reader, writer = os.pipe()
-    with Started(*command, "--predictions", "-", stdout=writer) as process:
+    with Started("adapt", frames, *options, "--predictions", "-", stdout=writer) as process:
         os.close(writer)
         with open(reader, "rb") as rows:
             assert json.loads(rows.readline())["index"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def test_a_run_goes_on_unless_it_used_what_was_removed(
     as_earlier(tmp_path / "run", group, **{entry: unused})
     assert adapt_tiny(frames, tmp_path / "run", resume=True).num_resumed == 1
     as_earlier(tmp_path / "run", group, **{entry: used})
-    with pytest.raises(UsageError, match=f"run was begun with .*{what}.*, which was removed .* start a new run"):
+    with pytest.raises(
+        UsageError, match=f"run was begun with .*{what}.*, which was removed .* choose another --output"
+    ):
         adapt_tiny(frames, tmp_path / "run", resume=True)
 
 
@@ -57,8 +60,8 @@ def test_a_state_goes_on_unless_it_has_what_was_removed(tmp_path: Path) -> None:
         load_state(tmp_path / STATE)
 
 
-@pytest.mark.parametrize(("name", "what"), [("tent+memory", "tent\\+memory"), ("a=batclip+guard", "a=batclip")])
-def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tent+memory", "a=batclip+guard"])
+def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, tmp_path: Path) -> None:
     tree, out = open_tree(write_tree(tmp_path / "tree", ["fog"], each=1)), tmp_path / "out"
 
     def run(**how: Any) -> None:
@@ -69,5 +72,5 @@ def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, what: 
     record = json_of(out / RESULTS)
     record["settings"]["methods"][name] = record["settings"]["methods"].pop("tent")
     (out / RESULTS).write_text(json.dumps(record))
-    with pytest.raises(UsageError, match=f"out was begun with {what}, which was removed"):
+    with pytest.raises(UsageError, match=re.escape(f"out was begun with {name}, which was removed")):
         run(resume=True)

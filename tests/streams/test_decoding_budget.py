@@ -85,9 +85,9 @@ def test_a_large_image_is_not_overtaken_for_ever() -> None:
         threads[-1].start()
         happens(lambda: len(budget._waiting) == len(threads))
     assert done == []  # the small one would fit, and waits its turn
-    budget._give_back(6)
+    budget.give_back(6)
     assert happens(lambda: done == [10])
-    budget._give_back(10)
+    budget.give_back(10)
     assert happens(lambda: done == [10, 1])
 
 

@@ -203,13 +203,6 @@ def test_images_over_the_limit_are_refused_with_their_size(tmp_path: Path, monke
         load_image(tmp_path / "over.png")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp"])
-def test_one_pixel_is_an_image(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a{suffix}"
-    Image.new("RGB", (1, 1), WHITE).save(path)
-    assert pixels(path) == [WHITE]
-
-
 @pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".tiff"])
 def test_the_first_of_several_pictures_is_taken(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"

@@ -142,15 +142,6 @@ def test_closing_ends_the_reading_from_another_thread_also_while_reconnecting() 
     assert source.state == "reconnecting" and time.monotonic() - began < 1.5
 
 
-def test_every_kth_frame_is_taken_across_a_loss() -> None:
-    clock = Clock()
-    options = LiveOptions(buffer="all")
-    source = LiveSource(0, options, stride=2, connect=FakeCamera([0, 1, 2], [3, 4, 5]), clock=clock, sleep=clock.sleep)
-    frames = list(islice(source.frames(), 3))
-    assert numbers(frames) == levels(frames) == [0, 2, 4]
-    assert frames[2].gap is not None
-
-
 @pytest.mark.parametrize("options", [{"reconnect_for": 5}, {"buffer": "latest"}])
 def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(options: Any, frames: Any) -> None:
     option = "--reconnect-for" if "reconnect_for" in options else "--buffer"

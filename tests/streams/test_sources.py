@@ -62,11 +62,6 @@ def test_a_folder_is_read_in_natural_order(frames: Path) -> None:
     assert names(stream) == [f"frame_{number}.png" for number in range(12)]
 
 
-def test_sources_keep_the_form_in_which_the_folder_was_given(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(frames.parent)
-    assert next(open_stream("frames").frames).source == str(Path("frames/frame_0.png"))
-
-
 def test_videos_in_a_folder_of_images_are_left_out_and_counted(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
     (frames / "clip.mp4").touch()
     assert len(names(open_stream(frames))) == 12
@@ -256,19 +251,6 @@ def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:
         pytest.skip("this file system has only UTF-8 names")
     [frame] = open_stream(paths_in(path + b"\n")).frames
     assert frame.load().size == (4, 3)
-
-
-def test_paths_longer_than_one_read_stay_whole(pipe: tuple[int, int]) -> None:
-    read_end, write_end = pipe
-    expected = [f"{number:06d}" + "x" * 50 for number in range(5000)]  # four reads and more
-
-    def write() -> None:
-        with os.fdopen(os.dup(write_end), "w") as sink:
-            sink.write("\n".join(expected) + "\n")
-
-    threading.Thread(target=write, daemon=True).start()
-    paths = read_paths(read_end)
-    assert in_time(lambda: [next(paths) for _ in expected]) == expected
 
 
 @pytest.mark.parametrize(
