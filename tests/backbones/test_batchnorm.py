@@ -171,13 +171,13 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: st
     for method in (through, resumed):
         if method.objective.needs_source:
             method.use_source(method.source_statistics([pictures(4, 90)]))
-    source = {key: tensor.clone() for key, tensor in through.model.state_dict().items()}
+    source = {key: tensor.clone() for key, tensor in through.net.model.state_dict().items()}
     for seed in range(2):
         through(pictures(5, seed))
     assert through.num_updates == 2
-    statistics = set(running_statistics(batch_norms(through.model)))
+    statistics = set(running_statistics(batch_norms(through.net.model)))
     assert statistics == {key for key in source if "running" in key} and statistics <= set(through.delta())
-    moved = through.model.state_dict()
+    moved = through.net.model.state_dict()
     assert all(not torch.equal(source[key], moved[key]) for key in statistics)
     assert all(torch.equal(source[key] + change, moved[key]) for key, change in through.delta().items())
     torch.testing.assert_close(through.predict_source(pictures(3)), tiny("resnet")(pictures(3)).detach())
@@ -186,7 +186,7 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: st
         assert torch.equal(resumed(pictures(5, seed)), through(pictures(5, seed)))
     assert all(torch.equal(tensor, through.state()[key]) for key, tensor in resumed.state().items())
     through.reset()
-    assert all(torch.equal(tensor, source[key]) for key, tensor in through.model.state_dict().items())
+    assert all(torch.equal(tensor, source[key]) for key, tensor in through.net.model.state_dict().items())
 
 
 def test_running_statistics_follow_those_of_the_plain_view() -> None:
