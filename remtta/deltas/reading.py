@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import contextlib
+import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from remtta.files import cache_folder
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_TABLE, EATAConfig, Named, TentConfig
+from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.methods.tent import Tent
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -283,7 +283,7 @@ def test_the_commands_ask_before_any_work(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("remtta.cli.options.method"), "_METHODS", ["anchored"])
+    monkeypatch.setitem(STREAM_METHODS, "anchored", "for these tests")
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint]
     run: list[str | Path] = ["adapt", frames, *model, "--method", "anchored", "--output", tmp_path / "run"]
     assert remtta_here(*run) == 2
