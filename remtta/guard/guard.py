@@ -157,5 +157,5 @@ class Guard(Observer):
     def _see(self, images: Tensor) -> Tensor:
         """Return the source model's logits (B, C)."""
         self.num_looked += len(images)
-        size = self.method.objective.part_size(len(images))
+        size = self.method.part_size(len(images))
         return torch.cat([self.method.predict_source(part) for part in images.split(size)])

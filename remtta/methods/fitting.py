@@ -41,7 +41,7 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
         raise UsageError(
             f"{type(method.objective).__name__} takes image by image, and --max-memory cannot say of how many views"
         )
-    usual = method.objective.part_size(batch_size)
+    usual = method.part_size(batch_size)
     state = copy.deepcopy(method.state())
     one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
     method.load_state(state)

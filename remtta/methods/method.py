@@ -16,6 +16,10 @@ from remtta.methods.settings import MethodConfig
 from remtta.models.weights import Committed
 
 DELTA, _UPDATES = "delta.", "updates"
+_NO_SOURCE = (
+    "{} learns from clean images of the source domain first: name a folder of them with --source-data FOLDER, or give "
+    "use_source what source_statistics returns"
+)
 
 Kind = TypeVar("Kind", bound=Objective[Any])
 
@@ -41,7 +45,6 @@ class Updater(Generic[Kind]):
         self.net = Net(model, config, objective.chosen, any_model=objective.any_model)
         self.objective = objective(self.net, config)
         self.last_views: Tensor | None = None
-        self._config = config
         self._descent = Descent(self.net, self.objective)
         self._answered: tuple[Tensor, Targets | None] | None = None  # what `learn` is to adapt to
         self._has_source = not objective.needs_source
@@ -55,7 +58,7 @@ class Updater(Generic[Kind]):
             labels: Shape (B,), only for methods that need them.
 
         Returns:
-            Logits of shape (B, C), without gradient.
+            Logits (B, C), without gradient.
 
         Raises:
             ValueError: If images is not a batch of at least one image, or labels are missing.
@@ -68,12 +71,12 @@ class Updater(Generic[Kind]):
         return self.objective.output(self.last_views[0])
 
     def answer(self, images: Tensor) -> Tensor:
-        """Predict a batch and nothing more, so that nobody waits for an update; `learn` then adapts to it.
+        """Predict a batch and nothing more; `learn` then adapts to it. A call does the same in one go.
 
-        A call does the same in one go, with the same logits and errors. A prediction that takes the update, or all
-        but its last step, comes from such a call.
+        A prediction that takes the update, or all but its last step, comes from such a call.
         """
-        if self.objective.predicts_after or (self._config.answer == "last" and self._config.steps > 1):
+        config = self.objective.config
+        if self.objective.predicts_after or (config.answer == "last" and config.steps > 1):
             return self(images)
         self._prepare(images)
         with torch.inference_mode(False), torch.no_grad():  # the update may save the targets for its backward pass
@@ -166,6 +169,10 @@ class Updater(Generic[Kind]):
         if self.objective.start() is not None and not self.drift():
             self._descent.restart()
 
+    def part_size(self, batch_size: int) -> int:
+        """Return how many images of a batch go through at a time."""
+        return self.objective.part_size(batch_size)
+
     @property
     def adapts(self) -> bool:
         """Whether a batch changes anything."""
@@ -179,7 +186,7 @@ class Updater(Generic[Kind]):
     @property
     def lasts(self) -> bool:
         """Whether that is so, and the next batch still has what it learned."""
-        return self.trains and self.objective.accumulates and not self._config.episodic
+        return self.trains and self.objective.accumulates and not self.objective.config.episodic
 
     @property
     def blends(self) -> bool:
@@ -213,12 +220,8 @@ class Updater(Generic[Kind]):
     def _prepare(self, images: Tensor) -> None:
         check_images(images, self.net.backbone.input_size)
         if not self._has_source:
-            name = type(self.objective).__name__
-            raise UsageError(
-                f"{name} learns from clean images of the source domain first: name a folder of them with "
-                "--source-data FOLDER, or give use_source what source_statistics returns"
-            )
-        if self._config.episodic and self.objective.adapts:
+            raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
+        if self.objective.config.episodic and self.objective.adapts:
             self.reset()
         self.net.batch_norms.warn_of_few(len(images))
 
