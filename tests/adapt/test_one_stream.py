@@ -130,7 +130,7 @@ def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(
     assert record["model"]["base_sha256"] == delta.base_sha256
     assert record["method"]["lr"] == 0.01
     assert record["preprocessing"]["input_size"] == [32, 32]
-    assert (delta.model, delta.method, delta.frames, delta.updates) == ("unknown", "rem", 12, 3)
+    assert (delta.model, delta.method, delta.frames, delta.updates) == ("unknown", "remtta", 12, 3)
 
 
 def test_a_delta_made_from_python_knows_its_model(

@@ -287,10 +287,10 @@ def _errors() -> list[Any]:
         (["frames", "odd"], 2, "odd/corrupt.json cannot be read as a record of remtta corrupt"),
         (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise; there are"),
         (["frames", "out", "-c", "standart"], 2, "did you mean standard"),
-        (["frames", "out", "-c", ""], 2, "no corruption ''"),
-        (["frames", "out", "-s", "6"], 2, "severity must be 1 to 5, got 6"),
-        (["frames", "out", "-s", "x"], 2, "severity takes numbers from 1 to 5 with commas between them, got 'x'"),
-        (["frames", "out", "-s", "0,1"], 2, "severity must be 1 to 5, got 0"),
+        (["frames", "out", "-c", ""], 2, "-c is empty"),
+        (["frames", "out", "-s", "6"], 2, "severities must be from 1 to 5, got 6"),
+        (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
+        (["frames", "out", "-s", "0,1"], 2, "severities must be from 1 to 5, got 0"),
     ]
 
 

@@ -91,7 +91,7 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
         own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
         assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
-    look, calls = Guard.learned, 0
+    look, calls = Guard.answer, 0
 
     def dying(self: Guard, answers: Answers) -> None:
         nonlocal calls
@@ -103,7 +103,7 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "learned", dying)
+        patch.setattr(Guard, "answer", dying)
         run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
     run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
     assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole

@@ -14,7 +14,7 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.judge import describe
-from remtta.options import GuardOptions, RunOptions
+from remtta.options import RunOptions
 from tests.conftest import draw_image
 from tests.guard.asking import see
 from tests.records import json_of, lines_of, record_of, rows_of
@@ -136,7 +136,7 @@ def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path, capl
         folder.mkdir()
         for number in range(count):
             draw_image(number).save(folder / f"{number:03}.png")
-    options = {"batch_size": 40, "estimate": 0.9, "expire_below": 0.5, "guard": GuardOptions("rollback", "auto")}
+    options = {"batch_size": 40, "estimate": 0.9, "expire_below": 0.5}
     whole, parts, health = tmp_path / "whole", tmp_path / "parts", tmp_path / "health.json"
     summary = adapt_tiny(frames, whole, "tent", options=options, source_data=clean, health=health)
     rows, record = rows_of(whole), record_of(whole)

@@ -237,7 +237,7 @@ def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
     ],
 )
 def test_options_out_of_range_are_refused(value: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"guard|answer"):
+    with pytest.raises(UsageError, match=r"guard|answer|action|retries"):
         GuardOptions(**value)
 
 
@@ -264,7 +264,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_a_run_records_what_the_guard_did(long_stream: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    adapt_stream(tiny_vit(), long_stream, output, **harmful(GuardOptions(**HASTY, retries=1)))
+    adapt_stream(tiny_vit(), long_stream, output, **harmful(GuardOptions("rollback", "adapted", **HASTY, retries=1)))
     record = json.loads((output / "run.json").read_text())
     rows, events = rows_of(output / "predictions.jsonl"), rows_of(output / "events.jsonl")
     by_source = [row for row in rows if row.get("answered_by") == "source"]
@@ -299,7 +299,7 @@ def test_guard_stop_ends_the_run(long_stream: Path, tmp_path: Path) -> None:
 
 
 def test_a_guarded_run_that_was_killed_goes_on_to_the_same_files(long_stream: Path, tmp_path: Path) -> None:
-    guard = GuardOptions(**HASTY, retries=2)
+    guard = GuardOptions("rollback", **HASTY, retries=2)
     whole = tmp_path / "whole"
     snapshots: list[Path] = []
 

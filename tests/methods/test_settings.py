@@ -51,7 +51,7 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
         ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
         ({"momentum": math.nan}, "momentum must be in [0, 1), got nan"),
-        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"steps": 0}, "steps must be from 1 to 10000, got 0"),
         ({"micro_batch": 0}, "micro-batch must be >= 1, got 0"),
         ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, got fp16"),
     ],

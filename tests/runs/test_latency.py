@@ -47,7 +47,16 @@ def go(
 
 
 QUICK = GuardOptions(
-    window=24, renewed=1, memory=1, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1
+    action="rollback",
+    window=24,
+    renewed=1,
+    memory=1,
+    least=12,
+    cost=1.0,
+    most_drift=0.1,
+    doubt=0.01,
+    alarm=0.02,
+    retries=1,
 )
 
 

@@ -34,7 +34,7 @@ from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 
-QUICK = GuardOptions(window=16, renewed=1, memory=1, least=4, cost=1.0, doubt=1e-6, alarm=2e-6, retries=2)
+QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, cost=1.0, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
     "rem": (REMConfig(lr=0.01), None),
     "rem+guard": (REMConfig(lr=0.05), QUICK),
