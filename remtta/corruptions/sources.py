@@ -37,13 +37,12 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
     """The images of a folder and below it, in natural order, or the one that `source` is.
 
     Args:
-        source: Image or folder; what lies in `destination`, or in a tree that
-            was made by remtta corrupt before, is left out.
+        source: Image or folder; what lies in a tree that was made by remtta corrupt before is left out.
         destination: Where the corrupted images will be.
         limit: Take the first so many of every class (the folders in `source`).
 
     Raises:
-        UsageError: If there is no such source, it holds no images, or it is the destination.
+        UsageError: If there is no such source, it holds no images, or the destination is it or lies in it.
     """
     if not os.path.exists(source):
         raise UsageError(f"{source}: no such file or folder")
@@ -51,10 +50,10 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
         names = [PurePath(source.name)]
         root = source.parent
     else:
-        if os.path.realpath(source) == os.path.realpath(destination):
-            raise UsageError(f"{destination} is the source itself; choose another DST")
+        if _is_within(destination, source):
+            raise UsageError(f"{destination} is the source itself or lies in it; choose another DST")
         files = list_files(source, image_suffixes(), "name")
-        for tree in (destination, *(record.parent for record in source.rglob(RECORD) if record.parent != source)):
+        for tree in (record.parent for record in source.rglob(RECORD) if record.parent != source):
             files = _outside(tree, files)
         names = [file.relative_to(source) for file in files]
         root = source
@@ -95,12 +94,13 @@ def _folded(name: PurePath) -> str:
 
 
 def _outside(folder: Path, files: list[Path]) -> list[Path]:
-    inside: dict[Path, bool] = {}
-    real = os.path.realpath(folder)
-    for parent in {file.parent for file in files}:
-        place = os.path.realpath(parent)
-        inside[parent] = place == real or place.startswith(os.path.join(real, ""))
+    inside = {parent: _is_within(parent, folder) for parent in {file.parent for file in files}}
     return [file for file in files if not inside[file.parent]]
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies in it, wherever links lead."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _limited(names: list[PurePath] | list[Path], limit: int | None) -> list[PurePath]:

@@ -82,7 +82,7 @@ def corrupt_tree(
 
     Args:
         source: Folder of images, with or without a folder per class, or one image.
-        destination: Root of the tree; may lie in `source`, whose images then do not include it.
+        destination: Root of the tree; it may not lie in `source`.
         options: What to make; by default the 15 standard corruptions at severity 5.
         on_image: Called with the counts after every image.
         interrupts: Where a signal to stop is noticed. The files begun are finished, and no process is left behind.

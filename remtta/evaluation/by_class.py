@@ -6,9 +6,7 @@ import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
-
-from remtta.evaluation.metrics import Tally
+from remtta.evaluation.metrics import Tally, counts_by
 from remtta.files import write_atomically
 
 MOST_CLASSES = 1000  # told one by one in results.json
@@ -20,11 +18,11 @@ def class_errors(tallies: Iterable[Tally]) -> dict[str, float] | None:
     Returns:
         By class number, ascending, of the classes that there are images of; None if they are more than 1,000.
     """
-    together = Tally().merged(tallies)
-    numbers, positions, images = np.unique(together.truths, return_inverse=True, return_counts=True)
+    truths, predicted, times = sum(tallies, Tally()).confusion
+    numbers, images = counts_by(truths, times)
     if len(numbers) > MOST_CLASSES:
         return None
-    right = np.bincount(positions, together.correct, minlength=len(numbers))
+    _, right = counts_by(truths, times * (truths == predicted))
     errors = 100 * (1 - right / images)
     return {str(number): float(error) for number, error in zip(numbers.tolist(), errors, strict=True)}
 
@@ -40,14 +38,12 @@ def write_confusion(path: Path, tallies: Iterable[Tally], names: Mapping[int, st
     Raises:
         OutputError: If the disk refuses.
     """
-    together = Tally().merged(tallies)
-    pairs, counts = np.unique(np.stack([together.truths, together.classes]), axis=1, return_counts=True)
-    columns = zip(*pairs.tolist(), counts.tolist(), strict=True)
+    counted = sum(tallies, Tally()).confusion.T.tolist()
 
     def write(temporary: Path) -> None:
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(["true", "predicted", "images", "true_label", "predicted_label"])
-            rows.writerows([*each, *(names.get(number, "") for number in each[:2])] for each in columns)
+            rows.writerows([*each, *(names.get(number, "") for number in each[:2])] for each in counted)
 
     write_atomically(path, write)

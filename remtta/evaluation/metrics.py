@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -13,58 +12,109 @@ import numpy as np
 ECE_BINS = 15
 TOP = 5
 
-_ARRAY_ROW = re.compile(r".*\[(\d+)\]")
+_EDGES = np.linspace(0, 1, ECE_BINS + 1, dtype=np.float32)
+_ARRAY_ROW = re.compile(r".*\.npy\[(\d+)\]")
+_PREDICTED = 2**32 - 1
 
 
 @dataclass
 class Tally:
-    """Outcomes of a set of predictions, collected row by row."""
+    """Outcomes of a set of predictions, in sums whose size goes by images and classes, not by predictions.
 
-    correct: list[bool] = field(default_factory=list)
-    probs: list[float] = field(default_factory=list)
-    classes: list[int] = field(default_factory=list)
-    truths: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)
-    distances: list[float] = field(default_factory=list)
-    entropies: list[list[float]] = field(default_factory=list)
+    Attributes:
+        asked: By the image's number, how many predictions there are of it.
+        wrong: How many of those name another class.
+        pairs: Pairs of a true and a predicted class, as 2**32 * true + predicted, ascending.
+        times: How often each of these pairs came.
+        bins: Of each calibration bin, how many predictions, the sum of their confidences, and how many are right.
+            Bins are equal, closed below and open above; confidences of exactly 1 have one of their own, as in
+            torchmetrics.
+        ranks: How many tell the true class' rank (those of version 0.1.0 do not), and how many have it beyond five.
+        distances: How many come with masked views, and the sum of their distances from the plain view.
+        entropies: The sum of the entropies of each view.
+    """
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Count one prediction row."""
-        self.correct.append(row["class"] == row["label_true"])
-        self.probs.append(row["prob"])
-        self.classes.append(row["class"])
-        self.truths.append(row["label_true"])
-        self.indices.append(row["index"])
-        self.images.append(sys.intern(image_name(row["source"])))  # the same few in every run
-        if "rank_true" in row:  # not in rows of version 0.1.0
-            self.ranks.append(row["rank_true"])
-        if "tvd" in row:
-            self.distances.append(row["tvd"])
-            self.entropies.append(row["entropies"])
+    asked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    wrong: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    pairs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    bins: np.ndarray = field(default_factory=lambda: np.zeros((ECE_BINS + 1, 3)))
+    ranks: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
+    distances: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    entropies: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], numbers: dict[str, int]) -> Tally:
+        """Count prediction rows.
+
+        Args:
+            rows: Those of readable images.
+            numbers: Of images, by name; new ones get the next.
+        """
+        truths, predicted = (np.array([row[name] for row in rows], np.int64) for name in ("label_true", "class"))
+        images = [_image_number(row["source"], numbers) for row in rows]
+        pairs, times = np.unique((truths << 32) + predicted, return_counts=True)
+        confidence, right = np.array([row["prob"] for row in rows], np.float32), truths == predicted
+        places = np.searchsorted(_EDGES, confidence, side="right") - 1
+        ranks = [row["rank_true"] for row in rows if "rank_true" in row]
+        viewed = [row for row in rows if "tvd" in row]
+        return cls(
+            asked=np.bincount(images).astype(np.int32),
+            wrong=np.bincount(images, ~right).astype(np.int32),
+            pairs=pairs,
+            times=times,
+            bins=np.stack([np.bincount(places, each, ECE_BINS + 1) for each in (None, confidence, right)], axis=1),
+            ranks=np.array([len(ranks), sum(rank > TOP for rank in ranks)]),
+            distances=np.array([len(viewed), sum(row["tvd"] for row in viewed)]),
+            entropies=np.array([sum(view) for view in zip(*(row["entropies"] for row in viewed), strict=True)]),
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        total = Tally(
+            **{each.name: padded_sum([vars(tally)[each.name] for tally in (self, other)]) for each in fields(self)}
+        )
+        total.pairs, places = np.unique(np.concatenate([self.pairs, other.pairs]), return_inverse=True)
+        total.times = np.bincount(places, np.concatenate([self.times, other.times])).astype(np.int64)
+        return total
+
+    def start_at_first(self) -> None:
+        """Number images from the first one: severities of an array come one after the other in it."""
+        first = np.flatnonzero(self.asked)[0]
+        self.asked, self.wrong = self.asked[first:], self.wrong[first:]
 
     def __len__(self) -> int:
-        return len(self.correct)
+        return int(self.times.sum())
 
     @property
     def error(self) -> float:
         """Error in percent."""
-        return 100 * self.correct.count(False) / len(self.correct)
+        return 100 * int(self.wrong.sum()) / len(self)
 
     @property
     def top5_error(self) -> float | None:
         """Images in percent whose class is not among the five likeliest, where all rows tell its rank."""
-        beyond = sum(rank > TOP for rank in self.ranks)
-        return 100 * beyond / len(self) if len(self.ranks) == len(self) else None
+        told, beyond = self.ranks.tolist()
+        return 100 * beyond / len(self) if told == len(self) else None
 
-    def merged(self, others: Iterable[Tally]) -> Tally:
-        """This tally and others together."""
-        together = Tally()
-        for each in (self, *others):
-            for name in vars(together):
-                getattr(together, name).extend(getattr(each, name))
-        return together
+    @property
+    def confusion(self) -> np.ndarray:
+        """True class, predicted class, and how often, shape (3, N), in ascending order."""
+        return np.stack([self.pairs >> 32, self.pairs & _PREDICTED, self.times])
+
+    def reliability(self) -> np.ndarray:
+        """Place (0 to 15), images, mean confidence and accuracy of each bin that is not empty, shape (4, N)."""
+        places = np.flatnonzero(self.bins[:, 0])
+        images, confidence, right = self.bins[places].T
+        return np.stack([places, images, confidence / images, right / images])
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean gap between confidence and accuracy over the bins, weighted by their share; in [0, 1].
+
+        torchmetrics' definition (`multiclass_calibration_error`, norm "l1").
+        """
+        _, images, confidence, accuracy = self.reliability()
+        return float((images / len(self) * abs(accuracy - confidence)).sum())
 
     def summary(self) -> dict[str, Any]:
         """All metrics of these predictions.
@@ -74,17 +124,33 @@ class Tally:
             histogram of predicted classes in nats; and, of methods with masked
             views, tvd in [0, 1] and the mean entropy per view in nats.
         """
+        _, predicted, times = self.confusion
         summary: dict[str, Any] = {
             "images": len(self),
             "error": self.error,
             **({} if self.top5_error is None else {"top5_error": self.top5_error}),
-            "ece": expected_calibration_error(self.probs, self.correct),
-            "diversity": diversity(self.classes),
+            "ece": self.calibration_error,
+            "diversity": diversity(counts_by(predicted, times)[1]),
         }
-        if self.distances:
-            summary["tvd"] = float(np.mean(self.distances))
-            summary["entropies"] = np.mean(self.entropies, axis=0).tolist()
+        viewed, distance = self.distances.tolist()
+        if viewed:
+            summary["tvd"] = distance / viewed
+            summary["entropies"] = (self.entropies / viewed).tolist()
         return summary
+
+
+def counts_by(classes: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different classes, ascending, and how often each came."""
+    numbers, places = np.unique(classes, return_inverse=True)
+    return numbers, np.bincount(places, times)
+
+
+def padded_sum(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum of arrays, the shorter ones filled up with zeros."""
+    total = np.zeros_like(max(parts, key=len))
+    for part in parts:
+        total[: len(part)] += part
+    return total
 
 
 def image_name(source: str) -> str:
@@ -93,47 +159,14 @@ def image_name(source: str) -> str:
     return row[1] if row else "/".join(source.replace("\\", "/").rsplit("/", 2)[-2:])
 
 
-def calibration_bins(probs: Sequence[float], correct: Sequence[bool], bins: int = ECE_BINS) -> list[dict[str, float]]:
-    """What a reliability diagram shows: accuracy against confidence per bin.
-
-    Args:
-        probs: Probability of the predicted class, per image.
-        correct: Whether it was right, per image.
-        bins: Number of equal bins, closed below and open above. Confidences
-            of exactly 1 have one of their own, as in torchmetrics.
-
-    Returns:
-        place (0 to bins), images, share, confidence and accuracy of each bin that is not empty.
-    """
-    confidence = np.asarray(probs, dtype=np.float32)
-    edges = np.linspace(0, 1, bins + 1, dtype=np.float32)
-    place = np.searchsorted(edges, confidence, side="right") - 1
-    right = np.asarray(correct, dtype=np.float64)
-    return [
-        {
-            "place": number,
-            "images": int(inside.sum()),
-            "share": float(inside.mean()),
-            "confidence": float(confidence[inside].mean(dtype=np.float64)),
-            "accuracy": float(right[inside].mean()),
-        }
-        for number in range(bins + 1)
-        if (inside := place == number).any()
-    ]
+def _image_number(source: str, numbers: dict[str, int]) -> int:
+    row = _ARRAY_ROW.fullmatch(source)
+    return int(row[1]) if row else numbers.setdefault(image_name(source), len(numbers))
 
 
-def expected_calibration_error(probs: Sequence[float], correct: Sequence[bool], bins: int = ECE_BINS) -> float:
-    """Mean gap between confidence and accuracy over the bins, weighted by their share; in [0, 1].
-
-    torchmetrics' definition (`multiclass_calibration_error`, norm "l1").
-    """
-    parts = calibration_bins(probs, correct, bins)
-    return sum(part["share"] * abs(part["accuracy"] - part["confidence"]) for part in parts)
-
-
-def diversity(classes: Sequence[int]) -> float:
+def diversity(counts: np.ndarray) -> float:
     """Entropy in nats of the histogram of predicted classes; near 0 when one class has taken over."""
-    shares = np.unique(np.asarray(classes), return_counts=True)[1] / len(classes)
+    shares = counts / counts.sum()
     return float(abs(-(shares * np.log(shares)).sum()))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, cycle
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.mask_plots import draw_masks
-from remtta.evaluation.metrics import ECE_BINS, Tally, calibration_bins
+from remtta.evaluation.metrics import ECE_BINS, Tally
 from remtta.evaluation.results import PLOTS, Tallies, tally_rows
 from remtta.files import write_atomically
 from remtta.models.classes import restricted_classes
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _LABEL_SHARE = 0.024  # of the axis' height, for a line of text
 WINDOW = 200  # most images in the running error
 _LEAST, _PARTS = 20, 4  # in a short domain: so many, or this part of it
+_MOST_POINTS = 2000  # drawn of a visit
+_MOST_STARTS = 50  # of domains that are told; in some streams they change at every image
 _PANELS = 4  # reliability diagrams beside one another
 _HALF_BAR = 0.45 / ECE_BINS
 _COLOURS = {
@@ -137,27 +140,22 @@ def _error_per_domain(figure: Figure, results: Mapping[str, Any], colours: Mappi
 
 def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours: Mapping[str, Any]) -> Figure:
     axes = _plain(figure.subplots())
-    wrong: dict[str, dict[int, list[bool]]] = {}
-    domains: list[str] = []
-    for row in read_rows(folder / PREDICTIONS):
-        if row["seed"] == seed and row["phase"] == "adapt" and "error" not in row:
-            by_visit = wrong.setdefault(row["method"], {})
-            by_visit.setdefault(row["visit"], []).append(row["class"] != row["label_true"])
-            if len(wrong) == 1:
-                domains.append(row["domain"])
-    for name, visits in wrong.items():
-        starts = accumulate(map(len, visits.values()), initial=0)
-        for number, (start, missed) in enumerate(zip(starts, visits.values(), strict=False)):
-            places, label = range(start, start + len(missed)), name if number == 0 else None
-            axes.plot(places, running_error(missed), color=colours[name], label=label, lw=1.2)
-    changes = [place for place in range(1, len(domains)) if domains[place] != domains[place - 1]]
-    mixed = len(changes) >= 50  # streams that change at every image
+    starts: list[tuple[int, str]] = []
+    done: Counter[str] = Counter()
+    for name, domains, missed in _visits(folder / PREDICTIONS, seed):
+        if not done.keys() - {name}:
+            starts += [(done[name] + place, domain) for place, domain in domains]
+        step = math.ceil(len(missed) / _MOST_POINTS)
+        places, label = range(done[name], done[name] + len(missed), step), None if name in done else name
+        axes.plot(places, running_error(missed)[::step], color=colours[name], label=label, lw=1.2)
+        done[name] += len(missed)
+    starts = [next(same) for _, same in groupby(starts, key=lambda start: start[1])]
+    mixed = len(starts) > _MOST_STARTS
     if not mixed:
-        for start, stop in zip([0, *changes], [*changes, len(domains)], strict=True):
+        ends = [*(place for place, _ in starts[1:]), next(iter(done.values()))]
+        for (start, domain), end in zip(starts, ends, strict=True):
             axes.axvline(start, color="#dddddd", lw=0.8, zorder=0)
-            axes.text(
-                (start + stop) / 2, 1.01, domains[start], rotation=40, fontsize=7, transform=axes.get_xaxis_transform()
-            )
+            axes.text((start + end) / 2, 1.01, domain, rotation=40, fontsize=7, transform=axes.get_xaxis_transform())
     axes.set_xlabel(f"images{which}")
     axes.set_ylabel("error in %, running mean" + ("" if mixed else " in each domain"))
     axes.set_ylim(bottom=0)
@@ -165,7 +163,20 @@ def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours:
     return figure
 
 
-def running_error(missed: Sequence[bool]) -> np.ndarray:
+def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]], bytearray]]:
+    """Of each visit the method, the places where domains begin, with their names, and which images were missed."""
+    rows = (row for row in read_rows(path) if "error" not in row and row["seed"] == seed and row["phase"] == "adapt")
+    for (name, _), visit in groupby(rows, key=lambda row: (row["method"], row["visit"])):
+        starts: list[tuple[int, str]] = []
+        missed = bytearray()
+        for row in visit:
+            if len(starts) <= _MOST_STARTS and (not starts or starts[-1][1] != row["domain"]):
+                starts.append((len(missed), row["domain"]))
+            missed.append(row["class"] != row["label_true"])
+        yield name, starts, missed
+
+
+def running_error(missed: Sequence[int]) -> np.ndarray:
     """Error in percent of the images around each one of a domain, and of no other domain.
 
     The window is a quarter of the domain, within limits, and at the domain's ends it is cut off, down to its half.
@@ -239,20 +250,19 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes in panels.flat[len(methods) :]:
         axes.remove()
     for axes, name in zip(panels.flat, methods, strict=False):
-        parts = [
-            tally for (method, _), phases in tallies.items() if method == name for tally in phases["adapt"].values()
-        ]
-        together = Tally().merged(parts)
-        # Confidences of exactly 1, which have a bin of their own, are shown in the last one.
-        bins = calibration_bins(np.minimum(together.probs, np.nextafter(np.float32(1), 0)).tolist(), together.correct)
-        places = (np.array([part["place"] for part in bins]) + 0.5) / ECE_BINS
-        heights = [part["accuracy"] for part in bins]
+        own = (phases["adapt"] for (method, _), phases in tallies.items() if method == name)
+        together = sum((tally for places in own for tally in places.values()), Tally())
+        ece = together.calibration_error
+        together.bins[-2] += together.bins[-1]  # confidences of exactly 1, which have a bin of their own
+        together.bins[-1] = 0
+        numbers, images, confidence, accuracy = together.reliability()
+        places = (numbers + 0.5) / ECE_BINS
         _plain(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-        axes.bar(places, heights, 2 * _HALF_BAR, color=colours[name], alpha=0.85)
-        axes.hlines([part["confidence"] for part in bins], places - _HALF_BAR, places + _HALF_BAR, "#222222", lw=1)
-        for place, part in zip(places, bins, strict=True):
-            axes.text(place, 1.03, _count(part["images"]), rotation=90, fontsize=6, ha="center", va="bottom")
-        axes.set_title(f"{name}, ECE {100 * together.summary()['ece']:.1f} %", fontsize=10)
+        axes.bar(places, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.85)
+        axes.hlines(confidence, places - _HALF_BAR, places + _HALF_BAR, "#222222", lw=1)
+        for place, count in zip(places, images, strict=True):
+            axes.text(place, 1.03, _count(count), rotation=90, fontsize=6, ha="center", va="bottom")
+        axes.set_title(f"{name}, ECE {100 * ece:.1f} %", fontsize=10)
         axes.set_xlabel("confidence")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1.16)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from remtta.evaluation.by_class import class_errors
 from remtta.evaluation.metrics import TOP, Tally, harmonic_mean, mean_and_std
-from remtta.evaluation.uncertainty import Outcomes, paired_standard_error, same_in_every_severity, standard_error
-from remtta.runs.reading import read_rows
+from remtta.evaluation.uncertainty import Outcomes, paired_standard_error, standard_error
+from remtta.runs.reading import Row, read_rows
 
 DELTAS = "deltas"
 PLOTS = "plots"
+
+_ROWS_AT_ONCE = 4000
 
 Place = tuple[str, int | None]
 """A domain's name and severity."""
@@ -27,27 +31,37 @@ def delta_path(folder: Path, method: str, seed: int | str) -> Path:
 
 
 def tally_rows(path: Path) -> Tallies:
-    """Outcomes by method, seed, phase, domain and severity."""
+    """Outcomes by method, seed, phase, domain and severity, in memory that does not grow with rows."""
     tallies: Tallies = {}
-    for row in read_rows(path):
-        if "error" not in row:
-            phases = tallies.setdefault((row["method"], row["seed"]), {})
-            place = row["domain"], row.get("severity")
-            phases.setdefault(row["phase"], {}).setdefault(place, Tally()).add(row)
-    for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
-        tally.images = same_in_every_severity(tally.images)
+    numbers: dict[str, int] = {}
+    rows = (row for row in read_rows(path) if "error" not in row)
+    while chunk := list(islice(rows, _ROWS_AT_ONCE)):
+        apart: dict[tuple[Any, ...], list[Row]] = {}
+        for row in chunk:
+            apart.setdefault((row["method"], row["seed"], row["phase"], row["domain"], row.get("severity")), []).append(
+                row
+            )
+        for (method, seed, phase, *place), own in apart.items():
+            places = tallies.setdefault((method, seed), {}).setdefault(phase, {})
+            places[tuple(place)] = places.get(tuple(place), Tally()) + Tally.of(own, numbers)
+    if not numbers:
+        for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
+            tally.start_at_first()
     return tallies
 
 
 def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
     """Error in percent of each method in each round through all its domains, over all images and seeds."""
-    wrong: dict[str, dict[int, list[bool]]] = {}
+    asked: dict[str, Counter[int]] = {}
+    wrong: dict[str, Counter[int]] = {}
     for row in read_rows(path):
         if "error" not in row and row["phase"] == "adapt":
-            rounds = wrong.setdefault(row["method"], {})
-            rounds.setdefault(row["visit"] // num_domains, []).append(row["class"] != row["label_true"])
+            number = row["visit"] // num_domains
+            asked.setdefault(row["method"], Counter())[number] += 1
+            wrong.setdefault(row["method"], Counter())[number] += row["class"] != row["label_true"]
     return {
-        method: [100 * sum(each) / len(each) for _, each in sorted(rounds.items())] for method, rounds in wrong.items()
+        method: [100 * wrong[method][number] / rounds[number] for number in sorted(rounds)]
+        for method, rounds in asked.items()
     }
 
 
@@ -94,14 +108,14 @@ def _by_domain(tallies: Mapping[Place, Tally], order: Sequence[str]) -> dict[str
     """The severities of each domain together, in order."""
     together: dict[str, Tally] = {}
     for (name, _), tally in tallies.items():
-        together[name] = tally.merged([together[name]]) if name in together else tally
+        together[name] = together.get(name, Tally()) + tally
     return {name: together[name] for name in order if name in together}
 
 
 def _one_seed(phases: Mapping[str, Outcomes], severities: Mapping[Place, Tally], ranked: bool) -> dict[str, Any]:
     adapted = phases["adapt"]
     errors = {domain: tally.error for domain, tally in adapted.items()}
-    together = Tally().merged(adapted.values()).summary()
+    together = sum(adapted.values(), Tally()).summary()
     content: dict[str, Any] = {
         "error": errors,
         "mean": mean_and_std(list(errors.values()))[0],

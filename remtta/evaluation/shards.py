@@ -12,6 +12,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -75,8 +76,12 @@ def shard_domain(
     except FrameError as error:
         raise StreamError(f"{next(iter(first))}: its first image {error}") from error
     sources = [f"{sample.path}[{sample.key}]" for sample in samples]
-    domain = Domain(root.resolve().name, None, sources, labels, lambda position: samples[position].load())
+    domain = Domain(root.resolve().name, None, sources, labels, partial(_load, samples))
     return domain, Counter(sizes[sample.path] for sample in samples)
+
+
+def _load(samples: list[_Sample], position: int) -> Image.Image:
+    return samples[position].load()
 
 
 def _samples(path: Path) -> Iterator[_Sample]:

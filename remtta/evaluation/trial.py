@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +19,6 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
 from remtta.evaluation.hurry import Hurry
 from remtta.evaluation.ledger import PROGRESS, Ledger
-from remtta.evaluation.metrics import Tally
 from remtta.evaluation.plan import EvalPlan, settings_of
 from remtta.evaluation.progress import Position
 from remtta.evaluation.results import delta_path
@@ -40,6 +40,9 @@ from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2
+
+_Tallies = dict[str, Counter[bool]]
+"""By domain and severity, how many images are right and how many wrong."""
 
 _log = logging.getLogger("remtta")
 
@@ -63,7 +66,7 @@ class Trial:
         self._run: dict[str, Any] = {"method": name, "seed": seed}
         self._visits = plan.visits[seed]
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: _Tallies = {}
         position, options, method = ledger.progress.position, plan.options, adapter.method
         hurried = options.scenario == "time-constrained"
         self._session = Session(
@@ -191,11 +194,11 @@ class Trial:
                     "domain out by --domains"
                 )
 
-    def _earlier_tallies(self) -> dict[str, Tally]:
+    def _earlier_tallies(self) -> _Tallies:
         """Outcomes of this visit from before the evaluation was stopped."""
         wanted = {**self._run, "visit": self._position.visit}
         rows = read_rows(self._ledger.folder / PREDICTIONS)
-        tallies: dict[str, Tally] = {}
+        tallies: _Tallies = {}
         _count((row for row in rows if wanted.items() <= row.items()), tallies)
         return tallies
 
@@ -241,17 +244,17 @@ class Trial:
         }
 
 
-def _count(rows: Iterable[Mapping[str, Any]], tallies: dict[str, Tally]) -> None:
+def _count(rows: Iterable[Mapping[str, Any]], tallies: _Tallies) -> None:
     for row in rows:
         if "error" in row:
             _log.warning("left out %s: %s", row["source"], row["error"])
         else:
             title = f"{row['domain']}{row.get('severity', '')}"
-            tallies.setdefault(title, Tally()).add(row)
+            tallies.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
 
 
-def _report(tallies: Mapping[str, Tally], visit: Visit) -> None:
+def _report(tallies: _Tallies, visit: Visit) -> None:
     """The field's line per domain."""
     phase = "" if visit.phase == "adapt" else f" {visit.phase}"
     for title, tally in tallies.items():
-        _log.info("error %% [%s%s]: %.2f%%", title, phase, tally.error)
+        _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * tally[False] / tally.total())

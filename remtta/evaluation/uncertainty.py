@@ -6,23 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from remtta.evaluation.metrics import Tally
+from remtta.evaluation.metrics import Tally, padded_sum
 
 WITHIN = 2
 """Standard errors up to which a difference is told as none: about 95 % of those that are none stay below."""
 
 Outcomes = Mapping[str, Tally]
 """A run's predictions by domain."""
-
-_Part = tuple[np.ndarray, Sequence[str]]
-
-
-def same_in_every_severity(names: Sequence[str]) -> list[str]:
-    """Rows of an array, where severities come one after the other, counted from the first row of their severity."""
-    if not all(map(str.isdecimal, names)):
-        return list(names)
-    first = min(map(int, names), default=0)
-    return [str(int(name) - first) for name in names]
 
 
 def standard_error(runs: Sequence[Outcomes], domains: Iterable[str]) -> float:
@@ -38,8 +28,7 @@ def standard_error(runs: Sequence[Outcomes], domains: Iterable[str]) -> float:
         domains: Which ones.
     """
     tallies = [run[domain] for domain in domains for run in runs]
-    parts = [(_wrong(tally) - tally.error / 100, tally.images) for tally in tallies]
-    return _root_of_squares(parts)
+    return _root_of_squares([(tally.wrong - tally.asked * (tally.error / 100), len(tally)) for tally in tallies])
 
 
 def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes], domains: Iterable[str]) -> float:
@@ -63,21 +52,15 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
     )
 
 
-def _wrong(tally: Tally) -> np.ndarray:
-    return ~np.asarray(tally.correct, dtype=bool) * 1.0
+def _differences(first: Tally, second: Tally) -> tuple[np.ndarray, int]:
+    """First minus second wrong, by image, and how many predictions both have; of some, one may lack a few."""
+    size = min(len(first.asked), len(second.asked))
+    asked = np.minimum(first.asked[:size], second.asked[:size])
+    share = [tally.wrong[:size] / np.maximum(1, tally.asked[:size]) for tally in (first, second)]
+    return asked * (share[0] - share[1]), int(asked.sum())
 
 
-def _differences(first: Tally, second: Tally) -> _Part:
-    """First minus second wrong for each image that both were asked about."""
-    if first.indices == second.indices:
-        return _wrong(first) - _wrong(second), second.images
-    _, left, right = np.intersect1d(first.indices, second.indices, assume_unique=True, return_indices=True)
-    return _wrong(first)[left] - _wrong(second)[right], [second.images[place] for place in right]
-
-
-def _root_of_squares(parts: Sequence[_Part]) -> float:
-    numbers: dict[str, int] = {}
-    of_image = [[numbers.setdefault(name, len(numbers)) for name in names] for _, names in parts]
-    weighted = [values / (len(parts) * max(1, len(values))) for values, _ in parts]
-    moves = np.bincount(np.concatenate(of_image).astype(int), np.concatenate(weighted))
+def _root_of_squares(parts: Sequence[tuple[np.ndarray, int]]) -> float:
+    """From what each image moves the sum of a part's outcomes by, and how many outcomes it has."""
+    moves = padded_sum([moves / (len(parts) * max(1, count)) for moves, count in parts])
     return 100 * float(np.sqrt((moves**2).sum()))

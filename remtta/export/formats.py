@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -41,14 +43,27 @@ def export(
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with writing(output), tempfile.TemporaryDirectory(dir=output, prefix=".export-") as place:
-        write(adapted, Path(place))
+        _write(write, adapted, Path(place))
         made = sorted(Path(place).iterdir())
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
             raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")
+        for path in taken:  # all of them first: a kill leaves no new file beside an old one
+            path.unlink()
         for path in made:
             os.replace(path, output / path.name)
     return [output / path.name for path in made]
+
+
+def _write(write: Callable[[AdaptedModel, Path], None], adapted: AdaptedModel, folder: Path) -> None:
+    """Have a library write; of a full disk some tell by errors of their own."""
+    try:
+        write(adapted, folder)
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error):
+            raise OSError(errno.ENOSPC, full) from error
+        raise
 
 
 def _writer(form: Format, onto: Path | None) -> partial[None]:

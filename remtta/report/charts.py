@@ -50,16 +50,22 @@ _numbers = itertools.count()
 P = ParamSpec("P")
 
 
+def check_installed() -> None:
+    """Raise a UsageError if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError('a report takes matplotlib, which is not installed: pip install "remtta[plot]"') from error
+
+
 def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:
     """Have a figure, and the words for whoever does not see it, become an SVG element."""
 
     @functools.wraps(draw)
     def chart(*args: P.args, **more: P.kwargs) -> str:
         style: Any = _STYLE  # matplotlib types its keys one by one
-        try:
-            from matplotlib import rc_context
-        except ImportError as error:
-            raise UsageError('a report takes matplotlib, which is not installed: pip install "remtta[plot]"') from error
+        from matplotlib import rc_context
+
         with rc_context(style):
             return _svg(*draw(*args, **more))
 

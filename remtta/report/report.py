@@ -40,6 +40,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
         RemttaError: If a file is damaged.
         OutputError: If the disk refuses; a page that stood there is untouched.
     """
+    charts.check_installed()  # before rows are read, which may take minutes
     names = _names(folders)
     contents = [describe_folder(folder) for folder in folders]
     runs = [

@@ -78,14 +78,26 @@ def read_series(folder: Path, predicted: int) -> Series:
     series = Series(events=list(_events(folder / EVENTS)))
     path = folder / PREDICTIONS
     if path.is_file():
-        series.by_both = any("each" in row or "weight" in row for row in _predicted(path))
-        for number, row in enumerate(_predicted(path)):
-            _add(series, row, late=2 * number >= predicted)
-        differing = (row for row in _predicted(path) if _differ(row))
-        step = max(1, series.num_differing // MOST_FRAMES)
-        series.differing = list(islice(differing, 0, step * MOST_FRAMES, step))
-        series.unsure = nsmallest(MOST_FRAMES, _predicted(path), key=lambda row: row["prob"])
+        series.unsure = nsmallest(MOST_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
+        if series.num_differing:
+            differing = (row for row in _predicted(path) if _differ(row))
+            step = max(1, series.num_differing // MOST_FRAMES)
+            series.differing = list(islice(differing, 0, step * MOST_FRAMES, step))
     return series
+
+
+def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
+    """The rows of predicted frames, each counted in the series; in the end it has its `halves`."""
+    models: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for number, row in enumerate(_predicted(path)):
+        _add(series, row)
+        series.by_both |= "each" in row or "weight" in row
+        series.halves[2 * number >= predicted][name_of(row)] += 1
+        for counts, who in zip(models, ("source", "adapted"), strict=True):
+            counts[name_of((row.get("each") or {}).get(who, row))] += 1
+        yield row
+    if series.by_both:
+        series.halves = models
 
 
 def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +148,7 @@ def _differ(row: Row) -> bool:
     return {"adapted", "source"} <= each.keys() and each["adapted"]["class"] != each["source"]["class"]
 
 
-def _add(series: Series, row: Row, *, late: bool) -> None:
+def _add(series: Series, row: Row) -> None:
     source = row.get("answered_by") == "source"
     series.index.append(row["index"])
     series.entropy.append(row["entropy"])
@@ -148,11 +160,6 @@ def _add(series: Series, row: Row, *, late: bool) -> None:
     if row.get("time") is not None:
         series.seconds.append((row["index"], _seconds(row["time"])))
     series.num_differing += _differ(row)
-    if not series.by_both:
-        series.halves[late][name_of(row)] += 1
-    else:
-        for counts, who in zip(series.halves, ("source", "adapted"), strict=True):
-            counts[name_of((row.get("each") or {}).get(who, row))] += 1
 
 
 def _seconds(time: str) -> float:

@@ -227,20 +227,22 @@ def test_what_cannot_be_read_is_skipped_and_listed(
 
 
 def test_a_tree_made_before_is_no_source(photos: Path, tmp_path: Path) -> None:
-    assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
+    assert remtta_here("corrupt", photos, tmp_path / "out", *FAST) == 0
+    (tmp_path / "out").rename(photos / "out")
     inside = len(list((photos / "out").rglob("*.*")))
     assert inside > 1
     names = {image.name for image in find_images(photos, tmp_path / "other")}
     assert not any(name.startswith("out/") for name in names)
 
 
-def test_a_destination_in_the_source_is_left_out_of_it(photos: Path) -> None:
-    for _ in range(2):
-        assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
-        assert record_of(photos / "out")["images"] == 6
-    (photos / "link").symlink_to(photos / "out", target_is_directory=True)
-    assert remtta_here("corrupt", photos, photos / "out", *FAST) == 0
-    assert record_of(photos / "out")["images"] == 6
+def test_a_destination_in_the_source_is_refused(photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = sorted(photos.rglob("*"))
+    (photos / "cat" / "link").symlink_to(photos, target_is_directory=True)
+    for target in (photos, photos / "out", photos / "cat" / "link" / "out"):
+        code, told = refusal_of(capfd, "corrupt", photos, target, *FAST)
+        assert code == 2 and f"{target} is the source itself or lies in it; choose another DST" in told
+    (photos / "cat" / "link").unlink()
+    assert sorted(photos.rglob("*")) == before
 
 
 def test_names_that_would_fall_together_stay_apart(tmp_path: Path) -> None:

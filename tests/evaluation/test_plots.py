@@ -77,8 +77,8 @@ def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, 
     evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     tallies = tally_rows(tmp_path / "run" / "predictions.jsonl")
     for places in tallies["source", 0]["adapt"].values():
-        places.probs[:2] = [1.0, 0.95]  # certain ones are in the last bar
+        places.bins[-2:] += [[1, 0.95, 1], [2, 2.0, 1]]  # certain ones are in the last bar
     [axes] = draw_reliability(figure, tallies, {"source": "grey"}).axes
     counts = [int(text.get_text()) for text in axes.texts]
-    assert len(counts) == len(axes.patches) and sum(counts) == 42
-    assert counts[-1] >= 4 and axes.texts[-1].get_position()[0] == pytest.approx(14.5 / 15)
+    assert len(counts) == len(axes.patches) and sum(counts) == 42 + 6
+    assert counts[-1] >= 6 and axes.texts[-1].get_position()[0] == pytest.approx(14.5 / 15)

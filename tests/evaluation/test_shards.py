@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import tarfile
 from pathlib import Path
 
@@ -58,6 +59,11 @@ def test_a_stored_stream_is_evaluated_as_it_comes(stream: Path, tmp_path: Path) 
     assert [(row["domain"], row["label_true"]) for row in rows_of(tmp_path / "out")] == [
         (STREAM, label) for label in (1, 4, 1, 6, 2)
     ]
+
+
+def test_a_stored_stream_goes_to_workers(stream: Path) -> None:
+    domain = pickle.loads(pickle.dumps(open_tree(stream))).domains[0]
+    assert np.array_equal(np.asarray(domain.load(3)), np.asarray(draw_image(3, 32, 32)))
 
 
 def test_what_is_no_such_stream_is_refused(stream: Path, tmp_path: Path) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from remtta.evaluation.metrics import Tally, image_name
-from remtta.evaluation.uncertainty import paired_standard_error, same_in_every_severity, standard_error
+from remtta.evaluation.results import tally_rows
+from remtta.evaluation.uncertainty import paired_standard_error, standard_error
+
+NUMBERS: dict[str, int] = {}
 
 
-def tally(right: str, names: Sequence[str] | None = None, first: int = 0) -> Tally:
+def tally(right: str, names: Sequence[str] | None = None) -> Tally:
     """One prediction per sign: 1 is right, 0 wrong."""
     names = names or [f"image {place}" for place in range(len(right))]
-    correct = [sign == "1" for sign in right]
-    return Tally(correct=correct, images=list(names), indices=list(range(first, first + len(right))))
+    rows = [
+        {"source": name, "class": int(sign), "label_true": 1, "prob": 0.5}
+        for name, sign in zip(names, right, strict=True)
+    ]
+    return Tally.of(rows, NUMBERS)
 
 
 def test_in_one_domain_it_is_the_binomial_one() -> None:
@@ -57,14 +65,24 @@ def test_a_difference_is_as_sure_as_mcnemar_has_it() -> None:
     assert paired_standard_error([sources], [methods], ["fog", "snow"]) == pytest.approx(100 * 2 / 8)
 
 
-def test_images_are_paired_by_their_number_in_the_run() -> None:
-    source, method = tally("0101", names="abcd"), tally("111", names="bcd", first=1)  # which could not read the first
+def test_images_that_only_one_method_could_read_are_left_out() -> None:
+    source, method = tally("0101", names="abcd"), tally("111", names="bcd")
     assert paired_standard_error([{"fog": source}], [{"fog": method}], ["fog"]) == pytest.approx(100 / 3)
 
 
-def test_an_image_has_one_name_in_all_corruptions_and_severities() -> None:
+def test_an_image_has_one_name_in_all_corruptions_and_one_number_in_all_severities(tmp_path: Path) -> None:
     assert image_name("c/fog/5/class_a/1.png") == image_name("c/snow/3/class_a/1.png") == "class_a/1.png"
     assert image_name(r"c\fog\5\class_a\1.png") == "class_a/1.png"
-    assert image_name("c/fog.npy[40001]") == "40001"
-    assert same_in_every_severity(["40001", "40000", "40003"]) == ["1", "0", "3"]
-    assert same_in_every_severity(["class_a/1.png"]) == ["class_a/1.png"]
+    common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "fog", "label_true": 1, "prob": 0.5}
+    asked = {4: {"40001": 0, "40000": 1, "40003": 0}, 1: {"1": 0, "0": 1}}
+    rows = [
+        common | {"severity": severity, "source": f"c/fog.npy[{row}]", "class": right}
+        for severity, of_rows in asked.items()
+        for row, right in of_rows.items()
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    places = tally_rows(tmp_path / "rows.jsonl")["source", 0]["adapt"]
+    assert {place: (own.asked.tolist(), own.wrong.tolist()) for place, own in places.items()} == {
+        ("fog", 4): ([1, 1, 0, 1], [0, 1, 0, 1]),
+        ("fog", 1): ([1, 1], [0, 1]),
+    }

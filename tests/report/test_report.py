@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
+from remtta.report import report
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
@@ -133,6 +136,15 @@ def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
         assert shown.locator("th[aria-sort]").get_attribute("aria-sort") == state
     shown.get_by_role("button", name="method").click()
     assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
+
+
+def test_a_lack_of_matplotlib_is_told_before_anything_is_read(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(report, "describe_folder", lambda folder: pytest.fail("read first"))
+    with pytest.raises(UsageError, match=r'pip install "remtta\[plot\]"'):
+        report.write_report(folders, tmp_path / "x.html")
 
 
 def test_what_cannot_be_reported_is_told(
