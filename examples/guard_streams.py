@@ -28,7 +28,7 @@ from remtta.guard.guard import guarded
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import GuardOptions, RunOptions
+from remtta.options import GuardOptions
 
 MODEL: dict[str, Any] = {
     "name": "vit_tiny_patch16_224",
@@ -156,8 +156,7 @@ def guard_options(text: str) -> GuardOptions | None:
     """A guard from "default", "none", or NAME=VALUE,... in place of some of the defaults."""
     if text == "none":
         return None
-    default = RunOptions().guard
-    assert default is not None
+    default = GuardOptions("rollback", "auto")
     defaults = vars(default)
     settings = {}
     for pair in [] if text == "default" else text.split(","):

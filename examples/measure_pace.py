@@ -28,7 +28,7 @@ from remtta.evaluation.domains import Domain
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.pace import Pace
-from remtta.methods.gradient import GradientMethod
+from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.preprocessing import preprocessing_of
@@ -52,7 +52,7 @@ def batches(args: argparse.Namespace, domains: list[Domain], model: torch.nn.Mod
             yield preprocessing.normalise(pixels), torch.from_numpy(domain.labels[chosen]).long()
 
 
-def rule(name: str, method: GradientMethod, every: int) -> Wants:
+def rule(name: str, method: Method, every: int) -> Wants:
     """Which batches are learned from."""
     if name == "auto":
         pace = Pace(method)
@@ -77,7 +77,7 @@ def run(name: str, args: argparse.Namespace, domains: list[Domain], model: torch
     method = build_method(kind, model, config)
     options = GuardOptions(action=named.action, answer=named.answer)
     guard = guarded(method, options, config, sparing=name not in ("always", "confident"))
-    adapter, wants = Adapter(method, [guard] if guard else []), rule(name, method, args.every)  # type: ignore[arg-type]
+    adapter, wants = Adapter(method, [guard] if guard else []), rule(name, method, args.every)
     wrong: list[Tensor] = []
     learned, spent = 0, 0.0
     for pixels, labels in batches(args, domains, model):

@@ -62,7 +62,7 @@ def logits_of(run: str, args: argparse.Namespace, dataset: Dataset) -> tuple[Ten
     transform = preprocessing.transform()
     config = method_config(method_name, {"precision": args.precision, **settings}, batch_size=args.batch_size)
     method = build_method(method_name, model, config)
-    if method.needs_source:
+    if method.objective.needs_source:
         learn_from_source(
             method,
             model,

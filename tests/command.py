@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -17,13 +16,7 @@ from typing import Any, Self
 import pytest
 import typer
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(
-    ["remtta.cli.adapt", "remtta.adapt.one_stream", "remtta.adapt.many_streams", "remtta.streams.video"]
-)
-
-# Workers of the command's own are forked from the same process, which keeps what it has.
-multiprocessing.forkserver.set_forkserver_preload = lambda modules: None
+_server = multiprocessing.get_context("forkserver")  # which `tests.conftest` tells what to import
 
 
 class Started:
@@ -34,7 +27,7 @@ class Started:
     Args:
         args: What comes behind `remtta`.
         env: The environment, by default this process's.
-        before: Called in the new process first; a function of a module.
+        before: Called in the new process first; a function of a module that imports little, such as this one.
         stdout: Where standard output goes, by default to what `communicate` returns.
     """
 
@@ -110,6 +103,8 @@ def _be_remtta(
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["remtta", *args]
+    # As in a new process; whoever began the server may have had them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     before()
     from remtta.cli import main
 
@@ -121,6 +116,12 @@ def without_descriptors() -> None:
     for file in (sys.stdin, sys.stdout, sys.stderr):
         file.close()
     sys.stdin = sys.stdout = sys.stderr = None
+
+
+def in_a_session() -> None:
+    """Be the first process of a session, which a hang-up ends, though the tests may run under nohup; for `before`."""
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from remtta.engines import processes
+
 settings.register_profile(
     "remtta",
     max_examples=int(os.environ.get("REMTTA_EXAMPLES", "25")),
@@ -28,6 +31,12 @@ settings.register_profile(
 settings.load_profile("remtta")
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do those of the processes that tests start
+
+# The processes that tests start, and workers, are forked from one that has imported torch, which takes seconds.
+multiprocessing.set_forkserver_preload(
+    ["remtta.cli.adapt", "remtta.adapt.one_stream", "remtta.adapt.many_streams", "remtta.streams.video"]
+)
+processes.START = "forkserver"
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 4, "num_heads": 3}
 NUM_CLASSES = 7

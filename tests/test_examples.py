@@ -59,7 +59,7 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
 
 def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
     guard_options = script("guard_streams").guard_options
-    assert guard_options("default") == GuardOptions(answer="auto") and guard_options("none") is None
+    assert guard_options("default") == GuardOptions("rollback", "auto") and guard_options("none") is None
     wanted = GuardOptions(doubt=0.01, window=128, action="warn", answer="both")
     assert guard_options("doubt=0.01,window=128,action=warn,answer=both") == wanted
     for text, told in (
@@ -119,7 +119,9 @@ def test_adapt_video_and_restore_delta(
     example("adapt_video", monkeypatch, checkpoint).main([video, "--every", "2", "--output", str(run)])
     assert capsys.readouterr().out.endswith("10 frames, 1 updates\n")
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])
-    assert capsys.readouterr().out.endswith("12 adapted tensors, from 4 frames of rem\n")  # without the repeated ones
+    assert capsys.readouterr().out.endswith(
+        "12 adapted tensors, from 4 frames of remtta\n"
+    )  # without the repeated ones
 
 
 @pytest.fixture
@@ -215,7 +217,7 @@ def test_a_convolutional_cifar10_model_is_trained_and_loads(
     )
     images, _, _ = module.read(classes / "test")
     assert told == error_of(model, module.preprocess(images, size))
-    assert remtta.REM(model).kept_patches(module.preprocess(images, size))[0].shape == (3, 14)  # of 4 x 4
+    assert remtta.REM(model).objective.views(module.preprocess(images, size))[1][0].shape == (3, 14)  # of 4 x 4
 
 
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
@@ -271,7 +273,7 @@ def test_the_service_uses_options_that_exist(capfd: pytest.CaptureFixture[str]) 
     [command] = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
     used = {word for word in command.split() if word.startswith("--")}
     assert "--resume" in used and "--reconnect-for" in used
-    assert remtta_here("adapt", "--help") == 0
+    assert remtta_here("adapt", "--help-all") == 0
     known = set(re.findall(r"--[a-z-]+", capfd.readouterr().out))
     assert used <= known
     assert "RestartPreventExitStatus=2 4 5" in unit

@@ -21,7 +21,6 @@ from remtta.guard.guard import guarded
 from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
@@ -93,7 +92,7 @@ def plan_run(
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)
     learned = None
-    if source_data is not None and built.needs_source:
+    if source_data is not None and built.objective.needs_source:
         learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
     guard = guarded(built, options.guard, config, sparing=options.adapt == "auto")
     estimator = _estimator(built, card, source_data, options, earlier, wait)
@@ -103,7 +102,7 @@ def plan_run(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    pace = pacing(built, options.adapt, config)
+    pace = pacing(built, options.adapt)
     observers = [each for each in (pace, guard, estimator, smoother) if each]
     return Plan(card, Adapter(built, observers), method, config, options, stream, delta, learned, earlier=earlier)
 
@@ -118,7 +117,7 @@ def tell_plan(plan: Plan) -> None:
     _log.debug("%s adapts %d tensors, %s", plan.method, len(names), ", ".join(names) or "none")
     _log.debug("preprocessing: %s", card.preprocessing)
     _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
-    if not adapter.norms_only and not options.save_full and not adapter.delta_refusal:
+    if not adapter.norms_only and not options.save_full and not adapter.objective.delta_refusal:
         megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
         _log.warning(
             "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB",
@@ -130,10 +129,10 @@ def tell_plan(plan: Plan) -> None:
 
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
     """Refuse a method that a stream cannot run, or options that it has no use for."""
-    if adapter.needs_labels:
+    if adapter.objective.needs_labels:
         raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
-    if options.save_full and adapter.delta_refusal:
-        raise UsageError(f"{adapter.delta_refusal}, so there is nothing for --save-full; leave it out")
+    if options.save_full and adapter.objective.delta_refusal:
+        raise UsageError(f"{adapter.objective.delta_refusal}, so there is nothing for --save-full; leave it out")
     check_source_data([name], source_data, calibrates=options.estimate is not None)
 
 
@@ -170,7 +169,7 @@ def _within_memory(
 ) -> MethodConfig:
     """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
     assert options.max_memory is not None
-    if not isinstance(adapter, GradientMethod):
+    if not adapter.trains:
         _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")
         return config
     if earlier is not None:
@@ -179,6 +178,6 @@ def _within_memory(
         size = fitting_micro_batch(adapter, card.preprocessing.input_size, options.batch_size, options.max_memory)
     if size is None:
         return config
-    adapter.micro_batch = size
+    adapter.net.micro_batch = size
     _log.info("--max-memory: %d images at a time", size)
     return dataclasses.replace(config, micro_batch=size)

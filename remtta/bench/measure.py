@@ -23,6 +23,7 @@ from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import ModelError, UsageError
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.models.building import create
@@ -47,7 +48,7 @@ class Prepared:
 
     step: Step
     model: Any
-    method: object = None
+    method: Method | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def run_bench(options: BenchOptions, on_round: Callable[[int], None] = lambda nu
     seconds = {name: each.seconds for name, each in spent.items()}
     per_flop = {ours: _median(taken).seconds / bare[ours].flop for ours, taken in product_times.items()}
     thousand = 1000 / options.batch_size
-    shares = {name: getattr(subject.method, "violating_share", None) for name, subject in prepared.items()}
+    shares = {name: _violating_share(subject.method) for name, subject in prepared.items()}
     flop = {name: count_flop(subject.step) for name, subject in prepared.items()}
     del prepared
     peaks = {name: _peak_in_a_process(name, options) if options.memory else None for name in names}
@@ -276,3 +277,8 @@ def as_json(options: BenchOptions, measured: Sequence[Measurement], environment:
         "environment": {**environment, **processor()},
         "measurements": [asdict(each) for each in measured],
     }
+
+
+def _violating_share(method: Method | None) -> float | None:
+    share = method.objective.memory.get("violating_share") if method else None
+    return None if share is None else float(share)

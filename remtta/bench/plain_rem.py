@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.families import backbone_of, with_plain_tokens
-from remtta.methods.losses import rem_loss
 from remtta.methods.masking import keep_indices
-from remtta.methods.rem import REM
+from remtta.methods.rem import REM, rem_loss
 from remtta.methods.settings import REMConfig
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,7 @@ def check_header_size(path: str | Path) -> None:
         OSError, ValueError: Two of `UNREADABLE`.
     """
     if Path(path).exists() and not Path(path).is_file():  # a device may have no end
-        raise ValueError("it is no regular file")
+        raise OSError(errno.EINVAL, "it is no regular file")
     with open(path, "rb") as content:
         num_bytes = int.from_bytes(content.read(8), "little")
     if num_bytes > _MOST_HEADER_BYTES:

@@ -126,8 +126,8 @@ def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top:
     frames = [_example(result, condition) for condition in CONDITIONS]
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(frame.path))) for frame in frames])
     images = preprocessing_of(model).normalise(pixels.permute(0, 3, 1, 2))
-    views = rem.views(images)
-    kept: list[torch.Tensor | None] = [None, *rem.kept_patches(images)]
+    views, masks = rem.objective.views(images)
+    kept: list[torch.Tensor | None] = [None, *masks]
     sheet.text(
         12,
         top - 22,
@@ -142,7 +142,7 @@ def _draw_masks(sheet: _Sheet, result: DemoResult, ratios: Sequence[float], top:
             x = round(_LEFT + column * step + (step - _CELL) / 2)
             chosen = kept[row]
             positions = None if chosen is None else chosen[column]
-            shown = Image.fromarray(paint_over(pixels[column].numpy(), positions, rem.patch_size))
+            shown = Image.fromarray(paint_over(pixels[column].numpy(), positions, rem.net.backbone.patch_size))
             sheet.paste(shown, x, y, _CELL)
             logits = views[row, column]
             guess, nats = int(logits.argmax()), float(entropy(logits))

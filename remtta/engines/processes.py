@@ -12,7 +12,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
@@ -26,6 +25,9 @@ DIED = (
     "a worker process died, perhaps for lack of memory; every file written is whole: run the same command again, "
     "with a smaller --jobs"
 )
+START = "spawn"
+"""How processes begin: fresh, as forks of one with threads (the progress bar's, OpenCV's) may hang."""
+
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 
 S = TypeVar("S")
@@ -65,7 +67,7 @@ def in_processes(
         RemttaError: If workers die again and again, or what the work raises.
         Stopped: On a signal, once no process is left, after what the tasks begun came to.
     """
-    context = _context(work)
+    context: Any = multiprocessing.get_context(START)
     with _signals_blocked():  # the event brings a process of multiprocessing's own
         stop = context.Event()
     left, deaths = dict(enumerate(tasks)), 0
@@ -86,18 +88,6 @@ def in_processes(
         finally:
             with interrupts.finishing():
                 pool.shutdown(cancel_futures=True)
-
-
-def _context(work: Work[S, T, R]) -> SpawnContext | ForkServerContext:
-    """How processes begin: fresh, as forks of one with threads (the progress bar's, OpenCV's) may hang.
-
-    Where there is a server of forks, it imports what the work takes once for all of them.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([work.__module__])
-    return context
 
 
 def _done(

@@ -57,13 +57,14 @@ def draw_masks(
     samples = [_first_readable(domain) for domain in domains]
     pixels = torch.stack([transform(image) for image, _ in samples])
     images = preprocessing.normalise(pixels.to(next(model.parameters()).device))
-    ratios = rem.config.mask_ratios
+    ratios = rem.objective.config.mask_ratios
     panels = figure.subplots(len(domains), len(deltas) * len(ratios), squeeze=False)
     figure.set_size_inches(1.55 * len(deltas) * len(ratios), 2.0 * len(domains))
     labels, numbers = labels_of(model), dataset.class_numbers if dataset.restricted_to else None
     for column, (name, delta) in enumerate(deltas.items()):
         rem.load_delta(delta)
-        views, kept = rem.views(images), [None, *rem.kept_patches(images)]
+        views, masks = rem.objective.views(images)
+        kept = [None, *masks]
         for place, ratio in enumerate(ratios):
             positions = kept[place]
             column_panels = panels[:, column * len(ratios) + place]
@@ -71,7 +72,9 @@ def draw_masks(
             for line, (_, truth) in enumerate(samples):
                 shown = pixels[line].permute(1, 2, 0).numpy()
                 axes = column_panels[line]
-                axes.imshow(paint_over(shown, None if positions is None else positions[line], rem.patch_size))
+                axes.imshow(
+                    paint_over(shown, None if positions is None else positions[line], rem.net.backbone.patch_size)
+                )
                 axes.set_xticks([])
                 axes.set_yticks([])
                 _tell_prediction(axes, views[place, line], truth, labels, numbers)

@@ -198,7 +198,7 @@ class _Evaluation:
         """Have the statistics of every method that needs some on the disk, before anything is recorded."""
         for name, config in self._plan.methods.items():
             method = build_method(method_of(name), self._plan.model, config)
-            if method.needs_source:
+            if method.objective.needs_source:
                 self._plan.learned[name] = self._learn(method, name, source_data, self._interrupts.check)
 
     def _learn(

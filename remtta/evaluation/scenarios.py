@@ -68,7 +68,7 @@ def plan_visits(
             if options.dirichlet is not None:
                 return dirichlet_order(domain.labels, options.dirichlet, rng)
             return imbalanced_order(domain.labels, options.imbalance, rng)
-        return rng.permutation(len(domain.labels)) if options.order != "stored" else np.arange(len(domain.labels))
+        return np.arange(len(domain.labels)) if options.order == "stored" else rng.permutation(len(domain.labels))
 
     def visit(number: int, again: int = 0, **more: object) -> Visit:
         positions = order(number, again)

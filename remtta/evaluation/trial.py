@@ -221,6 +221,7 @@ class Trial:
                 ),
             )
         num_images = position.frames - position.skipped
+        forwards, backwards = method.objective.passes()
         looked = guard.num_looked / max(1, num_images) if guard else 0.0
         return {
             **self._run,
@@ -230,11 +231,11 @@ class Trial:
             "adapted_images": position.adapted,
             "updates": position.updates,
             "cost_ratio": position.cost_ratio,
-            "forwards_per_image": method.num_forwards + looked,
-            "backwards_per_image": method.num_backwards,
-            "models_held": method.num_models,
+            "forwards_per_image": forwards + looked,
+            "backwards_per_image": backwards,
+            "models_held": method.objective.num_models,
             "guard": guard_record(self._adapter, position),
-            "trainable_parameters": method.num_trained,
+            "trainable_parameters": method.objective.num_trained,
             "adapted": list(method.adapted_names),
             "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
         }

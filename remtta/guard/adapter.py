@@ -111,11 +111,11 @@ class Adapter:
 
     def _step(self, images: Tensor, learned: Tensor, labels: Tensor | None, *, later: bool) -> Tensor:
         """Logits (B, C) from before the update, which the learned images enter."""
-        step = self.method.answer if later else self.method
         if learned.all():
-            return step(images) if labels is None else self.method(images, labels)
+            return self.method.answer(images) if later else self.method(images, labels)
         others = self.method.predict(images[~learned])
-        own = step(images[learned]) if labels is None else self.method(images[learned], labels[learned])
+        labels = None if labels is None else labels[learned]
+        own = self.method.answer(images[learned]) if later else self.method(images[learned], labels)
         logits = others.new_empty(len(images), others.shape[1])
         logits[learned], logits[~learned] = own.to(logits), others
         return logits
@@ -141,5 +141,6 @@ class Adapter:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
-        for each in (*self.observers, self.method):  # the method last: the guard has set its learning rate
-            each.load_state(state)
+        for observer in self.observers:
+            observer.load_state(state)
+        self.method.load_state(state)  # last: the guard has set its learning rate

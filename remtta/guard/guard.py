@@ -17,10 +17,8 @@ from torch import Tensor
 
 from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.guard.observer import Answers, Observer
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.source import Source
 from remtta.options import GuardOptions
 
 _PREFIX = "guard."
@@ -36,10 +34,10 @@ def guarded(
     that are the source's own.
     """
     forgets = config.episodic and config.answer is None  # and predicts before it learns
-    if options is None or type(method) is Source or forgets:
+    if options is None or method.objective.is_source or forgets:
         return None
     options = options.filled()
-    if config.episodic or not isinstance(method, GradientMethod) or not method.accumulates:
+    if not method.lasts:
         options = replace(options, action="off")
     return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options, sparing=sparing)
 
@@ -61,7 +59,7 @@ class Guard(Observer):
 
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
-        self._between = method if sparing and isinstance(method, GradientMethod) and method.blends else None
+        self._between = method if sparing and method.blends else None
         self.options = (options or GuardOptions()).filled()
         self.judge = Judge(self.options)
         self.num_looked = 0  # forward passes of one image that it took beside the method's
@@ -133,7 +131,7 @@ class Guard(Observer):
         assert views is not None
         chosen = torch.arange(len(images))
         if options.answer == "adapted" and answers.source is None:
-            self._credit += options.cost * (self.method.num_forwards + self.method.num_backwards) * len(images)
+            self._credit += options.cost * sum(self.method.objective.passes()) * len(images)
             count = min(len(images), int(self._credit))
             self._credit = min(self._credit - count, options.window)
             chosen = torch.linspace(0, len(images) - 1, count).round().long()
@@ -150,8 +148,7 @@ class Guard(Observer):
         """Bring the source weights back if harm is to be undone, and set the learning rate of the moment."""
         if undo:
             self.method.reset()
-        if isinstance(self.method, GradientMethod):
-            self.method.scale_lr(self.judge.lr_scale)
+        self.method.scale_lr(self.judge.lr_scale)
 
     def _ask_source(self, answers: Answers) -> None:
         if answers.source is None:
@@ -160,5 +157,5 @@ class Guard(Observer):
     def _see(self, images: Tensor) -> Tensor:
         """Return the source model's logits (B, C)."""
         self.num_looked += len(images)
-        size = self.method.part_size(len(images)) if isinstance(self.method, GradientMethod) else len(images)
+        size = self.method.part_size(len(images))
         return torch.cat([self.method.predict_source(part) for part in images.split(size)])

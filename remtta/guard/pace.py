@@ -16,9 +16,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.guard.conditions import Sight
 from remtta.guard.observer import Observer
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
-from remtta.methods.settings import MethodConfig
 from remtta.options import Adapt
 
 NOTHING_NEW = "nothing new"
@@ -31,7 +29,7 @@ _SAMPLE = 10_000  # weights that are looked at
 _PREFIX = "pace."
 
 
-def pacing(method: Method, adapt: Adapt, config: MethodConfig) -> Pace | None:
+def pacing(method: Method, adapt: Adapt) -> Pace | None:
     """What leaves updates of a method out; None where every batch is to have one.
 
     Raises:
@@ -39,7 +37,7 @@ def pacing(method: Method, adapt: Adapt, config: MethodConfig) -> Pace | None:
     """
     if adapt == "always":
         return None
-    if not isinstance(method, GradientMethod) or not method.accumulates or config.episodic:
+    if not method.lasts:
         raise UsageError(
             "--adapt auto leaves updates out, and this method has none, or none that lasts to the next batch; leave it "
             "out, or choose another method"

@@ -12,8 +12,10 @@ from torchvision.transforms.v2 import functional as T
 
 from remtta.backbones.families import with_tokens
 from remtta.methods.augmentations import PixelSpace
-from remtta.methods.beside import BesideMethod, Change
+from remtta.methods.beside import Beside, Change
 from remtta.methods.losses import entropy
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Targets
 from remtta.methods.randomness import spawn
 from remtta.methods.settings.beside import BECoTTAConfig
 
@@ -22,7 +24,7 @@ _NUM_DOMAINS = 4
 _LEAST_NOISE = 1e-2
 
 
-class BECoTTA(BesideMethod):
+class BECoTTA(Beside[BECoTTAConfig]):
     """Predict, then train low-rank experts behind each block, of which a router of the image's domain chooses some.
 
     Behind a block, x becomes x + the sum over the chosen experts of
@@ -38,64 +40,59 @@ class BECoTTA(BesideMethod):
     (domain-expert synergy). Only there are scores noisy, by a deviation that is
     learned. The experts then learn on, routers and the discriminator do not.
 
-    Args:
-        model: A transformer, frozen.
-        config: Settings.
-
     Raises:
-        ModelError: If it is none.
+        ModelError: If the model is no transformer.
     """
 
     delta_refusal = "BECoTTA learns experts beside the model, which are no weights of it"
-    _networks: _Experts
+    networks: _Experts
 
-    def __init__(self, model: nn.Module, config: BECoTTAConfig | None = None) -> None:
-        self.config = config or BECoTTAConfig()
-        super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._backbone.module)
-        self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
+    def __init__(self, net: Net, config: BECoTTAConfig) -> None:
+        super().__init__(net, config)
+        self._pixels = PixelSpace(net.backbone.module)
+        self._margin = config.entropy_margin * math.log(net.num_classes)
 
-    def _parts(self) -> Sequence[Sequence[nn.Module]]:
-        return [[block] for block in self._backbone.blocks]
+    def parts(self) -> Sequence[Sequence[nn.Module]]:
+        return [[block] for block in self.net.backbone.blocks]
 
-    def _build(self) -> nn.Module:
-        width = with_tokens(self._backbone, "BECoTTA").width
-        return _Experts(len(self._backbone.blocks), width, self.config)
+    def build(self) -> nn.Module:
+        width = with_tokens(self.net.backbone, "BECoTTA").width
+        return _Experts(len(self.net.backbone.blocks), width, self.config)
 
-    def _learned(self) -> Mapping[str, Tensor]:
-        named = self._networks.layers.named_parameters("layers")
+    def learned(self) -> Mapping[str, Tensor]:
+        named = self.networks.layers.named_parameters("layers")
         return {name: p for name, p in named if not name.endswith(("router", "noise"))}
 
-    def _change(self, images: Tensor) -> Change:
-        domains = self._networks.discriminator(images).argmax(-1)
+    def change(self, images: Tensor) -> Change:
+        domains = self.networks.discriminator(images).argmax(-1)
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            layer = self._networks.layer(number)
+            layer = self.networks.layer(number)
             changed: Tensor = layer(leaving, layer.scores(leaving, domains))
             return changed
 
         return change
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        logits = self._logits(images)
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        logits = self.logits(images)
         entropies = entropy(logits)
         kept = entropies.detach() < self._margin
         return logits.unsqueeze(0), entropies[kept].mean(), int(kept.sum())
 
-    def _warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+    def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         views = torch.cat(self._views(images))
         domains = torch.arange(_NUM_DOMAINS, device=images.device).repeat_interleave(len(images))
         shared: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            layer = self._networks.layer(number)
+            layer = self.networks.layer(number)
             scores = layer.scores(leaving, domains, generator)
             shared.append(mutual_information(scores.softmax(-1).unflatten(0, (_NUM_DOMAINS, -1)).mean(1)))
             changed: Tensor = layer(leaving, scores)
             return changed
 
-        with self._context(images.device):
-            logits, told = self._run(views, change), self._networks.discriminator(views)
+        with self.net.context(images.device):
+            logits, told = self.run(views, change), self.networks.discriminator(views)
         agree = F.cross_entropy(logits, labels.repeat(_NUM_DOMAINS))
         return agree + F.cross_entropy(told.float(), domains) - self.config.synergy * torch.stack(shared).mean()
 

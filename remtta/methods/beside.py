@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.batchnorm import BatchStatistics, batch_norms
+from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
-from remtta.methods.gradient import GradientMethod
+from remtta.methods.net import Net
+from remtta.methods.objective import Objective
 from remtta.methods.settings.beside import BesideConfig
+
+Config = TypeVar("Config", bound=BesideConfig)
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
 """Makes of a part's number, what enters the part and what leaves it, what the next part gets."""
@@ -21,7 +24,7 @@ Change = Callable[[int, Tensor, Tensor], Tensor]
 _SEED = 0  # networks start alike, and warm up alike
 
 
-class BesideMethod(GradientMethod):
+class Beside(Objective[Config]):
     """Predict with a frozen model and networks beside its parts; the networks learn.
 
     They are warmed up on source images first. Streams have no labels, so the
@@ -29,98 +32,75 @@ class BesideMethod(GradientMethod):
     reset goes back to the warmed-up networks; a state leaves them out: give
     them again by `use_source` before going on.
 
-    Args:
-        model: The classifier, frozen.
-        config: Settings.
-
     Raises:
         UsageError: If its blocks are compiled, which would leave the networks out.
     """
 
+    chosen = "none"
     needs_source = True
-    _networks: nn.Module
-    _settings: BesideConfig
 
-    def __init__(self, model: nn.Module, config: BesideConfig) -> None:
-        self._settings = config
-        super().__init__(model, config)
-        self.most_source_images = config.warmup_images
-        self._warm = False
-        norms = {**self._backbone.batch_norms, **batch_norms(self._networks)}
-        self._batch_norms = BatchStatistics(norms, config.bn, config.bn_prior)
-        self._context = self._batch_norms.around(self._source_context)
-
-    @abstractmethod
-    def _build(self) -> nn.Module:
-        """The networks as they are before the warm-up; random numbers are always the same here."""
-
-    @abstractmethod
-    def _parts(self) -> Sequence[Sequence[nn.Module]]:
-        """Blocks that follow one another in the forward pass, part by part."""
-
-    @abstractmethod
-    def _change(self, images: Tensor) -> Change:
-        """What the networks do to the parts of these images (B, 3, H, W)."""
-
-    @abstractmethod
-    def _warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """What the warm-up lowers, of source images (B, 3, H, W) and the source model's classes of them (B,)."""
-
-    def _learned(self) -> Mapping[str, Tensor]:
-        """Which of the networks' tensors learn after the warm-up, too."""
-        return dict(self._networks.named_parameters())
-
-    def _chosen(self) -> dict[str, nn.Parameter]:
-        return {}
-
-    def _trainable(self) -> Mapping[str, Tensor]:
-        if any(block._compiled_call_impl is not None for block in self._backbone.blocks):
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        if any(block._compiled_call_impl is not None for block in net.backbone.blocks):
             raise UsageError(f"{type(self).__name__} reaches in between blocks, which cannot be compiled then")
-        shapes_only = self.device.type == "meta"
+        self.most_source_images = config.warmup_images
+        shapes_only = net.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
             torch.manual_seed(_SEED)
-            self._networks = self._build().to(self.device).eval()
-        return self._learned()
+            self.networks = self.build().to(net.device).eval()
+        self.trained = self.learned()
+        self._start: dict[str, Tensor] = {}
+        net.normalise({**net.backbone.batch_norms, **batch_norms(self.networks)})
 
-    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """As the base says.
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """Return the networks as they are before the warm-up; random numbers are always the same here."""
 
-        Raises:
-            UsageError: If its networks are not warmed up.
-        """
-        if not self._warm:
-            name = type(self).__name__
-            raise UsageError(f"{name} warms up on clean source images first; name some by --source-data FOLDER")
-        return super().__call__(images, labels)
+    @abstractmethod
+    def parts(self) -> Sequence[Sequence[nn.Module]]:
+        """Return blocks that follow one another in the forward pass, part by part."""
 
-    @torch.inference_mode(False)
+    @abstractmethod
+    def change(self, images: Tensor) -> Change:
+        """Return what the networks do to the parts of these images (B, 3, H, W)."""
+
+    @abstractmethod
+    def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return what the warm-up lowers, of source images (B, 3, H, W) and the source model's classes of them (B,)."""
+
+    def begin_warm_up(self, images: Tensor) -> None:
+        """Take something from the first batch, before any step."""
+
+    def learned(self) -> Mapping[str, Tensor]:
+        """Return those of the networks' tensors that learn after the warm-up, too."""
+        return dict(self.networks.named_parameters())
+
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """The networks after a warm-up with a step of Adam per batch of clean images, by their tensors' names.
+        """Return the networks after a warm-up with a step of Adam per batch of clean images, by their tensors' names.
 
         Raises:
             ValueError: If there is no image.
         """
         generator = torch.Generator().manual_seed(_SEED)
-        parameters = list(self._networks.requires_grad_().train().parameters())
-        optimizer = torch.optim.Adam(parameters, lr=self._settings.warmup_lr)
+        parameters = list(self.networks.requires_grad_().train().parameters())
+        optimizer = torch.optim.Adam(parameters, lr=self.config.warmup_lr)
         started = False
         for images in batches:
             if not started:
-                self._begin_warm_up(images)
+                self.begin_warm_up(images)
                 started = True
-            loss = self._warm_up_loss(images, self.predict_source(images).argmax(-1), generator)
+            with torch.no_grad():
+                labels = self.net.source_logits(images).argmax(-1)
+            loss = self.warm_up_loss(images, labels, generator)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         if not started:
             raise ValueError("there are no source images to learn from")
         optimizer.zero_grad()
-        self._networks.eval()
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._networks.state_dict().items()}
-
-    def _begin_warm_up(self, images: Tensor) -> None:
-        """What the networks take from the first batch, before any step."""
+        self.networks.eval()
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.networks.state_dict().items()}
 
     @torch.no_grad()
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
@@ -129,34 +109,26 @@ class BesideMethod(GradientMethod):
         Raises:
             ValueError: If it is of other networks.
         """
-        state = self._networks.state_dict()
+        state = self.networks.state_dict()
         if {name: t.shape for name, t in statistics.items()} != {name: t.shape for name, t in state.items()}:
             raise ValueError("the source statistics are of other networks than these")
         self._start = {name: tensor.clone() for name, tensor in statistics.items()}
-        self._warm = True
-        self._forget()
+        self.begin()
 
-    def _own_state(self) -> dict[str, Tensor]:
-        return dict(self._trained)
+    def begin(self) -> None:
+        if self._start:
+            self.networks.load_state_dict(self._start)
+        self.memory = dict(self.trained)
 
-    @torch.no_grad()
-    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self._trained.items():
-            tensor.copy_(state[name])
+    def logits(self, images: Tensor) -> Tensor:
+        with self.net.context(images.device):
+            return self.run(images, self.change(images))
 
-    def _forget(self) -> None:
-        if self._warm:
-            self._networks.load_state_dict(self._start)
-
-    def _logits(self, images: Tensor) -> Tensor:
-        with self._context(images.device):
-            return self._run(images, self._change(images))
-
-    def _run(self, images: Tensor, change: Change) -> Tensor:
-        """Logits (B, C) with what leaves each part changed."""
-        with _changed(self._parts(), change):
-            logits: Tensor = self._backbone.module(images)
-        return logits.float()
+    def run(self, images: Tensor, change: Change) -> Tensor:
+        """Return logits (B, C) with what leaves each part changed."""
+        with _changed(self.parts(), change):
+            logits: Tensor = self.net.backbone.module(images)
+        return self.net.head(logits)
 
 
 @contextlib.contextmanager

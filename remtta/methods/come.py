@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from remtta.methods.eata import EATA
 from remtta.methods.losses import come_entropy
-from remtta.methods.rem import REM
+from remtta.methods.rem import RankedEntropy
 from remtta.methods.sar import SAR
 from remtta.methods.tent import Tent
 
@@ -16,22 +16,22 @@ from remtta.methods.tent import Tent
 class TentCOME(Tent):
     """Tent on COME's entropy."""
 
-    _entropy = staticmethod(come_entropy)
+    entropy = staticmethod(come_entropy)
 
 
 class EATACOME(EATA):
     """EATA on COME's entropy, whose filter and weights go by it as well."""
 
-    _entropy = staticmethod(come_entropy)
+    entropy = staticmethod(come_entropy)
 
 
 class SARCOME(SAR):
     """SAR on COME's entropy, whose filter and collapse check go by it as well."""
 
-    _entropy = staticmethod(come_entropy)
+    entropy = staticmethod(come_entropy)
 
 
-class REMCOME(REM):
+class REMCOME(RankedEntropy):
     """REM whose views are ranked by COME's entropy; the consistency loss is unchanged."""
 
-    _entropy = staticmethod(come_entropy)
+    entropy = staticmethod(come_entropy)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.hog import hog_patches, hog_size
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings import ContinualMAEConfig
 from remtta.methods.teacher import restore_at_random
 
@@ -21,7 +22,7 @@ _TOKEN, _WEIGHT, _BIAS = "mask_token", "hog.weight", "hog.bias"
 _INITIAL_STD = 0.02
 
 
-class ContinualMAE(GradientMethod):
+class ContinualMAE(Objective[ContinualMAEConfig]):
     """Predict, then learn to say the same, and to describe what is hidden, where the most uncertain patches are masked.
 
     A patch is the more uncertain the more its final feature varies under
@@ -38,43 +39,26 @@ class ContinualMAE(GradientMethod):
     reconstructs, at random at first (deviation 0.02), and is not trained on
     the source.
 
-    Args:
-        model: The classifier, adapted in place.
-        config: Settings; by default those of the official code.
-
     Raises:
         UsageError: If the mask ratio masks no patch.
     """
 
-    norms_only = False
+    chosen = "layers"
     num_models = 2  # the adapting one and the source
 
-    def __init__(self, model: nn.Module, config: ContinualMAEConfig | None = None) -> None:
-        self.config = config or ContinualMAEConfig()
-        super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._backbone.module)
-        patches, ratio = self._backbone.num_patches, self.config.mask_ratio
+    def __init__(self, net: Net, config: ContinualMAEConfig) -> None:
+        super().__init__(net, config)
+        self._tokens = with_tokens(net.backbone, "Continual-MAE")
+        self._pixels = PixelSpace(net.backbone.module)
+        patches, ratio = self._tokens.num_patches, config.mask_ratio
         if int(ratio * patches) < 1:
             raise UsageError(f"mask ratio {ratio:g} masks none of {patches} patches; choose a larger one")
-
-    @property
-    def num_forwards(self) -> float:
-        """Forward passes per image: under dropout, plain and masked."""
-        return self.config.steps * (self.config.num_dropouts + 2)
-
-    @property
-    def num_backwards(self) -> float:
-        """Backward passes per image: the masked view's."""
-        return self.config.steps
-
-    def _chosen(self) -> dict[str, nn.Parameter]:
-        named = self._backbone.module.named_parameters()
-        return {name: parameter for name, parameter in named if name.rpartition(".")[2] in ("weight", "bias")}
-
-    def _trainable(self) -> Mapping[str, Tensor]:
-        self._tokens = with_tokens(self._backbone, "Continual-MAE")
         self._decoder = self._new_decoder()
-        return {**self._weights.parameters, **self._decoder}
+        self.trained = {**net.weights.parameters, **self._decoder}
+
+    def passes(self) -> tuple[float, float]:
+        """Under dropout, plain and masked; backward the masked view."""
+        return self.config.steps * (self.config.num_dropouts + 2), self.config.steps
 
     def _new_decoder(self) -> dict[str, Tensor]:
         """The mask token (D,) and the layer from tokens to HOG, always the same at first."""
@@ -82,21 +66,21 @@ class ContinualMAE(GradientMethod):
         width, size = self._tokens.width, hog_size(self._tokens.patch_size)
         weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
         decoder = {_TOKEN: torch.zeros(width), _WEIGHT: weight, _BIAS: torch.zeros(size)}
-        return {name: tensor.to(self.device) for name, tensor in decoder.items()}
+        return {name: tensor.to(self.net.device) for name, tensor in decoder.items()}
 
-    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+    def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         # A seed per image and pass, so that an image's dropout is the same in any micro-batch.
-        return torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self._generator)
+        return (torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self.net.generator),)
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        assert labels is not None  # the seeds
-        with torch.no_grad(), self._context(images.device):
-            plain = self._tokens.logits(images).float()
-            masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed_patches(images)), labels)
-        with self._context(images.device):
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        (seeds,) = targets
+        with torch.no_grad(), self.net.context(images.device):
+            plain = self.net.head(self._tokens.logits(images))
+            masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed_patches(images)), seeds)
+        with self.net.context(images.device):
             logits, described = self._masked_view(images, masked)
         truth = hog_patches(self._pixels.to_pixels(images), self._tokens.patch_size)
-        agree = -(plain.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
+        agree = -(plain.softmax(-1) * self.net.head(logits).log_softmax(-1)).sum(-1).mean()
         describe = F.mse_loss(described.float()[masked], truth[masked])
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
 
@@ -122,19 +106,14 @@ class ContinualMAE(GradientMethod):
         described = F.linear(x[:, backbone.num_prefix_tokens :], self._decoder[_WEIGHT], self._decoder[_BIAS])
         return backbone.head(x), described
 
-    def _after_step(self) -> None:
-        restore_at_random(self._weights.parameters, self._weights.source, self.config.restore, self._generator)
+    def after_step(self) -> None:
+        weights = self.net.weights
+        restore_at_random(weights.parameters, weights.source, self.config.restore, self.net.generator)
 
-    def _own_state(self) -> dict[str, Tensor]:
-        return self._decoder
-
-    @torch.no_grad()
-    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self._decoder.items():
-            tensor.copy_(state[name])
-
-    def _forget(self) -> None:
-        self._load_own_state(self._new_decoder())
+    def begin(self) -> None:
+        for name, tensor in self._new_decoder().items():
+            self._decoder[name].copy_(tensor)
+        self.memory = dict(self._decoder)
 
 
 def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.errors import UsageError
 from remtta.methods.eta import ETA
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings import EATAConfig
 
 _log = logging.getLogger("remtta")
@@ -24,37 +25,19 @@ class EATA(ETA):
     model's own labels, as in the official code. The gradient is a batch's
     mean, so that F depends on the batch size, 64 there and in
     `remtta.methods.source_data`.
-
-    Args:
-        model: The classifier, adapted in place.
-        config: Settings; by default those of the official code for ViTs.
     """
 
     needs_source = True
     config: EATAConfig
 
-    def __init__(self, model: nn.Module, config: EATAConfig | None = None) -> None:
-        super().__init__(model, config or EATAConfig())
-        self.most_source_images = self.config.fisher_images
-        self._fisher: dict[str, Tensor] | None = None
+    def __init__(self, net: Net, config: EATAConfig) -> None:
+        super().__init__(net, config)
+        self.most_source_images = config.fisher_images
+        self._fisher: dict[str, Tensor] = {}
 
-    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """As the base says.
-
-        Raises:
-            UsageError: If it has not learned from source images.
-        """
-        if self._fisher is None:
-            raise UsageError(
-                "EATA learns from clean images of the source domain first: name a folder of them with "
-                "--source-data FOLDER, or give use_source what source_statistics returns"
-            )
-        return super().__call__(images, labels)
-
-    @torch.inference_mode(False)
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """The Fisher information of each adapted weight, by parameter name; the model is at its source weights.
+        """Return the Fisher information of each adapted weight, by parameter name; the model is at its source weights.
 
         Args:
             batches: Preprocessed images (B, 3, H, W), of which the first
@@ -63,7 +46,7 @@ class EATA(ETA):
         Raises:
             ValueError: If there is no image.
         """
-        sums = [torch.zeros_like(parameter) for parameter in self._weights.parameters.values()]
+        sums = [torch.zeros_like(parameter) for parameter in self.trained.values()]
         left, num_batches = self.config.fisher_images, 0
         for batch in batches:
             images = batch[:left]
@@ -77,7 +60,7 @@ class EATA(ETA):
         if left:
             wanted = self.config.fisher_images
             _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)
-        return {name: (total / num_batches).cpu() for name, total in zip(self.adapted_names, sums, strict=True)}
+        return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Keep the weights by this Fisher information, from `source_statistics`.
@@ -85,27 +68,25 @@ class EATA(ETA):
         Raises:
             ValueError: If it is of other parameters.
         """
-        shapes = {name: parameter.shape for name, parameter in self._weights.parameters.items()}
+        shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        self._fisher = {name: statistics[name].to(self.device) for name in shapes}
+        self._fisher = {name: statistics[name].to(self.net.device) for name in shapes}
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
-        """Gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
-        parameters = list(self._weights.parameters.values())
+        """Return the gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
+        parameters = list(self.trained.values())
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         for part in images.split(self.part_size(len(images))):
-            logits = self._logits(part)
+            logits = self.net.logits(part)
             loss = F.cross_entropy(logits, logits.detach().argmax(-1), reduction="sum") / len(images)
             torch._foreach_add_(sums, torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
         return sums
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        assert self._fisher is not None
-        views, loss, count = super()._loss(images, labels)
-        source = self._weights.source
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        views, loss, count = super().loss(images, targets)
+        source = self.net.weights.source
         terms = [
-            (self._fisher[name] * (parameter - source[name]).square()).sum()
-            for name, parameter in self._weights.parameters.items()
+            (self._fisher[name] * (parameter - source[name]).square()).sum() for name, parameter in self.trained.items()
         ]
         return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.methods.augmentations import PixelSpace, jitter
-from remtta.methods.beside import BesideMethod, Change
+from remtta.methods.beside import Beside, Change
 from remtta.methods.losses import entropy
+from remtta.methods.net import Net
+from remtta.methods.objective import Descent, Loss, Targets
 from remtta.methods.settings.beside import EcoTTAConfig
 from remtta.models.preprocessing import preprocessing_of
 
@@ -21,7 +23,7 @@ _ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are 
 _SHARE = 0.1  # of the frozen part's deviation that the convolution begins with
 
 
-class EcoTTA(BesideMethod):
+class EcoTTA(Beside[EcoTTAConfig]):
     """Predict, then train a small network beside each part of a frozen model.
 
     What leaves a part is BN(part(x)) + ReLU(BN(conv(x))), of what enters it, x.
@@ -39,82 +41,80 @@ class EcoTTA(BesideMethod):
     This project's own: networks begin near the identity, with the statistics of
     the first source batch; and the warm-up is Adam's, one pass over views by
     CoTTA's augmentations.
-
-    Args:
-        model: The classifier, frozen.
-        config: Settings.
     """
 
     delta_refusal = "EcoTTA learns networks beside the model, which are no weights of it"
-    _networks: nn.ModuleList
+    networks: nn.ModuleList
 
-    def __init__(self, model: nn.Module, config: EcoTTAConfig | None = None) -> None:
-        self.config = config or EcoTTAConfig()
-        super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._backbone.module)
-        self._margin = self.config.entropy_margin * math.log(self._backbone.num_classes)
+    def __init__(self, net: Net, config: EcoTTAConfig) -> None:
+        super().__init__(net, config)
+        self._pixels = PixelSpace(net.backbone.module)
+        self._margin = config.entropy_margin * math.log(net.num_classes)
         self._terms: tuple[str, ...] = ("distance", "entropy")
 
-    @property
-    def num_forwards(self) -> float:
-        """Forward passes per image."""
-        return self.config.steps * (2 if self.config.two_steps else 1)
+    def passes(self) -> tuple[float, float]:
+        passes = self.config.steps * (2 if self.config.two_steps else 1)
+        return passes, passes
 
-    def _parts(self) -> Sequence[Sequence[nn.Module]]:
-        blocks = self._backbone.blocks
+    def parts(self) -> Sequence[Sequence[nn.Module]]:
+        blocks = self.net.backbone.blocks
         count = len(blocks)
         ends = range(1, count + 1) if count <= _MOST_STAGES else [max(1, round(count * end)) for end in _ENDS]
         return [blocks[start:end] for start, end in itertools.pairwise([0, *ends])]
 
-    def _build(self) -> nn.Module:
+    def build(self) -> nn.Module:
         networks: list[nn.Module] = []
 
         def measure(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            networks.append(_MetaNetwork(entering.shape, leaving.shape, self._backbone.channel_axis))
+            networks.append(_MetaNetwork(entering.shape, leaving.shape, self.net.backbone.channel_axis))
             return leaving
 
-        images = torch.zeros(1, 3, *preprocessing_of(self._backbone.module).input_size, device=self.device)
+        images = torch.zeros(1, 3, *preprocessing_of(self.net.backbone.module).input_size, device=self.net.device)
         with torch.no_grad():
-            self._run(images, measure)
+            self.run(images, measure)
         return nn.ModuleList(networks)
 
-    def _change(self, images: Tensor) -> Change:
-        return lambda number, entering, leaving: self._networks[number](entering, leaving)
+    def change(self, images: Tensor) -> Change:
+        return lambda number, entering, leaving: self.networks[number](entering, leaving)
 
     @torch.no_grad()
-    def _begin_warm_up(self, images: Tensor) -> None:
+    def begin_warm_up(self, images: Tensor) -> None:
         def begin(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            network = self._networks[number]
+            network = self.networks[number]
             assert isinstance(network, _MetaNetwork)
             network.begin(leaving)
             return leaving
 
-        with self._context(images.device):
-            self._run(images, begin)
+        with self.net.context(images.device):
+            self.run(images, begin)
 
-    def _warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return F.cross_entropy(self._logits(self._pixels.augment(images, jitter, generator)), labels)
+    def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        return F.cross_entropy(self.logits(self._pixels.augment(images, jitter, generator)), labels)
 
-    def _step(self, images: Tensor, labels: Tensor | None) -> Tensor:
+    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         if not self.config.two_steps:
-            return super()._step(images, labels)
-        self._terms = ("distance",)
-        super()._step(images, labels)
-        self._terms = ("entropy",)
-        return super()._step(images, labels)
+            return super().adapt(descent, images, labels, targets)
+        views = [self._two_steps(descent, images) for _ in range(self.config.steps)]
+        return views[-1 if self.config.answer == "last" else 0]
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    def _two_steps(self, descent: Descent, images: Tensor) -> Tensor:
+        self._terms = ("distance",)
+        descent.step(images)
+        self._terms = ("entropy",)
+        return descent.step(images)
+
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
         distances: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            network, frozen = self._networks[number], leaving.detach()
+            network, frozen = self.networks[number], leaving.detach()
             if "distance" in self._terms:
                 distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
             changed: Tensor = network(entering, leaving)
             return changed
 
-        with self._context(images.device):
-            logits = self._run(images, change)
+        with self.net.context(images.device):
+            logits = self.run(images, change)
         terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
         kept = entropies.detach() < self._margin

@@ -9,9 +9,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from remtta.backbones.families import backbone_of
 from remtta.errors import UsageError
-from remtta.methods.gradient import GradientMethod
+from remtta.methods.method import Method
 from remtta.models.peak_memory import resident_bytes
 
 _FLOAT_BYTES = 4
@@ -20,9 +19,7 @@ _SPARE = 1.5  # what allocator and libraries add; as measured, with some room
 _MIB = 2**20
 
 
-def fitting_micro_batch(
-    method: GradientMethod, input_size: tuple[int, int], batch_size: int, most_bytes: int
-) -> int | None:
+def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, most_bytes: int) -> int | None:
     """The largest micro-batch that keeps the memory in use within a limit.
 
     What an image takes is measured: the method learns from one and from two
@@ -40,15 +37,17 @@ def fitting_micro_batch(
     Raises:
         UsageError: If not even one image at a time fits, or the method does not go through a batch by images.
     """
-    if not method.accumulates:
-        raise UsageError(f"{type(method).__name__} takes image by image, and --max-memory cannot say of how many views")
+    if not method.objective.accumulates:
+        raise UsageError(
+            f"{type(method.objective).__name__} takes image by image, and --max-memory cannot say of how many views"
+        )
     usual = method.part_size(batch_size)
     state = copy.deepcopy(method.state())
     one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
     method.load_state(state)
     height, width = input_size
     per_image = _SPARE * (two - one + _passing_bytes(method))
-    fixed = _used_bytes(method.device) + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
+    fixed = _used_bytes(method.net.device) + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
     fits = int((most_bytes - fixed) / per_image)
     if fits < 1:
         needed = (fixed + per_image) / _MIB
@@ -59,11 +58,11 @@ def fitting_micro_batch(
     return fits if fits < usual else None
 
 
-def _graph_bytes(method: GradientMethod, count: int, input_size: tuple[int, int]) -> int:
+def _graph_bytes(method: Method, count: int, input_size: tuple[int, int]) -> int:
     """Most bytes that graphs hold at a time while the method learns from so many images, weights left out."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in method.model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in method.net.model.parameters()}
     graph = _Graph(weights)
-    images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.device)
+    images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.net.device)
     with torch.autograd.graph.saved_tensors_hooks(graph.pack, lambda held: held.tensor):
         method(images)
     return graph.most
@@ -97,9 +96,9 @@ class _Held:
         self.tensor = tensor
 
 
-def _passing_bytes(method: GradientMethod) -> int:
+def _passing_bytes(method: Method) -> int:
     """About what a forward pass of one image holds beside its graph."""
-    return _FLOAT_BYTES * backbone_of(method.model).num_passing
+    return _FLOAT_BYTES * method.net.backbone.num_passing
 
 
 def _used_bytes(device: torch.device) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.backbones.families import backbone_of
+from remtta.methods.net import Net
 from remtta.methods.settings import LAMEConfig
 from remtta.methods.source import Source
 
@@ -16,7 +17,7 @@ _MAX_STEPS = 100
 _TOLERANCE = 1e-8  # relative change of the objective at which the assignments have settled
 
 
-class LAME(Source):
+class LAME(Source[LAMEConfig]):
     """Predict so that images with near features get near predictions; no weight changes.
 
     What is returned are log-probabilities: their softmax is the corrected
@@ -24,29 +25,24 @@ class LAME(Source):
     a dense affinity each image is near itself, too, and grows more certain.
     Micro-batches split the forward passes; the correction sees the whole batch.
 
-    Args:
-        model: The classifier, put in eval mode and frozen.
-        config: Settings; the paper's by default.
-
     Raises:
         ModelError: If the model is of an unknown architecture.
     """
 
+    is_source = False
     delta_refusal = "LAME corrects predictions and changes no weights"
 
-    def __init__(self, model: nn.Module, config: LAMEConfig | None = None) -> None:
-        self.config = config or LAMEConfig()
-        super().__init__(model, self.config)
-        self._backbone = backbone_of(model)
+    def __init__(self, net: Net, config: LAMEConfig) -> None:
+        super().__init__(net, config)
+        self._backbone = backbone_of(net.model)
 
-    @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
+        """Return corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
         features, logits = [], []
         for part in images.split(self.config.micro_batch or len(images)):
-            with self._context(images.device):
+            with self.net.context(images.device):
                 predicted, feature = self._backbone.classify_with_features(part)
-            logits.append(predicted.float())
+            logits.append(self.net.head(predicted))
             features.append(feature.float())
         return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))
 

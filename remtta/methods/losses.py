@@ -1,13 +1,8 @@
-"""Entropy, consistency and ranking losses: tensors in, tensors out.
-
-Views are stacked by ascending mask ratio: L views, B images, C classes.
-"""
+"""Entropies and other measures of predictions that several methods share: tensors in, tensors out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -80,86 +75,6 @@ def symmetric_cross_entropy(first: Tensor, second: Tensor) -> Tensor:
     return -0.5 * (log_second.exp() * log_first + log_first.exp() * log_second).sum(-1)
 
 
-def masked_consistency_loss(logits: Tensor) -> Tensor:
-    """Pull the predictions of more masked views towards those of less masked ones.
-
-    Sums the cross-entropy of view j against the fixed target softmax(view i)
-    over pairs i < j, averaged over the batch.
-
-    Args:
-        logits: Shape (L, B, C), views by ascending mask ratio.
-
-    Returns:
-        Scalar loss, in nats.
-
-    Raises:
-        ValueError: If logits is not 3-D or has fewer than two views.
-
-    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 3.
-    """
-    _check_views(logits)
-    log_probs = logits.log_softmax(-1)
-    targets = log_probs.detach().exp()
-    pairs = combinations(range(len(logits)), 2)
-    return torch.stack([-(targets[i] * log_probs[j]).sum(-1).mean() for i, j in pairs]).sum()
-
-
-def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
-    """Penalise a less masked view whose entropy exceeds a more masked one's.
-
-    Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged
-    over the batch.
-
-    Args:
-        logits: Shape (L, B, C), views by ascending mask ratio.
-        margin: Required entropy gap, in nats.
-        measure: Entropy of logits (..., C).
-
-    Returns:
-        Scalar loss, in nats.
-
-    Raises:
-        ValueError: If logits is not 3-D or has fewer than two views.
-
-    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
-    """
-    _check_views(logits)
-    entropies = measure(logits)
-    fixed = entropies.detach()
-    pairs = combinations(range(len(logits)), 2)
-    return torch.stack([F.relu(entropies[i] - fixed[j] + margin).mean() for i, j in pairs]).sum()
-
-
-def rem_loss(
-    logits: Tensor,
-    ranking_weight: float,
-    margin: float = 0.0,
-    measure: Callable[[Tensor], Tensor] = entropy,
-    consistency_weight: float = 1.0,
-) -> Tensor:
-    """The whole loss of REM: consistency plus weighted ranking.
-
-    Args:
-        logits: Shape (L, B, C), views by ascending mask ratio.
-        ranking_weight: The paper's lambda.
-        margin: Required entropy gap, in nats.
-        measure: Entropy of logits (..., C) that the views are ranked by.
-        consistency_weight: Weight of the consistency, 1 in the paper.
-
-    Returns:
-        Scalar loss, in nats.
-
-    Raises:
-        ValueError: If logits is not 3-D or has fewer than two views.
-
-    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
-    """
-    consistency = masked_consistency_loss(logits)
-    if consistency_weight != 1:
-        consistency = consistency_weight * consistency
-    return consistency + ranking_weight * entropy_ranking_loss(logits, margin, measure)
-
-
 def total_variation(logits: Tensor) -> Tensor:
     """Total variation distance of the masked views' predictions from the plain one's: half the L1 distance.
 
@@ -173,11 +88,6 @@ def total_variation(logits: Tensor) -> Tensor:
     """
     probs = logits.softmax(-1)
     return 0.5 * (probs[1:] - probs[0]).abs().sum(-1).mean(0)
-
-
-def _check_views(logits: Tensor) -> None:
-    if logits.ndim != 3 or len(logits) < 2:
-        raise ValueError(f"logits must have shape (L, B, C) with at least 2 views, got {tuple(logits.shape)}")
 
 
 def transductive_loss(images: Tensor, texts: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:

@@ -1,115 +1,230 @@
-"""What a method is, to those that run one."""
+"""A method at work on a model: what runs and evaluations ask."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from remtta.backbones.base import check_images
+from remtta.errors import UsageError
+from remtta.methods.net import Net
+from remtta.methods.objective import Descent, Objective, Targets
+from remtta.methods.settings import MethodConfig
 from remtta.models.weights import Committed
 
+DELTA, _UPDATES = "delta.", "updates"
+_NO_SOURCE = (
+    "{} learns from clean images of the source domain first: name a folder of them with --source-data FOLDER, or give "
+    "use_source what source_statistics returns"
+)
 
-class Method(Protocol):
-    """What `adapt_stream` and `evaluate` ask of a method."""
+Kind = TypeVar("Kind", bound=Objective[Any])
+
+
+class Updater(Generic[Kind]):
+    """Predict a batch, then adapt to it by an objective, at once or when there is time.
+
+    The model is adapted in place: everything but the chosen weights is frozen, and it is put in eval mode. Batch
+    norms have statistics as the config says; only `predict_source` has the source's.
+
+    Attributes:
+        net: The model and its adapted weights.
+        objective: The method: its loss, and what is true of it.
+        last_views: Logits (L, B, C) behind the last batch's prediction: the plain view, then the method's others.
+
+    Args:
+        model: A classifier that `backbone_of` knows, float32; ModelError says why if it cannot be adapted.
+        config: Settings of the method.
+        objective: The method.
+    """
+
+    def __init__(self, model: nn.Module, config: MethodConfig, objective: type[Kind]) -> None:
+        self.net = Net(model, config, objective.chosen, any_model=objective.any_model)
+        self.objective = objective(self.net, config)
+        self.last_views: Tensor | None = None
+        self._descent = Descent(self.net, self.objective)
+        self._answered: tuple[Tensor, Targets | None] | None = None  # what `learn` is to adapt to
+        self._has_source = not objective.needs_source
+        self._descent.forget()
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Predict a batch with the weights as they are, or as they are before its last step, then adapt to it.
+
+        Args:
+            images: Shape (B, 3, H, W), preprocessed, B >= 1.
+            labels: Shape (B,), only for methods that need them.
+
+        Returns:
+            Logits (B, C), without gradient.
+
+        Raises:
+            ValueError: If images is not a batch of at least one image, or labels are missing.
+            UsageError: If it has yet to learn from source images.
+        """
+        self._prepare(images)
+        self._answered = images, None
+        self.learn(labels)
+        assert self.last_views is not None
+        return self.objective.output(self.last_views[0])
+
+    def answer(self, images: Tensor) -> Tensor:
+        """Predict a batch and nothing more; `learn` then adapts to it. A call does the same in one go.
+
+        A prediction that takes the update, or all but its last step, comes from such a call.
+        """
+        config = self.objective.config
+        if self.objective.predicts_after or (config.answer == "last" and config.steps > 1):
+            return self(images)
+        self._prepare(images)
+        with torch.inference_mode(False), torch.no_grad():  # the update may save the targets for its backward pass
+            logits, targets = self.objective.answer(images)
+        self._answered = images, targets
+        return logits
+
+    @torch.inference_mode(False)  # the caller may predict inside one
+    def learn(self, labels: Tensor | None = None) -> None:
+        """Adapt to the images of the last `answer`, if it was not done yet; with labels (B,) if a call needs them."""
+        answered, self._answered = self._answered, None
+        if answered is None:
+            return
+        if self.objective.needs_labels and labels is None:
+            raise ValueError("this method learns from labels, and none were given")
+        images, targets = answered
+        images = images.clone() if images.is_inference() else images  # which no graph may hold
+        labels = labels if self.objective.needs_labels else None
+        self.last_views = self.objective.adapt(self._descent, images, labels, targets)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting."""
+        return self.objective.predict(images)
+
+    @torch.no_grad()
+    def predict_source(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) of the source weights, without adapting."""
+        return self.net.source_logits(images)
+
+    @torch.no_grad()
+    def predict_between(self, images: Tensor, share: float) -> Tensor:
+        """Predict by weights this share of the way from the source's to the adapted ones."""
+        with self.net.weights.between(share):
+            return self.objective.predict(images)
+
+    @torch.inference_mode(False)  # the caller may be inside one
+    def reset(self) -> None:
+        """Go back to the source weights, exactly, and forget everything learned."""
+        self._descent.restart()
+        self._answered = self._answered and (self._answered[0], None)  # targets are of the weights before
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the config's learning rates, from now on."""
+        self._descent.optimizer.scale_lr(factor)
+
+    def enter(self) -> None:
+        """Put the adapted weights in the model, after `leave`."""
+        self.net.weights.enter()
+
+    def leave(self) -> None:
+        """Put the source weights in the model, for another method to use it meanwhile."""
+        self.net.weights.leave()
+
+    def delta(self) -> dict[str, Tensor]:
+        """Return adapted minus source weights, by parameter name; adding them restores the bits."""
+        return self.net.weights.delta()
+
+    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
+        self.net.weights.load(delta, num_updates)
+        self._descent.forget()
+        self._answered = self._answered and (self._answered[0], None)  # targets are of the weights before
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything the next update depends on, on the CPU, but what was learned from source images."""
+        state = {DELTA + name: tensor for name, tensor in self.delta().items()}
+        state[_UPDATES] = torch.tensor(self.num_updates)
+        return {**state, **self.objective.state(), **self._descent.optimizer.state()}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned; raise DeltaError if it does not fit."""
+        delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
+        self.load_delta(delta, int(state[_UPDATES]))
+        self.objective.load_state(state)
+        self._descent.optimizer.load_state(state)
+
+    @torch.inference_mode(False)
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return what the method learns from preprocessed source images (B, 3, H, W)."""
+        return self.objective.source_statistics(batches)
+
+    @torch.inference_mode(False)
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Adapt with what `source_statistics` returned, on this or an equal model."""
+        self.objective.use_source(statistics)
+        self._has_source = True
+        if self.objective.start() is not None and not self.drift():
+            self._descent.restart()
+
+    def part_size(self, batch_size: int) -> int:
+        """Return how many images of a batch go through at a time."""
+        return self.objective.part_size(batch_size)
 
     @property
     def adapts(self) -> bool:
-        """Whether a batch changes the weights."""
+        """Whether a batch changes anything."""
+        return self.objective.adapts
 
     @property
-    def needs_labels(self) -> bool:
-        """Whether it learns from true labels."""
+    def trains(self) -> bool:
+        """Whether an optimizer learns, whose rate `scale_lr` changes."""
+        return bool(self.objective.trained)
 
     @property
-    def needs_source(self) -> bool:
-        """Whether it learns from clean images of the source domain first."""
+    def lasts(self) -> bool:
+        """Whether that is so, and the next batch still has what it learned."""
+        return self.trains and self.objective.accumulates and not self.objective.config.episodic
 
     @property
-    def most_source_images(self) -> int | None:
-        """Of how many of them at most; None for all."""
+    def blends(self) -> bool:
+        """Whether weights in between may answer for both models: those of norms without statistics."""
+        return self.norms_only and bool(self.adapted_names) and not self.net.batch_norms.mixes
 
     @property
     def norms_only(self) -> bool:
         """Whether only normalisation weights change, so that a delta is small."""
-
-    @property
-    def delta_refusal(self) -> str | None:
-        """Why what it learns cannot be saved as a delta, if it cannot."""
-
-    @property
-    def num_models(self) -> int:
-        """Copies of the model it holds."""
-
-    @property
-    def num_trained(self) -> int:
-        """Numbers that it learns: weights, prompts, adapters."""
-
-    @property
-    def num_forwards(self) -> float:
-        """Forward passes per image."""
-
-    @property
-    def num_backwards(self) -> float:
-        """Backward passes per image."""
+        return self.objective.chosen in ("norms", "none")
 
     @property
     def adapted_names(self) -> tuple[str, ...]:
-        """Names of the parameters that adapt."""
-
-    @property
-    def num_updates(self) -> int:
-        """Optimizer steps that the current weights have seen."""
+        """Names of the adapted parameters, as in the timm model's `named_parameters()`."""
+        return tuple(self.net.weights.parameters)
 
     @property
     def committed(self) -> Committed:
         """Delta and number of updates of the last complete update; later updates do not change them."""
+        return self.net.weights.committed
 
     @property
-    def last_views(self) -> Tensor | None:
-        """Logits (L, B, C) behind the last batch's prediction, the plain view first."""
-
-    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Predict logits (B, C) for preprocessed images (B, 3, H, W), then adapt."""
-
-    def answer(self, images: Tensor) -> Tensor:
-        """Predict logits (B, C) at once; `learn` then adapts to the same images."""
-
-    def learn(self, labels: Tensor | None = None) -> None:
-        """Adapt to the images of the last `answer`."""
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Predict without adapting."""
-
-    def predict_source(self, images: Tensor) -> Tensor:
-        """What the source weights predict."""
+    def num_updates(self) -> int:
+        """Updates that the current weights have seen."""
+        return self.committed[1]
 
     def drift(self) -> float:
-        """Norm of the change since the source over the norm of the source weights."""
+        """Return the norm of the change since the source over that of the source weights."""
+        return self.net.weights.drift()
 
-    def reset(self) -> None:
-        """Back to the source weights, exactly."""
+    def _prepare(self, images: Tensor) -> None:
+        check_images(images, self.net.backbone.input_size)
+        if not self._has_source:
+            raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
+        if self.objective.config.episodic and self.objective.adapts:
+            self.reset()
+        self.net.batch_norms.warn_of_few(len(images))
 
-    def enter(self) -> None:
-        """Put the adapted weights in the model, after `leave`."""
 
-    def leave(self) -> None:
-        """Have the source weights in the model, for another method to use it meanwhile."""
-
-    def delta(self) -> dict[str, Tensor]:
-        """Adapted minus source, by parameter name."""
-
-    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
-        """Start from source plus delta."""
-
-    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """What it learns from preprocessed source images (B, 3, H, W), if `needs_source`."""
-
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Adapt with what `source_statistics` returned."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything the next update depends on, beside what was learned from source images."""
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+Method: TypeAlias = Updater[Any]
+"""A method of any kind."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings import PETALConfig
 
 _MEAN, _VARIANCE = "mean.", "variance."
@@ -32,41 +34,37 @@ class PETAL(CoTTA):
     With `start="mean"` the posterior's mean takes the source's place in all of
     this: `use_source` puts the weights there, unless a delta was loaded, and
     `reset` puts them there again. Deltas are still differences from the source.
-
-    Args:
-        model: The classifier, whose weights become the teacher's.
-        config: Settings; by default those of the official code.
     """
 
     needs_source = True
     num_models = 5  # teacher, student, source, and the posterior's mean and variance
 
-    def __init__(self, model: nn.Module, config: PETALConfig | None = None) -> None:
-        self._settings = config or PETALConfig()
-        self._statistics: dict[str, Tensor] | None = None
-        super().__init__(model, self._settings)
+    config: PETALConfig
 
-    @torch.inference_mode(False)
+    def __init__(self, net: Net, config: PETALConfig) -> None:
+        super().__init__(net, config)
+        self._statistics: dict[str, Tensor] = {}
+
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Mean and variance of the weights along SGD from the source, one step per batch of clean images.
+        """Return mean and variance of the weights along SGD from the source, one step per batch of clean images.
 
         Raises:
             UsageError: If there are fewer batches than `swag_every`.
         """
-        source = self._weights.source
+        source = self.net.weights.source
         weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
         mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         spread = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
-        optimizer = torch.optim.SGD(weights.values(), lr=self._settings.swag_lr, momentum=0.9)
+        optimizer = torch.optim.SGD(weights.values(), lr=self.config.swag_lr, momentum=0.9)
         step = count = 0
         for step, images in enumerate(batches, start=1):
             with torch.no_grad():
-                answers = self._run(source, images).argmax(-1)
+                answers = self.run(source, images).argmax(-1)
             optimizer.zero_grad()
-            F.cross_entropy(self._run(weights, images), answers).backward()
+            F.cross_entropy(self.run(weights, images), answers).backward()
             optimizer.step()
-            if step % self._settings.swag_every:
+            if step % self.config.swag_every:
                 continue
             count += 1
             for name, tensor in weights.items():  # Welford's running variance
@@ -74,77 +72,54 @@ class PETAL(CoTTA):
                 mean[name] += off / count
                 spread[name] += off * (tensor.detach() - mean[name])
         if not count:
-            every = self._settings.swag_every
+            every = self.config.swag_every
             raise UsageError(
                 f"petal takes every {every}. of {step} steps on clean images; lower swag_every, or give more"
             )
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
-    @torch.inference_mode(False)  # the caller may be inside one
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Stay near what `source_statistics` returned, on this or an equal model."""
-        self._statistics = {name: tensor.to(self.device) for name, tensor in statistics.items()}
-        if not self.drift():
-            self._begin()
+        self._statistics = {name: tensor.to(self.net.device) for name, tensor in statistics.items()}
 
-    @torch.inference_mode(False)
-    def reset(self) -> None:
-        """Back to where adaptation begins, exactly: the source weights, or with `start="mean"` the posterior's mean."""
-        super().reset()
-        if self._statistics is not None:
-            self._begin()
+    def start(self) -> Mapping[str, Tensor] | None:
+        if self.config.start == "source" or not self._statistics:
+            return None
+        source = self.net.weights.source
+        return {name: mean - source[name] for name, mean in self.origin().items()}
 
-    def _begin(self) -> None:
-        if self._settings.start == "mean":
-            source = self._weights.source
-            self.load_delta({name: mean - source[name] for name, mean in self._origin().items()})
+    def origin(self) -> Mapping[str, Tensor]:
+        if self.config.start == "source":
+            return super().origin()
+        return {name: self._statistics[_MEAN + name] for name in self.net.weights.parameters}
 
-    def _origin(self) -> Mapping[str, Tensor]:
-        if self._settings.start == "source":
-            return super()._origin()
-        known = self._known_statistics()
-        return {name: known[_MEAN + name] for name in self._weights.parameters}
-
-    def _targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        self._known_statistics()
-        return super()._targets(images, labels)
-
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        views, loss, count = super()._loss(images, labels)
-        return views, loss + self._settings.posterior_weight * self._distance(), count
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        views, loss, count = super().loss(images, targets)
+        return views, loss + self.config.posterior_weight * self._distance(), count
 
     def _distance(self) -> Tensor:
         """Half the squared Mahalanobis distance of the student's weights from the source's posterior."""
-        known = self._known_statistics()
-        return (
-            0.5
-            * torch.stack(
-                [
-                    ((tensor - known[_MEAN + name]).square() / (known[_VARIANCE + name] + _MIN_VARIANCE)).sum()
-                    for name, tensor in self._trained.items()
-                ]
-            ).sum()
-        )
+        known = self._statistics
+        terms = [
+            ((tensor - known[_MEAN + name]).square() / (known[_VARIANCE + name] + _MIN_VARIANCE)).sum()
+            for name, tensor in self.student.items()
+        ]
+        return 0.5 * torch.stack(terms).sum()
 
     @torch.no_grad()
-    def _before_step(self) -> None:
-        squared = {name: t.grad.square() for name, t in self._trained.items() if t.grad is not None}
+    def before_step(self) -> None:
+        squared = {name: t.grad.square() for name, t in self.student.items() if t.grad is not None}
         flat = torch.cat([tensor.flatten() for tensor in squared.values()])
-        position = self._settings.restore * (len(flat) - 1)
+        position = self.config.restore * (len(flat) - 1)
         below = int(position)
         least, next_least = flat.topk(below + 2, largest=False).values[-2:]  # torch.quantile takes 16 million at most
         threshold = least + (next_least - least) * (position - below)
         self._unimportant = {name: tensor < threshold for name, tensor in squared.items()}
 
     @torch.no_grad()
-    def _restore(self) -> None:
-        origin = self._origin()
+    def restore(self) -> None:
+        origin = self.origin()
         for name, unimportant in self._unimportant.items():
-            weight = self._trained[name]
+            weight = self.student[name]
             weight.copy_(torch.where(unimportant, origin[name], weight))
-
-    def _known_statistics(self) -> dict[str, Tensor]:
-        if self._statistics is None:
-            raise UsageError("petal learns a posterior from clean source images; name some by --source-data FOLDER")
-        return self._statistics

@@ -1,84 +1,72 @@
 """Every method by its name.
 
-A new method is one file with a class that keeps the `Method` protocol (most
-subclass `GradientMethod` and write a loss), a config in `remtta.methods.settings`,
-and a line in METHODS.
+A new method is one file with an `Objective` (most only write a loss), a config in
+`remtta.methods.settings`, and a line in METHODS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from remtta.errors import UsageError
-from remtta.methods.becotta import BECoTTA
-from remtta.methods.clipartt import CLIPArTT
-from remtta.methods.cmf import CMF
-from remtta.methods.come import EATACOME, REMCOME, SARCOME, TentCOME
-from remtta.methods.continual_mae import ContinualMAE
-from remtta.methods.cotta import CoTTA
-from remtta.methods.deyo import DeYO
-from remtta.methods.eata import EATA
-from remtta.methods.ecotta import EcoTTA
-from remtta.methods.eta import ETA
-from remtta.methods.foa import FOA
-from remtta.methods.lame import LAME
-from remtta.methods.memo import MEMO
-from remtta.methods.method import Method
-from remtta.methods.norm import NORM
-from remtta.methods.petal import PETAL
-from remtta.methods.pseudo_label import PseudoLabel
-from remtta.methods.rdumb import RDumb
-from remtta.methods.rem import REM
-from remtta.methods.roid import ROID
-from remtta.methods.sar import SAR
+from remtta.methods.method import Method, Updater
+from remtta.methods.objective import Objective
 from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, algorithm_of, check_method, method_config
-from remtta.methods.source import Source
-from remtta.methods.supervised import Supervised
-from remtta.methods.tent import Tent
-from remtta.methods.tpt import TPT
-from remtta.methods.vdp import VDP
-from remtta.methods.vida import ViDA
-from remtta.methods.watt import REMWATT, WATT
 from remtta.options import DEFAULT_BATCH_SIZE
 
-METHODS: dict[str, Callable[[nn.Module, Any], Method]] = {
-    "source": Source,
-    "norm": NORM,
-    "pseudo-label": PseudoLabel,
-    "tent": Tent,
-    "tent-come": TentCOME,
-    "eta": ETA,
-    "eata": EATA,
-    "eata-come": EATACOME,
-    "rdumb": RDumb,
-    "sar": SAR,
-    "sar-come": SARCOME,
-    "deyo": DeYO,
-    "roid": ROID,
-    "cmf": CMF,
-    "rem": REM,
-    "rem-n1": REM,
-    "rem-come": REMCOME,
-    "supervised": Supervised,
-    "cotta": CoTTA,
-    "lame": LAME,
-    "memo": MEMO,
-    "foa": FOA,
-    "vida": ViDA,
-    "continual-mae": ContinualMAE,
-    "petal": PETAL,
-    "vdp": VDP,
-    "ecotta": EcoTTA,
-    "becotta": BECoTTA,
-    "watt": WATT,
-    "rem-watt": REMWATT,
-    "clipartt": CLIPArTT,
-    "tpt": TPT,
+METHODS: dict[str, str | type[Objective[Any]]] = {
+    "source": "source.Source",
+    "norm": "norm.NORM",
+    "pseudo-label": "pseudo_label.PseudoLabel",
+    "tent": "tent.Tent",
+    "tent-come": "come.TentCOME",
+    "eta": "eta.ETA",
+    "eata": "eata.EATA",
+    "eata-come": "come.EATACOME",
+    "rdumb": "rdumb.RDumb",
+    "sar": "sar.SAR",
+    "sar-come": "come.SARCOME",
+    "deyo": "deyo.DeYO",
+    "roid": "roid.ROID",
+    "cmf": "cmf.CMF",
+    "rem": "rem.RankedEntropy",
+    "rem-n1": "rem.RankedEntropy",
+    "rem-come": "come.REMCOME",
+    "supervised": "supervised.Supervised",
+    "cotta": "cotta.CoTTA",
+    "lame": "lame.LAME",
+    "memo": "memo.MEMO",
+    "foa": "foa.FOA",
+    "vida": "vida.ViDA",
+    "continual-mae": "continual_mae.ContinualMAE",
+    "petal": "petal.PETAL",
+    "vdp": "vdp.VDP",
+    "ecotta": "ecotta.EcoTTA",
+    "becotta": "becotta.BECoTTA",
+    "watt": "watt.WATT",
+    "rem-watt": "watt.REMWATT",
+    "clipartt": "clipartt.CLIPArTT",
+    "tpt": "tpt.TPT",
 }
-"""Every algorithm by its name; `METHOD_TABLE` says which one runs under a method's name."""
+"""The objective of every algorithm, or its module and class; `METHOD_TABLE` says which one runs under a name."""
+
+
+def objective_of(name: str) -> type[Objective[Any]]:
+    """Return a method's objective.
+
+    Raises:
+        UsageError: If there is no such method.
+    """
+    check_method(name, METHOD_CONFIGS)
+    place = METHODS[algorithm_of(name)]
+    if not isinstance(place, str):
+        return place
+    module, _, kind = place.rpartition(".")
+    objective: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
+    return objective
 
 
 def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
@@ -93,9 +81,9 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
         UsageError: If there is no such method, or its settings do not suit the model.
         ModelError: If the method cannot adapt the model.
     """
-    check_method(name, METHOD_CONFIGS)
+    objective = objective_of(name)
     try:
-        return METHODS[algorithm_of(name)](model, config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE))
+        return Updater(model, config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE), objective)
     except UsageError:
         raise
     except ValueError as error:  # such as a mask ratio that leaves no patch of this model

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from remtta.methods.gradient import GradientMethod
-from remtta.methods.losses import entropy, rem_loss
+from remtta.methods.losses import entropy
+from remtta.methods.method import Updater
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings import REMConfig
-from remtta.methods.views import MaskedViews
-
-_VIOLATING = "violating_share"
-# A deferred graph costs a forward pass more for each violating image, and saves a backward for each other.
-_DEFER_BELOW = 0.4
-_SHARE_STEP = 0.2
-_PART_TOKENS = 1024
+from remtta.methods.views import LeanViews, MaskedViews
 
 
-class REM(GradientMethod):
-    """Predict a batch, then adapt the norms so that masked views agree and rank by entropy.
-
-    The model is adapted in place: everything but the chosen norms is frozen,
-    and it is put in eval mode. A batch whose gradients are not finite numbers
-    is predicted and not adapted to.
+def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
+    """Set up REM on a model: predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
     Args:
         model: A classifier that `backbone_of` knows, float32, possibly inside
@@ -38,119 +32,130 @@ class REM(GradientMethod):
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
+    return Updater(model, config or REMConfig(), RankedEntropy)
 
-    _entropy = staticmethod(entropy)
 
-    def __init__(self, model: nn.Module, config: REMConfig | None = None) -> None:
-        self.config = config or REMConfig()
-        self.violating_share = 1.0  # recent share of images with a gradient through the plain view
-        self._plain_views: list[tuple[Tensor, Tensor]] = []  # logits and scores of the answered batch's parts
-        super().__init__(model, self.config)
-        log_classes = math.log(self._backbone.num_classes)
-        self.margin_nats = self.config.margin * log_classes
-        threshold = self.config.confident_below
-        self._confident_nats = None if threshold is None else threshold * log_classes
-        self._views = MaskedViews(self._backbone, self._context, self.config, self._generator)
+class RankedEntropy(Objective[REMConfig]):
+    """REM: for a batch, mask what each image attends to most; lower consistency and ranking loss of the views."""
 
-    @property
-    def num_forwards(self) -> float:
-        """Forward passes per image: one per view and step."""
-        return len(self.config.mask_ratios) * self.config.steps
+    entropy = staticmethod(entropy)
 
-    def part_size(self, batch_size: int) -> int:
-        """How many images of a batch go forward and backward at a time.
+    def __init__(self, net: Net, config: REMConfig) -> None:
+        super().__init__(net, config)
+        log_classes = math.log(net.num_classes)
+        self._margin = config.margin * log_classes
+        self._confident_nats = math.inf if config.confident_below is None else config.confident_below * log_classes
+        self._views = MaskedViews(net, config)
+        chooses = None if config.confident_below is None else self._confident
+        self._lean_views = LeanViews(self._views, self._violating, chooses)
 
-        On a CPU by default parts of about `_PART_TOKENS`: enough for fast matrix products, and less memory to walk
-        through than that of a whole batch.
-        """
-        if self.micro_batch is not None or self.device.type != "cpu" or self._batch_norms.mixes:
-            return super().part_size(batch_size)
-        return math.ceil(batch_size / math.ceil(batch_size * self._backbone.num_tokens / _PART_TOKENS))
-
-    @property
-    def patch_size(self) -> tuple[int, int]:
-        """Height and width of a patch, in pixels."""
-        return self._backbone.patch_size
-
-    def views(self, images: Tensor) -> Tensor:
-        """Logits of the plain and the masked views.
-
-        Args:
-            images: Shape (B, 3, H, W), preprocessed.
-
-        Returns:
-            Shape (L, B, C), by ascending mask ratio, the plain view first.
-            Random masks are the ones that the next update would draw.
-
-        Source: Eq. 2 and section 3.2 (explicit mask chaining).
-        """
-        with self._views.undrawn():
-            return self._views.all(images)[0]
-
-    @torch.no_grad()
-    def kept_patches(self, images: Tensor) -> list[Tensor]:
-        """Positions (B, K) of the patch tokens that each masked view keeps, of the same masks as `views`."""
-        with self._views.undrawn():
-            return self._views.all(images)[1]
-
-    def _own_state(self) -> dict[str, Tensor]:
-        return {_VIOLATING: torch.tensor(self.violating_share, dtype=torch.float64)}
-
-    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        self.violating_share = float(state[_VIOLATING])
-
-    def _forget(self) -> None:
-        self.violating_share = 1.0
-        self._plain_views = []
-
-    @torch.no_grad()
-    def _answer(self, images: Tensor) -> Tensor:
-        if self._confident_nats is not None or self._batch_norms.mixes:
-            return super()._answer(images)
-        self._plain_views = [self._views.plain(part) for part in images.split(self.part_size(len(images)))]
-        return torch.cat([logits for logits, _ in self._plain_views]).float()
-
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        if self._confident_nats is not None:
-            views, confident = self._views_of_confident(images)
-            share = float(confident.float().mean())
-            return views, share * self._mean_loss(views[:, confident]) if share else views.new_zeros(()), len(images)
-        # Counting the violating images would make a GPU wait for the host.
-        deferred = images.device.type == "cpu" and self.violating_share < _DEFER_BELOW and not self._batch_norms.mixes
-        if self._plain_views:
-            views = self._views.with_deferred_graph(images, self._violating, self._plain_views.pop(0))
-        elif deferred:
-            views = self._views.with_deferred_graph(images, self._violating)
-        else:
-            views = self._views.all(images)[0]
-        self._note_violations(views)
-        return views, self._mean_loss(views), len(images)
-
-    def _views_of_confident(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The views (L, B, C), and which images (B,) are learned from; of all, where each needs its whole batch."""
-        if not self._batch_norms.mixes:
-            return self._views.of_confident(images, self._confident, self._violating)
-        views = self._views.all(images)[0]
-        return views, self._confident(views[0].detach())
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        views, learned = self._lean_views(images, (targets[0], targets[1]) if targets else None)
+        if learned is None:
+            return views, self._mean_loss(views), len(images)
+        share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
+        return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), len(images)
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
-        return rem_loss(views, config.ranking_weight, self.margin_nats, self._entropy, config.consistency_weight)
-
-    def _note_violations(self, views: Tensor) -> None:
-        if views.device.type == "cpu":
-            share = float(self._violating(views).float().mean())
-            self.violating_share += _SHARE_STEP * (share - self.violating_share)
+        return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
 
     def _confident(self, logits: Tensor) -> Tensor:
-        """Which images (B,) are certain enough in the plain view to be learned from."""
-        assert self._confident_nats is not None
-        return self._entropy(logits) < self._confident_nats
+        """Return which images (B,) are certain enough in the plain view (B, C) to be learned from."""
+        return self.entropy(logits) < self._confident_nats
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
-        """Which images (B,) of the plain view are less certain than in some masked view, by the margin."""
+        """Return which images (B,) of the plain view are less certain than in some masked view, by the margin."""
         if not self.config.ranking_weight:  # there is no order to violate
             return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
-        entropies = self._entropy(views)
-        return (entropies[0] + self.margin_nats > entropies[1:]).any(0)
+        entropies = self.entropy(views)
+        return (entropies[0] + self._margin > entropies[1:]).any(0)
+
+    def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
+        plain = self._lean_views.plain(images)
+        return super().answer(images) if plain is None else (self.net.head(plain[0]), plain)
+
+    def begin(self) -> None:
+        self.memory = {"violating_share": self._lean_views.violating_share.fill_(1.0)}
+
+    def part_size(self, batch_size: int) -> int:
+        return self._lean_views.part_size(batch_size)
+
+    def passes(self) -> tuple[float, float]:
+        views = len(self.config.mask_ratios) * self.config.steps
+        return views, views
+
+    @torch.no_grad()
+    def views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return logits (L, B, C) of all views, and the positions (B, K) of the patches that each masked one keeps.
+
+        Random masks are the ones that the next update would draw.
+        """
+        with self._views.undrawn():
+            return self._views(images)
+
+
+def rem_loss(
+    logits: Tensor,
+    ranking_weight: float,
+    margin: float = 0.0,
+    measure: Callable[[Tensor], Tensor] = entropy,
+    consistency_weight: float = 1.0,
+) -> Tensor:
+    """Return the whole loss of REM: consistency plus weighted ranking.
+
+    Args:
+        logits: Shape (L, B, C), views by ascending mask ratio.
+        ranking_weight: The paper's lambda.
+        margin: Required entropy gap, in nats.
+        measure: Entropy of logits (..., C) that the views are ranked by.
+        consistency_weight: Weight of the consistency, 1 in the paper.
+
+    Returns:
+        Scalar loss, in nats.
+
+    Raises:
+        ValueError: If logits is not 3-D or has fewer than two views.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
+    """
+    consistency = consistency_weight * masked_consistency_loss(logits)
+    return consistency + ranking_weight * entropy_ranking_loss(logits, margin, measure)
+
+
+def masked_consistency_loss(logits: Tensor) -> Tensor:
+    """Pull the predictions of more masked views towards those of less masked ones.
+
+    Sums the cross-entropy of view j against the fixed target softmax(view i)
+    over pairs i < j, averaged over the batch.
+
+    Args and errors as of `rem_loss`.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 3.
+    """
+    log_probs = logits.log_softmax(-1)
+    targets = log_probs.detach().exp()
+    return torch.stack([-(targets[i] * log_probs[j]).sum(-1).mean() for i, j in _pairs(logits)]).sum()
+
+
+def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
+    """Penalise a less masked view whose entropy exceeds a more masked one's.
+
+    Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged
+    over the batch.
+
+    Args and errors as of `rem_loss`.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
+    """
+    entropies = measure(logits)
+    fixed = entropies.detach()
+    return torch.stack([F.relu(entropies[i] - fixed[j] + margin).mean() for i, j in _pairs(logits)]).sum()
+
+
+def _pairs(logits: Tensor) -> combinations[tuple[int, int]]:
+    """All pairs i < j of views (L, B, C)."""
+    if logits.ndim != 3 or len(logits) < 2:
+        raise ValueError(f"logits must have shape (L, B, C) with at least 2 views, got {tuple(logits.shape)}")
+    return combinations(range(len(logits)), 2)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.filters import cosines, running_mean
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings import ROIDConfig
 
 _MEAN_PROBS = "mean_probs"
 
 
-class ROID(GradientMethod):
+class ROID(Objective[ROIDConfig]):
     """Predict a batch, then train on the images that differ most from what came before.
 
     An image's diversity is 1 - cosine of its probabilities with their running
@@ -33,73 +32,57 @@ class ROID(GradientMethod):
     multiplies the logits themselves (`prior_on="logits"`), which weighs much
     more for large logits, raises those of rare classes where they are
     negative, and leaves no probabilities to speak of.
-
-    Args:
-        model: The classifier, adapted in place.
-        config: Settings; by default those of the official code for ViTs.
     """
 
-    _mean_probs: Tensor
+    def __init__(self, net: Net, config: ROIDConfig) -> None:
+        super().__init__(net, config)
+        self._pixels = PixelSpace(net.backbone.module)
 
-    def __init__(self, model: nn.Module, config: ROIDConfig | None = None) -> None:
-        self.config = config or ROIDConfig()
-        super().__init__(model, self.config)
-        self._pixels = PixelSpace(self._backbone.module)
-        self._forget()
+    def begin(self) -> None:
+        classes = self.net.num_classes
+        self.memory = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.net.device)}
 
-    @property
-    def num_forwards(self) -> float:
-        """Forward passes per image, at most: the augmented view is only of the images that count."""
-        return 2 * self.config.steps
+    def passes(self) -> tuple[float, float]:
+        return 2 * self.config.steps, 2 * self.config.steps  # the augmented view is only of images that count
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        logits = self._logits(images)
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        logits = self.net.logits(images)
         weights = self._image_weights(logits.detach())
         kept = weights > 0
-        views = self._pixels.augment(images[kept], clean_jitter, self._generator)
+        views = self._pixels.augment(images[kept], clean_jitter, self.net.generator)
         losses = soft_likelihood_ratio(logits[kept], self.config.clip)
-        losses = losses + symmetric_cross_entropy(self._logits(views), logits[kept])
+        losses = losses + symmetric_cross_entropy(self.net.logits(views), logits[kept])
         return logits.unsqueeze(0), (weights[kept] * losses).sum() / len(images), int(kept.sum())
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
-        """Weights (B,), zero for the images that are left out."""
-        diversity = _stretch(1 - cosines(self._mean_probs, logits.softmax(-1)))
+        """Return weights (B,), zero for the images that are left out."""
+        diversity = _stretch(1 - cosines(self.memory[_MEAN_PROBS], logits.softmax(-1)))
         certainty = _stretch(-entropy(logits))
         weights = (diversity * certainty / self.config.temperature).exp()
         return weights.masked_fill(diversity < diversity.mean(), 0.0)
 
     @torch.no_grad()
-    def _after_step(self) -> None:
-        for parameter, source in zip(self._weights.parameters.values(), self._weights.source.values(), strict=True):
-            parameter.lerp_(source, 1 - self.config.source_momentum)
+    def after_step(self) -> None:
+        self.net.weights.pull(1 - self.config.source_momentum)
 
     @torch.no_grad()
-    def _after_batch(self, views: Tensor) -> None:
+    def after_batch(self, views: Tensor) -> bool:
         probs = views[0].softmax(-1)
         if torch.isfinite(probs).all():
-            self._mean_probs = running_mean(self._mean_probs, probs, self.config.probs_momentum)
+            self.memory[_MEAN_PROBS] = running_mean(self.memory[_MEAN_PROBS], probs, self.config.probs_momentum)
+        return False
 
     @torch.no_grad()
-    def _output(self, logits: Tensor) -> Tensor:
+    def output(self, logits: Tensor) -> Tensor:
         num_images, num_classes = logits.shape
         prior = logits.softmax(-1).mean(0)
         smoothing = max(1 / num_images, 1 / num_classes) / prior.max()
         smoothed = (prior + smoothing) / (1 + smoothing * num_classes)
         return logits * smoothed if self.config.prior_on == "logits" else logits + smoothed.log()
 
-    def _own_state(self) -> dict[str, Tensor]:
-        return {_MEAN_PROBS: self._mean_probs}
-
-    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        self._mean_probs = state[_MEAN_PROBS].to(self.device)
-
-    def _forget(self) -> None:
-        classes = self._backbone.num_classes
-        self._mean_probs = torch.full((classes,), 1 / classes, device=self.device)
-
 
 def _stretch(values: Tensor) -> Tensor:
-    """Values (B,) moved and scaled to [0, 1]; zeros where they are all the same."""
+    """Return values (B,) moved and scaled to [0, 1]; zeros where they are all the same."""
     low, high = values.min(), values.max()
     return torch.where(high > low, (values - low) / (high - low), torch.zeros_like(values))

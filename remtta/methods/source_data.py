@@ -22,7 +22,7 @@ from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
-from remtta.methods.registry import METHODS
+from remtta.methods.registry import METHODS, objective_of
 from remtta.methods.settings import MethodConfig
 from remtta.models.hashing import state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -54,7 +54,7 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
         UsageError: Saying which method wants `--source-data`, or that none does.
     """
     names = list(methods)
-    learners = [name for name in names if getattr(METHODS.get(name), "needs_source", False)]
+    learners = [name for name in names if name in METHODS and objective_of(name).needs_source]
     if learners and source_data is None:
         raise UsageError(
             f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "
@@ -116,8 +116,8 @@ def learn_from_source(
 
     def read(files: Sequence[Path]) -> Generator[Tensor]:
         transform = _transform(preprocessing, fitting_as_they_are)
-        images = _images(files, transform, adapter.most_source_images, wait)
-        return _batches(images, preprocessing, next(model.parameters()).device)
+        most = adapter.objective.most_source_images
+        return _batches(files, transform, preprocessing, next(model.parameters()).device, most, wait)
 
     path = Path(source_data)
     if path.suffix == _SUFFIX:
@@ -125,7 +125,7 @@ def learn_from_source(
         _check_fits(path, header, made_for)
         _log.info("%s learns from the source statistics in %s", method, path)
     else:
-        path, (header, tensors, file_sha256) = _of_folder(adapter, source_data, made_for, method, read)
+        path, (header, tensors, file_sha256) = _of_folder(adapter, path, made_for, method, read)
     if header["images"] < FEW_IMAGES:
         _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
     adapter.use_source(tensors)
@@ -146,8 +146,8 @@ def clean_batches(
         UsageError: If there is no such folder, or it holds no images.
         StreamError: If none of them can be read.
     """
-    images = _images(_source_files(Path(folder)), _transform(preprocessing, False), most, wait)
-    return _batches(images, preprocessing, device)
+    transform = _transform(preprocessing, False)
+    return _batches(_source_files(Path(folder)), transform, preprocessing, device, most, wait)
 
 
 _Found = tuple[Mapping[str, Any], dict[str, Tensor], str]
@@ -191,34 +191,22 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 def _of_folder(
     adapter: Method,
-    source_data: str | Path,
+    folder: Path,
     made_for: Mapping[str, Any],
     method: str,
     read: Callable[[Sequence[Path]], Generator[Tensor]],
 ) -> tuple[Path, _Found]:
     """The statistics of a folder's images, from the cache where they are there; and their file."""
-    files = _source_files(Path(source_data))
-    made_for = {**made_for, "files_sha256": _files_sha256(Path(source_data), files)}
+    files = _source_files(folder)
+    made_for = {**made_for, "files_sha256": _files_sha256(folder, files)}
     path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
     cached = _cached(path)
     if cached is not None:
-        _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+        _log.info("%s learned from %s before; its statistics are read from %s", method, folder, path)
         return path, cached
     with writing(path):  # before the work, so that a cache that cannot be written costs none
         path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(read(files)) as batches:
-        return path, _compute(adapter, path, made_for, batches, len(files), method)
-
-
-def _compute(
-    adapter: Method,
-    path: Path,
-    made_for: Mapping[str, Any],
-    source: Iterable[Tensor],
-    num_files: int,
-    method: str,
-) -> _Found:
-    _log.info("%s learns from source images (%d files), once", method, num_files)
+    _log.info("%s learns from source images (%d files), once", method, len(files))
     num_images = 0
 
     def counted(batches: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -227,37 +215,34 @@ def _compute(
             num_images += len(batch)
             yield batch
 
-    tensors = adapter.source_statistics(counted(source))
+    with contextlib.closing(read(files)) as batches:
+        tensors = adapter.source_statistics(counted(batches))
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
-    return header, tensors, save_tensors(path, tensors, metadata, checksum=False)
+    return path, (header, tensors, save_tensors(path, tensors, metadata, checksum=False))
 
 
-def _images(
+def _batches(
     files: Sequence[Path],
     transform: Callable[[Image.Image], Tensor],
+    preprocessing: Preprocessing,
+    device: torch.device,
     most: int | None,
     wait: Callable[[], None],
 ) -> Generator[Tensor]:
-    """At most so many readable images, uint8 (3, H, W), in an order that mixes the classes and is always the same."""
+    """At most so many preprocessed images (B, 3, H, W), in an order that mixes the classes and is always the same."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[place] for place in order]).frames
     found = False
     with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
-        for image in itertools.islice(_readable(decoded), most):
+        images = itertools.islice(_readable(decoded), most)
+        while batch := list(itertools.islice(images, SOURCE_BATCH)):
             found = True
-            yield image
+            yield preprocessing.normalise(torch.stack(batch).to(device))
     if not found:
         raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
-
-
-def _batches(images: Generator[Tensor], preprocessing: Preprocessing, device: torch.device) -> Generator[Tensor]:
-    """Preprocessed images (B, 3, H, W)."""
-    with contextlib.closing(images):
-        while batch := list(itertools.islice(images, SOURCE_BATCH)):
-            yield preprocessing.normalise(torch.stack(batch).to(device))
 
 
 def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.base import Backbone
-from remtta.methods.gradient import GradientMethod
+from remtta.methods.net import Net
+from remtta.methods.objective import Config, Objective, Targets
 from remtta.methods.randomness import spawn
 
 _STUDENT = "student."
 
 
-class TeacherMethod(GradientMethod):
+class Teacher(Objective[Config]):
     """Predict with a teacher; a student learns from it, and the teacher follows the student.
 
     The weights in the model are the teacher's: what the model predicts, what
@@ -22,54 +23,40 @@ class TeacherMethod(GradientMethod):
     second set of weights that runs through the same model.
     """
 
-    norms_only = False
+    chosen = "all"
     num_models = 2
-    teacher_decay: float
 
-    def _chosen(self) -> dict[str, nn.Parameter]:
-        return dict(self._backbone.module.named_parameters())
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.student = {name: parameter.detach().clone() for name, parameter in net.weights.parameters.items()}
+        self.trained = self.student
+        self._classifier = _Classifier(net.backbone)
 
-    def _trainable(self) -> Mapping[str, Tensor]:
-        self._classifier = _Classifier(self._backbone)
-        return {name: parameter.detach().clone() for name, parameter in self._weights.parameters.items()}
+    def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
+        targets = self.targets(images, None)
+        return self.output(targets[0].clone()), targets
 
-    def _own_state(self) -> dict[str, Tensor]:
-        return {_STUDENT + name: tensor for name, tensor in self._trained.items()}
-
-    @torch.no_grad()
-    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self._trained.items():
-            tensor.copy_(state[_STUDENT + name])
-
-    @torch.inference_mode(False)  # the update is to learn from the same targets
-    @torch.no_grad()
-    def _answer(self, images: Tensor) -> Tensor:
-        targets = self._targets(images, None)
-        assert targets is not None
-        self._answered_targets = targets
-        return self._output(targets.clone())
-
-    @torch.no_grad()
-    def _forget(self) -> None:
-        self._answered_targets = None
+    def begin(self) -> None:
         for name, parameter in self._taught().items():
-            self._trained[name].copy_(parameter)
+            self.student[name].copy_(parameter)
+        self.memory = {_STUDENT + name: tensor for name, tensor in self.trained.items()}
 
     def _taught(self) -> dict[str, Tensor]:
         """Those of the teacher's weights that the student has, too; the others stay as they are."""
-        return {name: parameter for name, parameter in self._weights.parameters.items() if name in self._trained}
+        return {name: parameter for name, parameter in self.net.weights.parameters.items() if name in self.student}
 
-    def _after_step(self) -> None:
-        follow(self._taught(), self._trained, self.teacher_decay)
+    def follow(self, decay: float) -> None:
+        """Move the teacher towards the student."""
+        follow(self._taught(), self.student, decay)
 
-    def _run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        """Logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
+    def run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """Return logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
         named = {f"module.{name}": tensor for name, tensor in weights.items()}
-        with self._context(images.device):
+        with self.net.context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
-        return logits.float()
+        return self.net.head(logits)
 
-    def _in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Predict a whole batch, at most a micro-batch at a time."""
         return torch.cat([predict(part) for part in images.split(self.part_size(len(images)))])
 

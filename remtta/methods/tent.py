@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.losses import entropy
+from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings import TentConfig
 
 
-class Tent(GradientMethod):
-    """Predict a batch, then lower the mean entropy of its predictions.
+class Tent(Objective[TentConfig]):
+    """Predict a batch, then lower the mean entropy of its predictions."""
 
-    Args:
-        model: The classifier, adapted in place.
-        config: Settings; by default those of the official code for ViTs.
-    """
+    entropy = staticmethod(entropy)
 
-    _entropy = staticmethod(entropy)
-
-    def __init__(self, model: nn.Module, config: TentConfig | None = None) -> None:
-        super().__init__(model, config or TentConfig())
-
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        logits = self._logits(images)
-        return logits.unsqueeze(0), self._entropy(logits).mean(), len(images)
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        logits = self.net.logits(images)
+        return logits.unsqueeze(0), self.entropy(logits).mean(), len(images)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
-from remtta.methods.adapting import AdaptingMethod
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix, random_view
 from remtta.methods.losses import entropy
 from remtta.methods.memo import marginal_entropy
+from remtta.methods.net import Net
+from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings import TPTConfig
 from remtta.models.prompts import PLACE, filled
@@ -23,7 +24,7 @@ from remtta.models.zero_shot import zero_shot_head
 _log = logging.getLogger("remtta")
 
 
-class TPT(AdaptingMethod):
+class TPT(Objective[TPTConfig]):
     """Tune the words before the class's name for each image alone, predict it with them, and forget them.
 
     The loss is the entropy of the mean prediction over the most certain of an
@@ -31,22 +32,18 @@ class TPT(AdaptingMethod):
     first template; all classes share them. No weight changes, and images do
     not see one another, so the batch size changes nothing.
 
-    Args:
-        model: A zero-shot classifier, put in eval mode and frozen.
-        config: Settings; by default the official code's.
-
     Raises:
         ModelError: If it has no text tower, or its first template begins with the class's name.
     """
 
+    chosen = "none"
     accumulates = False
-    num_backwards = 0.0  # of the image tower
+    predicts_after = True
     delta_refusal = "TPT tunes words for every image, which are no weights of the model"
 
-    def __init__(self, model: nn.Module, config: TPTConfig | None = None) -> None:
-        self.config = config or TPTConfig()
-        super().__init__(model, self.config)
-        self._head = zero_shot_head(model)
+    def __init__(self, net: Net, config: TPTConfig) -> None:
+        super().__init__(net, config)
+        self._head = zero_shot_head(net.model)
         texts = self._head.texts
         self._tower, template = texts.tower, texts.templates[0]
         self._tower.model.requires_grad_(False)
@@ -54,41 +51,30 @@ class TPT(AdaptingMethod):
         self._start, end = _words_before(self._tower, template, self._tokens)
         self._first = self._tower.words.weight[self._tokens[0, self._start : end]].detach().clone()
         self._words = self._first.clone()
-        self._optimizer = NamedOptimizer({"words": self._words}, self.config, [{"params": [self._words]}])
-        self._pixels = PixelSpace(self._backbone.module)
-        self.num_trained = self._words.numel()
-        self.num_forwards = float(self.config.num_views)
+        self.trained = {"words": self._words}
+        self._pixels = PixelSpace(net.backbone.module)
 
-    def _chosen(self) -> dict[str, nn.Parameter]:
-        return {}
+    def passes(self) -> tuple[float, float]:
+        return self.config.num_views, 0.0  # of the image tower
 
-    def scale_lr(self, factor: float) -> None:
-        """Multiply the config's learning rate, from now on."""
-        self._optimizer.scale_lr(factor)
-
-    def answer(self, images: Tensor) -> Tensor:
-        """The same as a call: the prediction comes from after the update."""
-        return self(images)
-
-    @torch.inference_mode(False)  # the caller may be inside one
-    def _adapt(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        return torch.stack([self._predict_tuned(self._views(image)) for image in images]).unsqueeze(0)
+    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+        views = (self._views(image) for image in images)
+        return torch.stack([self._predict_tuned(descent.optimizer, each) for each in views]).unsqueeze(0)
 
     @torch.no_grad()
     def _views(self, image: Tensor) -> Tensor:
         """Embeddings (V, E) at length one of an image (3, H, W) and its augmented views."""
         view = augmix if self.config.augmix else random_view
-        others = (self._pixels.augment(image, view, self._generator) for _ in range(self.config.num_views - 1))
+        others = (self._pixels.augment(image, view, self.net.generator) for _ in range(self.config.num_views - 1))
         views = torch.stack([image, *others])
         with self._head.embedding():
-            parts = [self._logits(part) for part in views.split(self.config.micro_batch or len(views))]
+            parts = [self.net.logits(part) for part in views.split(self.config.micro_batch or len(views))]
         return F.normalize(torch.cat(parts), dim=-1)
 
     @torch.enable_grad()
-    def _predict_tuned(self, views: Tensor) -> Tensor:
+    def _predict_tuned(self, optimizer: NamedOptimizer, views: Tensor) -> Tensor:
         """Logits (C,) of the first of an image's views (V, E), with words tuned to all."""
         self._words.data.copy_(self._first)
-        self._optimizer.restart()
         num_certain = max(1, int(self.config.certain_share * len(views)))
         certain: Tensor | None = None
         tuned = False
@@ -97,17 +83,18 @@ class TPT(AdaptingMethod):
                 logits = self._classified(views)
                 if certain is None:
                     certain = entropy(logits.detach()).argsort(stable=True)[:num_certain]
-                self._optimizer.zero_grad()
+                optimizer.zero_grad()
                 marginal_entropy(logits[certain]).backward()
-                if not self._optimizer.finite():
+                if not optimizer.finite():
                     _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
                     break
-                self._optimizer.step()
+                optimizer.step()
                 tuned = True
             with torch.no_grad():
                 prediction = self._classified(views[:1]).squeeze(0)
+        optimizer.restart()
         if tuned:
-            self._weights.commit()  # counts the update
+            self.net.weights.commit()  # counts the update
         return prediction
 
     def _classified(self, views: Tensor) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.losses import symmetric_cross_entropy
+from remtta.methods.net import Net
+from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.randomness import integer
 from remtta.methods.settings import VDPConfig
 from remtta.methods.teacher import follow
@@ -18,7 +19,7 @@ _SPECIFIC, _AGNOSTIC = "specific", "agnostic"
 _TEACHER, _SENSITIVITY = "teacher.", "sensitivity"
 
 
-class VDP(GradientMethod):
+class VDP(Objective[VDPConfig]):
     """Predict with a teacher's pixel prompts; a student's learn from it, and the model stays as it is.
 
     Two squares of numbers are added to every preprocessed image: one for the
@@ -30,47 +31,30 @@ class VDP(GradientMethod):
     the paper's idea, and its constants are this project's. Assumed: the squares
     lie at two random places, the same in every run, start at zero and may
     overlap; loss and teacher are CoTTA's, without augmentations.
-
-    Args:
-        model: The classifier, frozen.
-        config: Settings.
     """
 
+    chosen = "none"
     delta_refusal = "VDP learns pixel prompts, which are no weights of the model"
 
-    def __init__(self, model: nn.Module, config: VDPConfig | None = None) -> None:
-        self.config = config or VDPConfig()
-        super().__init__(model, self.config)
-
-    @property
-    def num_forwards(self) -> float:
-        """Forward passes per image: teacher and student."""
-        return 2 * self.config.steps
-
-    @property
-    def num_backwards(self) -> float:
-        """Backward passes per image: the student's."""
-        return self.config.steps
-
-    def _chosen(self) -> dict[str, nn.Parameter]:
-        return {}
-
-    def _trainable(self) -> Mapping[str, Tensor]:
-        size = preprocessing_of(self._backbone.module).input_size
-        side = [max(1, round(self.config.prompt_share * length)) for length in size]
+    def __init__(self, net: Net, config: VDPConfig) -> None:
+        super().__init__(net, config)
+        size = preprocessing_of(net.backbone.module).input_size
+        side = [max(1, round(config.prompt_share * length)) for length in size]
         generator = torch.Generator().manual_seed(0)
         self._places = {
             name: [integer(generator, 0, length - part) for length, part in zip(size, side, strict=True)]
             for name in (_SPECIFIC, _AGNOSTIC)
         }
-        self._teacher = {name: torch.zeros(3, *side, device=self.device) for name in self._places}
+        self._teacher = {name: torch.zeros(3, *side, device=net.device) for name in self._places}
         self._sensitivity = torch.zeros_like(self._teacher[_AGNOSTIC])
-        return {name: tensor.clone() for name, tensor in self._teacher.items()}
+        self.trained = {name: tensor.clone() for name, tensor in self._teacher.items()}
 
-    @torch.no_grad()
-    def predict_alone(self, images: Tensor) -> Tensor:
-        """Logits (B, C) with the teacher's prompts, without adapting."""
-        return self._logits(self._prompted(images, self._teacher))
+    def passes(self) -> tuple[float, float]:
+        """Teacher and student; backward the student."""
+        return 2 * self.config.steps, self.config.steps
+
+    def logits(self, images: Tensor) -> Tensor:
+        return self.net.logits(self._prompted(images, self._teacher))
 
     def _prompted(self, images: Tensor, prompts: Mapping[str, Tensor]) -> Tensor:
         images = images.clone()
@@ -79,33 +63,25 @@ class VDP(GradientMethod):
             images[..., top : top + height, left : left + width] += prompt
         return images
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        target = self.predict(images)
-        logits = self._logits(self._prompted(images, self._trained))
-        held = (self._sensitivity * (self._trained[_AGNOSTIC] - self._teacher[_AGNOSTIC]).square()).sum()
-        loss = symmetric_cross_entropy(logits, target).mean() + self.config.homeostasis * held
-        return target.unsqueeze(0), loss, len(images)
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        with torch.no_grad():
+            teacher = self.logits(images)
+        logits = self.net.logits(self._prompted(images, self.trained))
+        held = (self._sensitivity * (self.trained[_AGNOSTIC] - self._teacher[_AGNOSTIC]).square()).sum()
+        loss = symmetric_cross_entropy(logits, teacher).mean() + self.config.homeostasis * held
+        return teacher.unsqueeze(0), loss, len(images)
 
     @torch.no_grad()
-    def _before_step(self) -> None:
-        gradient = self._trained[_AGNOSTIC].grad
+    def before_step(self) -> None:
+        gradient = self.trained[_AGNOSTIC].grad
         assert gradient is not None
         follow({_SENSITIVITY: self._sensitivity}, {_SENSITIVITY: gradient.abs()}, self.config.teacher_decay)
 
-    @torch.no_grad()
-    def _after_step(self) -> None:
-        follow(self._teacher, self._trained, self.config.teacher_decay)
+    def after_step(self) -> None:
+        follow(self._teacher, self.trained, self.config.teacher_decay)
 
-    def _own_state(self) -> dict[str, Tensor]:
+    def begin(self) -> None:
         teacher = {_TEACHER + name: tensor for name, tensor in self._teacher.items()}
-        return {**self._trained, **teacher, _SENSITIVITY: self._sensitivity}
-
-    @torch.no_grad()
-    def _load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self._own_state().items():
-            tensor.copy_(state[name])
-
-    @torch.no_grad()
-    def _forget(self) -> None:
-        for tensor in self._own_state().values():
+        self.memory = {**self.trained, **teacher, _SENSITIVITY: self._sensitivity}
+        for tensor in self.memory.values():
             tensor.zero_()

@@ -1,4 +1,4 @@
-"""The views that REM compares: an image as it is, and with more and more of its patches left out."""
+"""Masked views of images, and how REM has them at the least cost: nothing here changes what its update is."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from torch import Tensor
 from remtta.backbones.base import Backbone, Scores
 from remtta.errors import ModelError
 from remtta.methods.masking import keep_indices, num_kept, random_scores
+from remtta.methods.net import Net
 from remtta.methods.settings.rem import Masking, REMConfig
-from remtta.models.precision import Context
 
 _log = logging.getLogger("remtta")
 
+# A deferred graph costs a forward pass more for each violating image, and saves a backward for each other.
+_DEFER_BELOW = 0.4
+_SHARE_STEP = 0.2
+_PART_TOKENS = 1024
 _SIZES = 4
 _SCORES: dict[Masking, Scores] = {
     "attention": "attention",
@@ -27,127 +31,155 @@ _SCORES: dict[Masking, Scores] = {
     "gradcam": "gradcam",
 }
 
-Chooses = Callable[[Tensor], Tensor]
-"""Which images (B,) are meant, by float32 logits (B, C) of the plain view or (L, B, C) of all."""
-
-
-def chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
-    """The masking that "auto" means for a model: attention where it has that, else features; others are themselves."""
-    if masking != "auto":
-        return masking
-    try:
-        backbone.check_scores("attention")
-    except ModelError:
-        _tell_features(type(backbone.module).__name__)
-        return "features"
-    return "attention"
-
-
-@functools.cache  # an evaluation asks for every method and seed
-def _tell_features(model: str) -> None:
-    _log.info("this %s has no attention to mask by, so the patches of the strongest features are masked", model)
+Plain = tuple[Tensor, Tensor]
+"""Of the plain view: what the classifier returns (B, C), and scores (B, N) of the patches."""
 
 
 class MaskedViews:
-    """Forward passes of the plain and the masked views, with graphs only where there is a gradient.
+    """Images as they are, and with more and more of their patches left out.
 
     Args:
-        backbone: The classifier.
-        context: What its forward passes run in.
+        net: The model.
         config: Which patches each view leaves out.
-        generator: Where random masks come from.
 
     Raises:
         ModelError: If the model does not have the scores that this masking needs.
         ValueError: If a mask ratio leaves no patch.
     """
 
-    def __init__(self, backbone: Backbone, context: Context, config: REMConfig, generator: torch.Generator) -> None:
-        num_patches = backbone.num_patches
+    def __init__(self, net: Net, config: REMConfig) -> None:
+        num_patches = net.backbone.num_patches
         kept = [num_kept(num_patches, ratio) for ratio in config.mask_ratios]
         if len(set(kept)) < len(kept):
             hidden = ", ".join(str(num_patches - count) for count in kept)
             _log.warning("some views are the same: the mask ratios hide %s of %d patch tokens", hidden, num_patches)
-        self._backbone, self._context, self._generator = backbone, context, generator
-        self._masking, self._masked_ratios = chosen_masking(backbone, config.masking), config.mask_ratios[1:]
+        self.net, self._ratios = net, config.mask_ratios[1:]
+        self._masking = _chosen_masking(net.backbone, config.masking)
         if self._masking in _SCORES:
-            backbone.check_scores(_SCORES[self._masking])
+            net.backbone.check_scores(_SCORES[self._masking])
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return logits (L, B, C) of all views, and the positions (B, K) of the patches that each masked one keeps.
+
+        Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 and section 3.2 (explicit mask chaining).
+        """
+        with self.net.context(images.device):
+            embedded = self.net.backbone.embed(images)
+            plain, scores = self.score(embedded)
+            kept = self.masks(scores)
+            masked = [self.net.backbone.classify(embedded, positions) for positions in kept]
+        return self.net.head(torch.stack([plain, *masked])), kept
+
+    def score(self, embedded: Tensor) -> Plain:
+        """Return the plain view of embedded images, and scores by which patches are left out, highest first."""
+        backbone = self.net.backbone
+        if self._masking == "random":
+            scores = random_scores(len(embedded), backbone.count_patches(embedded), self.net.generator)
+            return backbone.classify(embedded), scores.to(embedded.device)
+        plain, scores = backbone.classify_with_scores(embedded, _SCORES[self._masking])
+        return plain, -scores if self._masking == "background" else scores
+
+    def masks(self, scores: Tensor) -> list[Tensor]:
+        """Return the positions (B, K) of the patches that each masked view keeps, by scores (B, N)."""
+        return [keep_indices(scores, ratio) for ratio in self._ratios]
 
     @contextlib.contextmanager
     def undrawn(self) -> Iterator[None]:
         """Leave the random numbers as they were: who looks at the masks must not change the next ones."""
-        state = self._generator.get_state()
+        state = self.net.generator.get_state()
         try:
             yield
         finally:
-            self._generator.set_state(state)
+            self.net.generator.set_state(state)
 
-    def plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) of the plain view of images (B, 3, H, W), and scores (B, N) of their patches."""
-        with self._context(images.device):
-            return self._plain(self._backbone.embed(images))
 
-    def all(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """All views (L, B, C), and the positions (B, K) of the patches that each masked one keeps."""
-        with self._context(images.device):
-            embedded = self._backbone.embed(images)
-            logits, scores = self._plain(embedded)
-            kept = self._kept(scores)
-            masked = [self._backbone.classify(embedded, positions) for positions in kept]
-        return torch.stack([logits, *masked]).float(), kept
+class LeanViews:
+    """The same views, with a graph only where REM's loss has a gradient.
 
-    def with_deferred_graph(
-        self, images: Tensor, violating: Chooses, plain: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """The views (L, B, C), with a graph of the plain one only for images that get a gradient through it.
+    The plain view is nobody's student (Eq. 3), so its only gradient is that of the images that violate the order
+    (Eq. 4). Where these are few, the plain view runs without a graph, and they once more with one; the others' part
+    of it would be multiplied by zero. Images that are not confident, where that is asked, need no graph at all.
 
-        The plain view is nobody's student (Eq. 3), so its only gradient is that of the images that violate the
-        order (Eq. 4). They are run once more with a graph; the others' part of it would be multiplied by zero.
-        `plain` is what `plain` returned, if it was asked before.
+    Attributes:
+        violating_share: Recent share of images that violate the order; a float64 scalar that is written to.
+
+    Args:
+        views: The views.
+        violating: Which images (B,) violate the order, by logits (L, B, C) of all views.
+        confident: Which images (B,) are learned from, by logits (B, C) of the plain view; None for all.
+    """
+
+    def __init__(
+        self,
+        views: MaskedViews,
+        violating: Callable[[Tensor], Tensor],
+        confident: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._views, self._net, self._backbone = views, views.net, views.net.backbone
+        self._violating, self._confident = violating, confident
+        self.violating_share = torch.ones((), dtype=torch.float64)
+
+    def part_size(self, batch_size: int) -> int:
+        """Return how many images go forward and backward at a time.
+
+        On a CPU by default parts of about `_PART_TOKENS`: enough for fast matrix products, and less memory to walk
+        through than that of a whole batch.
         """
-        with self._context(images.device):
+        net = self._net
+        if net.micro_batch is not None or net.device.type != "cpu" or net.batch_norms.mixes:
+            return net.part_size(batch_size)
+        return math.ceil(batch_size / math.ceil(batch_size * self._backbone.num_tokens / _PART_TOKENS))
+
+    def plain(self, images: Tensor) -> Plain | None:
+        """Return the plain view ahead of an update, which then has no need to run it; None if the update needs its own.
+
+        It runs in the parts that the update runs in, for the same numbers.
+        """
+        if self._confident is not None or self._net.batch_norms.mixes:
+            return None
+        with self._net.context(images.device):
+            parts = [
+                self._views.score(self._backbone.embed(part)) for part in images.split(self.part_size(len(images)))
+            ]
+        plain, scores = (torch.cat(rows) for rows in zip(*parts, strict=True))
+        return plain, scores
+
+    def __call__(self, images: Tensor, plain: Plain | None) -> tuple[Tensor, Tensor | None]:
+        """Return the views (L, B, C), and which images (B,) are learned from, None for all."""
+        mixes, on_cpu = self._net.batch_norms.mixes, images.device.type == "cpu"
+        if self._confident is not None:
+            if not mixes:
+                return self._deferred(images, None)
+            views = self._views(images)[0]  # each image needs its whole batch
+            return views, self._confident(views[0].detach())
+        # Counting the violating images would make a GPU wait for the host.
+        if plain or (on_cpu and not mixes and float(self.violating_share) < _DEFER_BELOW):
+            views = self._deferred(images, plain)[0]
+        else:
+            views = self._views(images)[0]
+        if on_cpu:
+            share = self._violating(views).float().mean().double()
+            self.violating_share += _SHARE_STEP * (share - self.violating_share)
+        return views, None
+
+    def _deferred(self, images: Tensor, plain: Plain | None) -> tuple[Tensor, Tensor | None]:
+        """The views, the plain one of violating images run twice."""
+        with self._net.context(images.device):
             embedded = self._backbone.embed(images)
             with torch.no_grad():
-                logits, scores = plain or self._plain(embedded)
-            masked = [self._backbone.classify(embedded, positions) for positions in self._kept(scores)]
-            chosen = _few_sizes(violating(torch.stack([logits, *masked]).float()))
-            logits = self._run_again(logits, embedded, chosen)
-        return torch.stack([logits, *masked]).float()
+                logits, scores = plain or self._views.score(embedded)
+                wanted = None if self._confident is None else self._confident(self._net.head(logits))
+            masked = [self._classify(embedded, kept, wanted) for kept in self._views.masks(scores)]
+            violating = self._violating(self._net.head(torch.stack([logits, *masked])))
+            again = _few_sizes(violating) if wanted is None else (violating & wanted).nonzero().squeeze(1)
+            if len(again):
+                logits = logits.index_copy(0, again, self._backbone.classify(embedded[again]))
+        return self._net.head(torch.stack([logits, *masked])), wanted
 
-    def of_confident(self, images: Tensor, confident: Chooses, violating: Chooses) -> tuple[Tensor, Tensor]:
-        """The views (L, B, C), with a graph only for the confident images; and which images (B,) these are.
-
-        Of those, the plain view has a graph where the order is violated, as in `with_deferred_graph`.
-        """
-        with self._context(images.device):
-            embedded = self._backbone.embed(images)
-            with torch.no_grad():
-                logits, scores = self._plain(embedded)
-                wanted = confident(logits.float())
-            masked = [self._classify_with_graph(embedded, kept, wanted) for kept in self._kept(scores)]
-            chosen = violating(torch.stack([logits, *masked]).float()) & wanted
-            logits = self._run_again(logits, embedded, chosen.nonzero().squeeze(1))
-        return torch.stack([logits, *masked]).float(), wanted
-
-    def _plain(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and scores (B, N) by which patches are left out, highest first."""
-        if self._masking == "random":
-            scores = random_scores(len(embedded), self._backbone.count_patches(embedded), self._generator)
-            return self._backbone.classify(embedded), scores.to(embedded.device)
-        logits, scores = self._backbone.classify_with_scores(embedded, _SCORES[self._masking])
-        return logits, -scores if self._masking == "background" else scores
-
-    def _kept(self, scores: Tensor) -> list[Tensor]:
-        return [keep_indices(scores, ratio) for ratio in self._masked_ratios]
-
-    def _run_again(self, logits: Tensor, embedded: Tensor, chosen: Tensor) -> Tensor:
-        """The plain logits (B, C), those of the images at these positions with a graph."""
-        if not len(chosen):
-            return logits
-        return logits.index_copy(0, chosen, self._backbone.classify(embedded[chosen]))
-
-    def _classify_with_graph(self, embedded: Tensor, kept: Tensor, wanted: Tensor) -> Tensor:
-        """Logits (B, C) of a masked view, with a graph for the wanted images (B,) only."""
+    def _classify(self, embedded: Tensor, kept: Tensor, wanted: Tensor | None) -> Tensor:
+        """Classify a masked view, with a graph for the wanted images (B,) only."""
+        if wanted is None:
+            return self._backbone.classify(embedded, kept)
         with_graph, without = (chosen.nonzero().squeeze(1) for chosen in (wanted, ~wanted))
         parts = [self._backbone.classify(embedded[with_graph], kept[with_graph])] if len(with_graph) else []
         if len(without):
@@ -164,3 +196,20 @@ def _few_sizes(wanted: Tensor) -> Tensor:
     step = math.ceil(len(wanted) / _SIZES)
     count = min(step * math.ceil(int(wanted.sum()) / step), len(wanted))
     return wanted.byte().argsort(descending=True, stable=True)[:count].sort().values
+
+
+def _chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
+    """What "auto" means for a model: attention where it has that, else features; others are themselves."""
+    if masking != "auto":
+        return masking
+    try:
+        backbone.check_scores("attention")
+    except ModelError:
+        _tell_features(type(backbone.module).__name__)
+        return "features"
+    return "attention"
+
+
+@functools.cache  # an evaluation asks for every method and seed
+def _tell_features(model: str) -> None:
+    _log.info("this %s has no attention to mask by, so the patches of the strongest features are masked", model)

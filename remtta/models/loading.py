@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,8 @@ from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
 from remtta.options import DEFAULT_MODEL, ModelOptions
+
+_PerChannel = tuple[float, float, float]
 
 
 def load_model(
@@ -89,8 +91,8 @@ def load_model(
         labels=labels,
         prompts=prompts,
         text_embeddings=text_embeddings,
-        mean=None if mean is None else (mean[0], mean[1], mean[2]),
-        std=None if std is None else (std[0], std[1], std[2]),
+        mean=None if mean is None else cast(_PerChannel, tuple(mean)),
+        std=None if std is None else cast(_PerChannel, tuple(std)),
         input_size=input_size,
         interpolation=interpolation,
         crop_pct=crop_pct,

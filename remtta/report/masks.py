@@ -59,8 +59,8 @@ def masked_frames(
     rem, preprocessing = REM(model, config), preprocessing_of(model)
     drawn: dict[FrameKey, tuple[str, ...]] = {}
     for frames, pixels in read_again(rows, preprocessing, wait):
-        (kept,) = rem.kept_patches(preprocessing.normalise(pixels.to(rem.device)))
+        _, (kept,) = rem.objective.views(preprocessing.normalise(pixels.to(rem.net.device)))
         for frame, image, positions in zip(frames, pixels.permute(0, 2, 3, 1).numpy(), kept, strict=True):
-            views = image, paint_over(image, positions, rem.patch_size)
+            views = image, paint_over(image, positions, rem.net.backbone.patch_size)
             drawn[frame] = tuple(address_of(Image.fromarray(view)) for view in views)
     return [drawn.get(frame_of(row), ()) for row in rows]

@@ -221,12 +221,12 @@ class Session(Generic[C]):
             unfit = _unfit(self._policy, self.adapter, batch, pixels) if learn else {}
             fit = torch.tensor([learn and frame.index not in unfit for frame in frames])
             called = bool(fit.any()) and not self.adapter.retired
-            labels = batch.labels.to(self._card.device) if batch.labels is not None and method.needs_labels else None
+            labels = None if batch.labels is None else batch.labels.to(self._card.device)
             started = time.monotonic()
             update = method.num_updates
             answers = self.adapter.predict(pixels, fit, labels, later=self._answer_early, early=batch.early)
             answers.logits = answers.logits.cpu()
-            self._check_finite(answers.logits, batch)
+            _check_finite(answers.logits, batch)
             answer_seconds = time.monotonic() - started
         estimator = self.adapter.find(Estimator)
         return BatchResult(
@@ -246,13 +246,6 @@ class Session(Generic[C]):
     def _reset_is_due(self, batch: Batch) -> bool:
         episodic, every = self._resets
         return episodic or (batch.learn and every is not None and self.counts.frames_since_reset >= every)
-
-    def _check_finite(self, logits: Tensor, batch: Batch) -> None:
-        if not torch.isfinite(logits).all():
-            raise RemttaError(
-                f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
-                "use a lower --lr, or check the checkpoint"
-            )
 
     def _after_learning(self, result: BatchResult, started: float) -> BatchResult:
         update, after = result.update, self.adapter.method.num_updates
@@ -279,6 +272,14 @@ class Session(Generic[C]):
         self.committed = self.adapter.method.committed
         self._mark = _Mark()
         self._listener.finished(result)
+
+
+def _check_finite(logits: Tensor, batch: Batch) -> None:
+    if not torch.isfinite(logits).all():
+        raise RemttaError(
+            f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
+            "use a lower --lr, or check the checkpoint"
+        )
 
 
 def _unfit(policy: Policy, adapter: Adapter, batch: Batch, pixels: Tensor) -> dict[int, str]:

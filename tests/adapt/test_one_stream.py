@@ -33,7 +33,8 @@ from remtta import (
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
+from remtta.methods.method import Updater
+from remtta.methods.rem import rem_loss
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import claim_folder
 from remtta.streams.frames import Frame
@@ -129,7 +130,7 @@ def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(
     assert record["model"]["base_sha256"] == delta.base_sha256
     assert record["method"]["lr"] == 0.01
     assert record["preprocessing"]["input_size"] == [32, 32]
-    assert (delta.model, delta.method, delta.frames, delta.updates) == ("unknown", "rem", 12, 3)
+    assert (delta.model, delta.method, delta.frames, delta.updates) == ("unknown", "remtta", 12, 3)
 
 
 def test_a_delta_made_from_python_knows_its_model(
@@ -476,15 +477,15 @@ def test_paths_may_come_from_any_iterable(vit: nn.Module, frames: Path, tmp_path
 def test_a_stop_between_update_and_writing_leaves_delta_and_predictions_in_step(
     vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = REM.__call__
+    step = Updater.__call__
 
-    def stopped_after_the_third_update(self: REM, images: torch.Tensor, labels: None = None) -> torch.Tensor:
+    def stopped_after_the_third_update(self: Updater[Any], images: torch.Tensor, labels: None = None) -> torch.Tensor:
         logits = step(self, images)
         if self.num_updates == 3:
             raise Stopped(signal.SIGTERM)
         return logits
 
-    monkeypatch.setattr(REM, "__call__", stopped_after_the_third_update)
+    monkeypatch.setattr(Updater, "__call__", stopped_after_the_third_update)
     summary = adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2))
     assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
     assert summary.num_frames == len(rows_of(tmp_path / "run")) == 4

@@ -24,6 +24,7 @@ from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
 from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
 from tests.conftest import NUM_CLASSES
+from tests.methods.making import made
 
 OTHERS = [family for family in FAMILIES if family not in WITH_BATCH_NORM]
 
@@ -50,7 +51,7 @@ def test_the_batchs_statistics_alone_are_what_tent_has(family: str) -> None:
     method = make("tent", model, bn_prior=0, lr=1e-6)
     torch.testing.assert_close(method.predict(pictures(4)), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(method(pictures(4)), expected, atol=1e-4, rtol=1e-4)
-    assert method._batch_norms.mixes == (family in WITH_BATCH_NORM)
+    assert method.net.batch_norms.mixes == (family in WITH_BATCH_NORM)
     torch.testing.assert_close(method.predict_source(pictures(4)), tiny(family)(pictures(4)))
 
 
@@ -168,15 +169,15 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: st
         settings |= {"max_cosine": 10.0}
     through, resumed = (make(name, tiny("resnet"), **settings) for _ in range(2))
     for method in (through, resumed):
-        if method.needs_source:
+        if method.objective.needs_source:
             method.use_source(method.source_statistics([pictures(4, 90)]))
-    source = {key: tensor.clone() for key, tensor in through.model.state_dict().items()}
+    source = {key: tensor.clone() for key, tensor in through.net.model.state_dict().items()}
     for seed in range(2):
         through(pictures(5, seed))
     assert through.num_updates == 2
-    statistics = set(running_statistics(batch_norms(through.model)))
+    statistics = set(running_statistics(batch_norms(through.net.model)))
     assert statistics == {key for key in source if "running" in key} and statistics <= set(through.delta())
-    moved = through.model.state_dict()
+    moved = through.net.model.state_dict()
     assert all(not torch.equal(source[key], moved[key]) for key in statistics)
     assert all(torch.equal(source[key] + change, moved[key]) for key, change in through.delta().items())
     torch.testing.assert_close(through.predict_source(pictures(3)), tiny("resnet")(pictures(3)).detach())
@@ -185,7 +186,7 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: st
         assert torch.equal(resumed(pictures(5, seed)), through(pictures(5, seed)))
     assert all(torch.equal(tensor, through.state()[key]) for key, tensor in resumed.state().items())
     through.reset()
-    assert all(torch.equal(tensor, source[key]) for key, tensor in through.model.state_dict().items())
+    assert all(torch.equal(tensor, source[key]) for key, tensor in through.net.model.state_dict().items())
 
 
 def test_running_statistics_follow_those_of_the_plain_view() -> None:
@@ -209,14 +210,14 @@ def test_a_delta_with_statistics_makes_a_model_that_needs_no_batch(tmp_path: Pat
     for seed in range(3):
         method(pictures(5, seed))
     base = tiny("resnet")
-    made = Delta(tensors=method.delta(), model="resnet18", base_sha256=state_sha256(base), method="tent")
-    save_delta(tmp_path / "delta.safetensors", made)
+    found = Delta(tensors=method.delta(), model="resnet18", base_sha256=state_sha256(base), method="tent")
+    save_delta(tmp_path / "delta.safetensors", found)
     apply_delta(base, load_delta(tmp_path / "delta.safetensors"))
     images = pictures(4, 9)
     with torch.no_grad():
         torch.testing.assert_close(base(images), method.predict(images))
-    assert all(torch.equal(tensor, method.model.state_dict()[key]) for key, tensor in base.state_dict().items())
-    started = Source(tiny("resnet"))
+    assert all(torch.equal(tensor, method.net.model.state_dict()[key]) for key, tensor in base.state_dict().items())
+    started = made(Source, tiny("resnet"))
     started.load_delta(method.delta())
     assert torch.equal(started.predict(images), method.predict(images))
 
@@ -261,7 +262,7 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
     plain = as_tent(tiny("resnet"))
     names = set(rem.adapted_names)
     for seed in range(3):
-        rem.violating_share = 0.0  # no way to save a graph
+        rem.objective.memory["violating_share"].fill_(0.0)  # no way to save a graph
         images = pictures(5, seed)
         views = torch.stack(plain_views(plain, images, ratios))
         probs, logs = views.softmax(-1), views.log_softmax(-1)
@@ -269,10 +270,10 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
         loss = torch.zeros(5)
         for i, j in combinations(range(3), 2):
             loss = loss - (probs[i].detach() * logs[j]).sum(-1)
-            order = entropies[i] - entropies[j].detach() + rem.config.margin * math.log(NUM_CLASSES)
+            order = entropies[i] - entropies[j].detach() + rem.objective.config.margin * math.log(NUM_CLASSES)
             loss = loss + order.clamp(min=0)
-        if rem.config.confident_below:
-            loss = loss * (entropies[0] < rem.config.confident_below * math.log(NUM_CLASSES))
+        if rem.objective.config.confident_below:
+            loss = loss * (entropies[0] < rem.objective.config.confident_below * math.log(NUM_CLASSES))
             assert int((loss > 0).sum()) > 0
         norms = [parameter for name, parameter in plain.named_parameters() if name in names]
         gradients = torch.autograd.grad(loss.mean(), norms)
@@ -281,7 +282,7 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
                 parameter.sub_(lr * gradient)
         torch.testing.assert_close(rem(images), views[0].detach(), atol=1e-4, rtol=1e-3)
     moved = dict(plain.named_parameters())
-    for name, parameter in rem.model.named_parameters():
+    for name, parameter in rem.net.model.named_parameters():
         torch.testing.assert_close(parameter, moved[name], atol=1e-4, rtol=1e-3)
     assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
 
@@ -304,9 +305,9 @@ def test_frozen_and_folded_batch_norms_are_told() -> None:
     ("settings", "told"),
     [
         ({"bn": "source"}, "bn must be batch or running, got source"),
-        ({"bn_prior": -1}, "bn-prior must be >= 0, got -1"),
+        ({"bn_prior": -1}, "bn_prior must be >= 0, got -1"),
         ({"bn_prior": 0.5}, "bn_prior must be a whole number or None, got 0.5"),
-        ({"bn_momentum": 1.5}, r"bn-momentum must be in \[0, 1\], got 1.5"),
+        ({"bn_momentum": 1.5}, r"bn_momentum must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_settings_of_batch_norms_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:

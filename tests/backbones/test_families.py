@@ -320,7 +320,7 @@ def test_patches_are_ranked_by_what_the_model_attends_to_or_else_by_their_featur
             expected = pool_map(model, images) if pooled else last_row(model, images)[:, prefix:]
             torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-4)
             scores = attention
-    shown = REM(model, REMConfig((0.0, 0.25))).kept_patches(images)[0]  # by what suits the model
+    shown = REM(model, REMConfig((0.0, 0.25))).objective.views(images)[1][0]  # by what suits the model
     fewest = int(0.75 * backbone.num_patches)
     assert torch.equal(shown, scores.topk(fewest, largest=False).indices.sort(dim=1).values)
 

@@ -15,13 +15,13 @@ from remtta.deltas.delta import apply_delta, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError
 from remtta.guard.guard import Guard
-from remtta.methods.gradient import GradientMethod
 from remtta.methods.method import Method
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import ZERO_SHOT, MethodConfig, REMConfig, method_config
 from remtta.options import GuardOptions
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
+from tests.guard.asking import ask
 from tests.methods.test_registry import PASSABLE, QUICK
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
@@ -49,13 +49,13 @@ def config_of(name: str, **settings: Any) -> MethodConfig:
 
 def make(family: str, name: str, **settings: Any) -> Method:
     method = build_method(name, tiny(family), config_of(name, **settings))
-    if method.needs_source:
+    if method.objective.needs_source:
         method.use_source(method.source_statistics([pictures(4, 90), pictures(4, 91)]))
     return method
 
 
 def run(method: Method, seed: int, count: int = 5) -> Tensor:
-    return method(pictures(count, seed), LABELS[:count] if method.needs_labels else None)
+    return method(pictures(count, seed), LABELS[:count] if method.objective.needs_labels else None)
 
 
 @pytest.mark.parametrize(("family", "name"), RUNNING)
@@ -133,16 +133,16 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(
 @pytest.mark.parametrize(("family", "name"), [("resnet", "tent"), ("swin", "rem")])
 def test_the_guard_takes_a_harmful_run_back_to_the_source(family: str, name: str) -> None:
     method = make(family, name, lr=5.0)
-    assert isinstance(method, GradientMethod)
+    assert method.trains
     guard = Guard(method, GuardOptions(memory=1, window=32, least=10, retries=1))
     for seed in range(12):
-        guard(pictures(5, seed))
+        ask(guard, pictures(5, seed))
     assert [event["event"] for event in guard.judge.events()].count("rollback") == 1 and guard.judge.retired
-    torch.testing.assert_close(guard(pictures(5, 20)), tiny(family)(pictures(5, 20)).detach())
+    torch.testing.assert_close(ask(guard, pictures(5, 20)).logits, tiny(family)(pictures(5, 20)).detach())
 
 
 def test_rem_shows_what_it_left_out() -> None:
     rem: Any = build_method("rem", tiny("resnet"), REMConfig((0.0, 0.25, 0.5)))
-    assert rem.patch_size == (32, 32)
-    assert [tuple(kept.shape) for kept in rem.kept_patches(pictures(3))] == [(3, 3), (3, 2)]
-    assert rem.views(pictures(3)).shape == (3, 3, 7)
+    assert rem.net.backbone.patch_size == (32, 32)
+    assert [tuple(kept.shape) for kept in rem.objective.views(pictures(3))[1]] == [(3, 3), (3, 2)]
+    assert rem.objective.views(pictures(3))[0].shape == (3, 3, 7)

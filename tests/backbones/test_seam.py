@@ -122,13 +122,13 @@ def make(name: str, net: ToyNet | None = None, **settings: Any) -> Method:
     own = {"masking": "features"} if name.startswith("rem") else {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
     config = method_config(name, {"lr": 0.01, **own, **settings}, batch_size=5)
     method = build_method(name, net or ToyNet(), config)
-    if method.needs_source:
+    if method.objective.needs_source:
         method.use_source(method.source_statistics([random_images(4, 90), random_images(4, 91)]))
     return method
 
 
 def run(method: Method, seed: int) -> Tensor:
-    return method(random_images(5, seed), LABELS if method.needs_labels else None)
+    return method(random_images(5, seed), LABELS if method.objective.needs_labels else None)
 
 
 def norm_names(*blocks: int) -> set[str]:

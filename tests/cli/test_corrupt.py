@@ -22,7 +22,7 @@ from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
 from remtta.streams.images import load_image
-from tests.command import Started, refusal_of, remtta_here
+from tests.command import Started, in_a_session, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens
 from tests.records import json_of
 
@@ -287,10 +287,10 @@ def _errors() -> list[Any]:
         (["frames", "odd"], 2, "odd/corrupt.json cannot be read as a record of remtta corrupt"),
         (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise; there are"),
         (["frames", "out", "-c", "standart"], 2, "did you mean standard"),
-        (["frames", "out", "-c", ""], 2, "no corruption ''"),
-        (["frames", "out", "-s", "6"], 2, "severity must be 1 to 5, got 6"),
-        (["frames", "out", "-s", "x"], 2, "severity takes numbers from 1 to 5 with commas between them, got 'x'"),
-        (["frames", "out", "-s", "0,1"], 2, "severity must be 1 to 5, got 0"),
+        (["frames", "out", "-c", ""], 2, "-c is empty"),
+        (["frames", "out", "-s", "6"], 2, "severities must be from 1 to 5, got 6"),
+        (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
+        (["frames", "out", "-s", "0,1"], 2, "severities must be from 1 to 5, got 0"),
     ]
 
 
@@ -406,11 +406,6 @@ def in_group(group: int) -> list[int]:
     return found
 
 
-def in_a_session() -> None:
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-
-
 def start(source: Path, out: Path) -> Started:
     """Begin a long run in two processes, in a session of its own; back once the first files are there."""
     process = Started("corrupt", source, out, "--jobs", "2", "--severity", "1,2,3,4,5", before=in_a_session)
@@ -478,7 +473,12 @@ def wait_for_none_in(group: int) -> None:
 def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
     source, out = many(tmp_path / "photos", 3), tmp_path / "out"
     with start(source, out) as process:
-        os.kill(max(in_group(process.pid)), signal.SIGKILL)  # the last that was begun
+        workers = [
+            worker
+            for worker in in_group(process.pid)
+            if worker != process.pid and b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        ]
+        os.kill(workers[0], signal.SIGKILL)
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 0
     assert stderr.startswith(b"Warning: a worker process died; what it had is begun again")

@@ -79,7 +79,6 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
         ("a=short\nb=nowhere", [], "b: nowhere: no such file or folder"),
         ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
         ("a=short", ["--annotate", "x.mp4"], "--annotate and --mqtt are for one stream; leave them out with --streams"),
-        ("a=short", ["--require-frames"], "-0 and --require-frames are for paths on standard input"),
         ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is a file of the run"),
     ],
 )

@@ -17,7 +17,7 @@ from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
+from remtta.methods.rem import rem_loss
 from remtta.options import EvalOptions
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import methods_of

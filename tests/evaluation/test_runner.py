@@ -14,9 +14,10 @@ from remtta.errors import DeltaError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import Dataset
 from remtta.guard.guard import Guard
+from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
-from remtta.methods.losses import rem_loss
-from remtta.methods.rem import REM
+from remtta.methods.method import Updater
+from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
@@ -57,13 +58,13 @@ def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
 def test_rows_have_views_only_where_the_method_saw_their_images(
     tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, seen = REM.__call__, []
+    step, seen = Updater.__call__, []
 
-    def counted(self: REM, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def counted(self: Updater[Any], images: Tensor, labels: Tensor | None = None) -> Tensor:
         seen.append(len(images))
         return step(self, images, labels)
 
-    monkeypatch.setattr(REM, "__call__", counted)
+    monkeypatch.setattr(Updater, "__call__", counted)
     assert run_guarded(tree, tmp_path / "run")["guard"]["retired"]
     assert [row["index"] for row in rows_of(tmp_path / "run") if "tvd" in row] == list(range(sum(seen)))
     assert 0 < sum(seen) < 28
@@ -90,20 +91,19 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
         own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
         assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
-    step, calls = Guard.__call__, 0
+    look, calls = Guard.answer, 0
 
-    def dying(self: Guard, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def dying(self: Guard, answers: Answers) -> None:
         nonlocal calls
         calls += 1
-        logits = step(self, images, labels)
+        look(self, answers)
         if calls == killed_at:
             with open(tmp_path / "parts" / "events.jsonl", "ab") as file:
                 file.write(b'{"torn')
             raise KeyboardInterrupt
-        return logits
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "__call__", dying)
+        patch.setattr(Guard, "answer", dying)
         run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
     run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
     assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole

@@ -245,7 +245,7 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_
 def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     method: str, batches: int, frames: Path, tmp_path: Path
 ) -> None:
-    options = {"guard": GuardOptions(answer="auto", least=3, renewed=1)}
+    options = {"guard": GuardOptions("rollback", "auto", least=3, renewed=1)}
     go = partial(adapt_tiny, frames, method=method, config=METHOD_CONFIGS[method](), options=options)
     go(tmp_path / "whole")
     with Interrupts() as interrupts:
@@ -289,7 +289,7 @@ def test_remtta_is_rem_with_a_rate_and_its_anchor_and_fast_is_tent_likewise() ->
     fast, sgd = (method_config("fast", own, batch_size=50) for own in ({}, {"optimizer": "sgd"}))
     assert fast == TentConfig(lr=ours.lr, anchor=ours.anchor, optimizer="adam", nesterov=False)
     assert sgd == method_config("tent", {"optimizer": "sgd"}, batch_size=50)
-    assert build_method("remtta", tiny_vit()).config == ours  # type: ignore[attr-defined]
+    assert build_method("remtta", tiny_vit()).objective.config == ours
 
 
 def test_an_evaluation_compares_them(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from remtta.methods.ecotta import EcoTTA
 from remtta.methods.settings import BECoTTAConfig, EcoTTAConfig
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.methods.making import made
 
 MARGIN = 0.83
 
@@ -47,10 +48,10 @@ def _beside(network: dict[str, Tensor], number: int, entering: Tensor, leaving: 
 @pytest.mark.parametrize("two_steps", [False, True])
 def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet(two_steps: bool) -> None:
     config = EcoTTAConfig(lr=0.01, entropy_margin=MARGIN, bn_prior=0, distance_weight=0.7, two_steps=two_steps)
-    ecotta = EcoTTA(tiny("resnet"), config)
+    ecotta = made(EcoTTA, tiny("resnet"), config)
     ecotta.use_source(ecotta.source_statistics([pictures(4, 90), pictures(4, 91)]))
     net: Any = tiny("resnet").train().requires_grad_(False)  # which normalises by the batch
-    network = {name: tensor.detach().clone().requires_grad_() for name, tensor in ecotta._trained.items()}
+    network = {name: tensor.detach().clone().requires_grad_() for name, tensor in ecotta.objective.trained.items()}
     optimizer = torch.optim.SGD(network.values(), lr=0.01, momentum=0.9)
 
     def run(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,11 +76,11 @@ def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet(two_steps: bool) 
             logits, distance = run(images)[0], torch.zeros(())
         torch.testing.assert_close(ecotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
         step(_entropy(logits)[_kept(logits)].mean() + distance)
-    torch.testing.assert_close(dict(ecotta._trained), network, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(dict(ecotta.objective.trained), network, atol=1e-4, rtol=1e-3)
     source = tiny("resnet").state_dict()
-    assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.model.state_dict().items())
+    assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.net.model.state_dict().items())
     each = 2 if two_steps else 1
-    assert (ecotta.num_updates, ecotta.delta(), ecotta.num_forwards) == (3 * each, {}, each)
+    assert (ecotta.num_updates, ecotta.delta(), ecotta.objective.passes()[0]) == (3 * each, {}, each)
 
 
 def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
@@ -88,7 +89,7 @@ def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
     features: list[Tensor] = []
     net.layer2.register_forward_hook(lambda module, inputs, output: features.append(output))
     net(clean[0])
-    cold = EcoTTA(tiny("resnet"), EcoTTAConfig(warmup_lr=1e-9, bn_prior=0))
+    cold = made(EcoTTA, tiny("resnet"), EcoTTAConfig(warmup_lr=1e-9, bn_prior=0))
     statistics = cold.source_statistics(clean)
     assert statistics["1.norm.weight"].allclose(features[0].std((0, 2, 3), correction=0), atol=1e-3)
     assert statistics["1.norm.bias"].allclose(features[0].mean((0, 2, 3)), atol=1e-3)
@@ -96,25 +97,25 @@ def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
 
 @pytest.mark.parametrize(("depth", "parts"), [(4, [1, 1, 1, 1]), (7, [1, 1, 3, 2]), (12, [2, 2, 4, 4])])
 def test_ecotta_has_smaller_parts_where_the_model_is_shallow(depth: int, parts: list[int]) -> None:
-    assert [len(part) for part in EcoTTA(tiny_vit(depth=depth))._parts()] == parts
+    assert [len(part) for part in made(EcoTTA, tiny_vit(depth=depth)).objective.parts()] == parts
 
 
 def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
     config = BECoTTAConfig(lr=0.01, entropy_margin=MARGIN, experts=4, rank=2, chosen=2, optimizer="sgd")
-    becotta = BECoTTA(tiny_vit(), config)
+    becotta = made(BECoTTA, tiny_vit(), config)
     becotta.use_source(becotta.source_statistics([random_images(4, 90), random_images(4, 91)]))
     vit: Any = tiny_vit()
-    learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta._trained.items()}
+    learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta.objective.trained.items()}
     optimizer = torch.optim.SGD(learned.values(), lr=0.01, momentum=0.9)
 
     def predict(image: Tensor) -> Tensor:
-        domain = int(becotta._networks.discriminator(image).argmax())
+        domain = int(becotta.objective.networks.discriminator(image).argmax())
         x = vit.norm_pre(vit._pos_embed(vit.patch_embed(image)))
         for number, block in enumerate(vit.blocks):
             x = block(x)
             parts = ("down", "down_bias", "up", "up_bias")
             down, down_bias, up, up_bias = (learned[f"layers.{number}.{part}"] for part in parts)
-            scores = becotta._networks.layer(number).router[domain].detach() @ x[0].detach().mean(0)
+            scores = becotta.objective.networks.layer(number).router[domain].detach() @ x[0].detach().mean(0)
             best = scores.argsort(descending=True)[:2]
             gates = scores[best].exp() / scores[best].exp().sum()
             hidden = [F.gelu(x @ down[e].T + down_bias[e]) for e in best]
@@ -130,7 +131,7 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
         optimizer.zero_grad()
         _entropy(logits)[_kept(logits)].mean().backward()
         optimizer.step()
-    torch.testing.assert_close(dict(becotta._trained), learned, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(dict(becotta.objective.trained), learned, atol=1e-4, rtol=1e-3)
     assert {name.rpartition(".")[2] for name in learned} == {"down", "down_bias", "up", "up_bias"}
 
 
@@ -138,12 +139,12 @@ def test_becotta_warms_up_to_tell_domains_apart_and_share_experts_out() -> None:
     clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit())
 
     def shared(synergy: float) -> tuple[float, float]:
-        becotta = BECoTTA(tiny_vit(), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
+        becotta = made(BECoTTA, tiny_vit(), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
         becotta.use_source(becotta.source_statistics(clean))
-        views = becotta._views(random_images(8, 1))
-        told = torch.stack([becotta._networks.discriminator(view).argmax(-1) for view in views])
+        views = becotta.objective._views(random_images(8, 1))
+        told = torch.stack([becotta.objective.networks.discriminator(view).argmax(-1) for view in views])
         tokens = torch.stack([vit.forward_features(view) for view in views])
-        layer, domains = becotta._networks.layer(3), torch.arange(4).repeat_interleave(8)
+        layer, domains = becotta.objective.networks.layer(3), torch.arange(4).repeat_interleave(8)
         scores = layer.scores(tokens.flatten(0, 1), domains).softmax(-1).unflatten(0, (4, 8)).mean(1)
         right = (told == torch.arange(4)[:, None]).float().mean()
         return float(right), float(mutual_information(scores.detach()))
@@ -166,24 +167,24 @@ def test_mutual_information_is_that_of_the_table() -> None:
 @pytest.mark.parametrize("name", ["ecotta", "becotta"])
 def test_what_cannot_be_is_refused(name: str) -> None:
     kind: Any = EcoTTA if name == "ecotta" else BECoTTA
-    with pytest.raises(UsageError, match=f"{kind.__name__} warms up on clean source images first"):
-        kind(tiny_vit())(random_images(2))
+    with pytest.raises(UsageError, match=f"{kind.__name__} learns from clean images of the source domain first"):
+        made(kind, tiny_vit())(random_images(2))
     with pytest.raises(ValueError, match="other networks"):
-        kind(tiny_vit()).use_source({})
+        made(kind, tiny_vit()).use_source({})
     with pytest.raises(ValueError, match="no source images"):
-        kind(tiny_vit()).source_statistics([])
+        made(kind, tiny_vit()).source_statistics([])
     compiled: Any = tiny_vit()
     compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
     with pytest.raises(UsageError, match="cannot be compiled"):
-        kind(compiled)
+        made(kind, compiled)
     with pytest.raises(UsageError, match="micro-batch"):
         EcoTTAConfig(micro_batch=2)
     with pytest.raises(ModelError, match="has no tokens"):
-        BECoTTA(tiny("resnet"))
+        made(BECoTTA, tiny("resnet"))
 
 
 def test_predictions_of_the_source_are_the_models_own() -> None:
-    ecotta = EcoTTA(tiny_vit(), EcoTTAConfig(lr=0.1, entropy_margin=1.0))
+    ecotta = made(EcoTTA, tiny_vit(), EcoTTAConfig(lr=0.1, entropy_margin=1.0))
     statistics = ecotta.source_statistics([random_images(8, 90)])
     ecotta.use_source(copy.deepcopy(statistics))
     ecotta(random_images(4))

@@ -15,7 +15,6 @@ from remtta.errors import ModelError, UsageError
 from remtta.methods.augmix import random_view
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
-from remtta.methods.tpt import TPT
 from remtta.models.loading import load_model
 from remtta.options import GuardOptions
 from tests.conftest import draw_folder, random_images, tiny_vit
@@ -97,7 +96,7 @@ def test_clipartt_equals_a_plain_loop(model: Any) -> None:
 def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
     torch.manual_seed(5)
     method = build("tpt", model)
-    assert isinstance(method, TPT) and method.num_trained == 4 * 16
+    assert method.objective.num_trained == 4 * 16
     generator = torch.Generator().manual_seed(5)
     tower, images = model.head.texts.tower.model, random_images(2)
     tokens = sentences(model, TEMPLATES[0])

@@ -16,6 +16,7 @@ from remtta.methods.continual_mae import ContinualMAE, _dropped
 from remtta.methods.hog import hog_patches, hog_size
 from remtta.methods.settings import ContinualMAEConfig
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import made
 
 CONFIG = ContinualMAEConfig(num_dropouts=3, lr=0.02, optimizer="sgd", restore=0.0)
 SOBEL = ((-1, 1), (0, 2), (1, 1))  # offset and weight
@@ -74,14 +75,14 @@ def _plain_loss(model: Any, decoder: dict[str, Tensor], images: Tensor, seeds: T
 
 
 def test_three_updates_equal_a_plain_loop() -> None:
-    mae, model = ContinualMAE(tiny_vit(), CONFIG), tiny_vit()
-    decoder = {name: tensor.detach().clone().requires_grad_() for name, tensor in mae._own_state().items()}
+    mae, model = made(ContinualMAE, tiny_vit(), CONFIG), tiny_vit()
+    decoder = {name: tensor.detach().clone().requires_grad_() for name, tensor in mae.objective.memory.items()}
     model.cls_token.requires_grad_(False)  # as in the official code, only what is called weight or bias learns
     model.pos_embed.requires_grad_(False)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD([*learning, *decoder.values()], lr=0.02, momentum=0.9)
     drawn = torch.Generator()
-    drawn.set_state(mae._generator.get_state())
+    drawn.set_state(mae.net.generator.get_state())
     start = {name: tensor.detach().clone() for name, tensor in decoder.items()}
     for seed in range(3):
         images = random_images(4, seed)
@@ -91,14 +92,14 @@ def test_three_updates_equal_a_plain_loop() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        for _ in mae._weights.parameters:  # a restoration of no share still draws
+        for _ in mae.net.weights.parameters:  # a restoration of no share still draws
             torch.randint(2**62, (), generator=drawn)
-    adapted = dict(mae.model.named_parameters())
+    adapted = dict(mae.net.model.named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(adapted[name], parameter, atol=1e-5, rtol=1e-3)
-    assert all((mae._decoder[name] - tensor).abs().max() > 1e-4 for name, tensor in start.items())
-    assert (mae.num_forwards, mae.num_backwards, mae.num_models) == (5, 1, 2)
-    assert ContinualMAE(tiny_vit()).num_forwards == 12
+    assert all((mae.objective._decoder[name] - tensor).abs().max() > 1e-4 for name, tensor in start.items())
+    assert (*mae.objective.passes(), mae.objective.num_models) == (5, 1, 2)
+    assert made(ContinualMAE, tiny_vit()).objective.passes()[0] == 12
 
 
 def test_an_images_dropout_is_its_own() -> None:
@@ -114,38 +115,38 @@ def test_an_images_dropout_is_its_own() -> None:
 
 def test_restored_weights_are_the_sources() -> None:
     source = dict(tiny_vit().named_parameters())
-    mae = ContinualMAE(tiny_vit(), dataclasses.replace(CONFIG, restore=0.5))
+    mae = made(ContinualMAE, tiny_vit(), dataclasses.replace(CONFIG, restore=0.5))
     mae(random_images(4))
     name = "blocks.1.mlp.fc1.weight"
-    assert 0.45 < float((mae._weights.parameters[name] == source[name]).float().mean()) < 0.55
+    assert 0.45 < float((mae.net.weights.parameters[name] == source[name]).float().mean()) < 0.55
 
 
 def test_a_reset_and_a_resume_carry_the_decoder() -> None:
-    through = ContinualMAE(tiny_vit(), dataclasses.replace(CONFIG, restore=0.1))
-    fresh = {name: tensor.detach().clone() for name, tensor in through._own_state().items()}
+    through = made(ContinualMAE, tiny_vit(), dataclasses.replace(CONFIG, restore=0.1))
+    fresh = {name: tensor.detach().clone() for name, tensor in through.objective.memory.items()}
     through(random_images(2, 0))
     state = copy.deepcopy(through.state())
     torch.manual_seed(99)
-    resumed = ContinualMAE(tiny_vit(), dataclasses.replace(CONFIG, restore=0.1))
+    resumed = made(ContinualMAE, tiny_vit(), dataclasses.replace(CONFIG, restore=0.1))
     resumed.load_state(state)
     for seed in (1, 2):
         assert torch.equal(resumed(random_images(2, seed)), through(random_images(2, seed)))
     through.reset()
-    assert all(torch.equal(tensor, fresh[name]) for name, tensor in through._own_state().items())
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in through.objective.memory.items())
 
 
 def test_a_share_that_masks_no_patch_is_refused() -> None:
     with pytest.raises(UsageError, match=r"mask ratio 0\.01 masks none of 64 patches; choose a larger one"):
-        ContinualMAE(tiny_vit(), ContinualMAEConfig(mask_ratio=0.01))
+        made(ContinualMAE, tiny_vit(), ContinualMAEConfig(mask_ratio=0.01))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mask_ratio": 1.0}, "mask-ratio must be in (0, 1), got 1.0"),
-        ({"num_dropouts": 1}, "num-dropouts must be >= 2, got 1"),
+        ({"mask_ratio": 1.0}, "mask_ratio must be in (0, 1), got 1.0"),
+        ({"num_dropouts": 1}, "num_dropouts must be >= 2, got 1"),
         ({"dropout": 0.0}, "dropout must be in (0, 1), got 0.0"),
-        ({"hog_weight": -1.0}, "hog-weight must be >= 0 and finite, got -1.0"),
+        ({"hog_weight": -1.0}, "hog_weight must be >= 0 and finite, got -1.0"),
     ],
 )
 def test_a_setting_of_continual_mae_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:

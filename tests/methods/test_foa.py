@@ -14,15 +14,17 @@ from torch import Tensor
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.foa import FOA
+from remtta.methods.method import Updater
 from remtta.methods.settings import FOAConfig
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import made
 
 CONFIG = FOAConfig(num_prompts=2, population=6)
 CLEAN = [random_images(6, seed) for seed in (11, 12)]
 
 
-def _foa(config: FOAConfig = CONFIG) -> FOA:
-    foa = FOA(tiny_vit(), config)
+def _foa(config: FOAConfig = CONFIG) -> Updater[FOA]:
+    foa = made(FOA, tiny_vit(), config)
     foa.use_source(foa.source_statistics(CLEAN))
     return foa
 
@@ -45,9 +47,9 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
-    torch.testing.assert_close(foa._source(), {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(foa.objective._statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
     cma, generator = CMAES(96, 6), torch.Generator()
-    generator.set_state(foa._generator.get_state())
+    generator.set_state(foa.net.generator.get_state())
     best: Tensor | None = None
     running: Tensor | None = None
     chosen = []
@@ -72,8 +74,8 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
         cma.tell(asked, torch.tensor([outcome[0] for outcome in outcomes[1:]]))
         torch.testing.assert_close(foa(images), expected, atol=1e-4, rtol=1e-4)
     assert any(chosen)  # at least once a candidate won
-    assert (foa.num_updates, foa.num_forwards, foa.num_backwards) == (3, 7, 0)
-    torch.testing.assert_close(foa._cma.mean, cma.mean)
+    assert (foa.num_updates, *foa.objective.passes()) == (3, 7, 0)
+    torch.testing.assert_close(foa.objective._cma.mean, cma.mean)
     assert foa.delta() == {}
 
 
@@ -92,18 +94,18 @@ def test_the_prediction_is_of_the_fittest_and_never_less_fit_than_the_source_at_
 
 def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_as_they_were() -> None:
     foa = _foa()
-    foa._running = foa._source()["mean"][-1]  # the shift is then zero
+    foa.objective.memory["running"] = foa.objective._statistics["mean"][-1]  # the shift is then zero
     images = random_images(3)
     with torch.no_grad():
         torch.testing.assert_close(foa.predict(images), tiny_vit()(images))
-    foa._running = foa._running + 1.0
+    foa.objective.memory["running"] = foa.objective.memory["running"] + 1.0
     with torch.no_grad():
         assert not torch.allclose(foa.predict(images), tiny_vit()(images), atol=1e-3)
 
 
 def test_a_first_call_without_statistics_names_the_option() -> None:
     with pytest.raises(UsageError, match="--source-data FOLDER"):
-        FOA(tiny_vit(), CONFIG)(random_images(2))
+        made(FOA, tiny_vit(), CONFIG)(random_images(2))
 
 
 def test_statistics_do_not_depend_on_what_was_learned_nor_on_the_batches() -> None:
@@ -137,22 +139,22 @@ def test_starting_from_a_delta_searches_afresh() -> None:
     with torch.no_grad():
         expected = tiny_vit()(random_images(2)) + torch.arange(7.0)
     torch.testing.assert_close(foa.predict(random_images(2)), expected)
-    assert int(foa._cma.counts[0]) == 0
+    assert int(foa.objective._cma.counts[0]) == 0
 
 
 def test_one_image_and_one_that_is_no_number() -> None:
     foa = _foa()
     assert torch.isfinite(foa(random_images(1))).all()
-    mean = foa._cma.mean
+    mean = foa.objective._cma.mean
     foa(torch.full((1, 3, 32, 32), torch.nan))
     assert foa.num_updates == 1
-    assert torch.equal(foa._cma.mean, mean)
+    assert torch.equal(foa.objective._cma.mean, mean)
 
 
 def test_the_papers_population_on_vit_base_and_a_model_that_pools() -> None:
     assert CMAES(3 * 768).population == 27
     with pytest.raises(ModelError, match="reads other tokens"):
-        FOA(tiny_vit(global_pool="avg"))
+        made(FOA, tiny_vit(global_pool="avg"))
     with pytest.raises(UsageError, match="population must be >= 4, got 2"):
         FOAConfig(population=2)
 

@@ -13,6 +13,7 @@ from remtta.errors import UsageError
 from remtta.methods.lame import LAME, cosine_affinity, gaussian_affinity, laplacian_correction, neighbour_affinity
 from remtta.methods.settings import LAMEConfig, method_config
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import made
 
 
 def _features(model: Any, images: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def _plain(model: Any, images: Tensor, neighbours: int) -> Tensor:
 
 def test_corrected_predictions_equal_a_plain_loop() -> None:
     model, images = tiny_vit(), random_images(9)
-    lame = LAME(tiny_vit(), LAMEConfig(neighbours=3))
+    lame = made(LAME, tiny_vit(), LAMEConfig(neighbours=3))
     corrected = lame(images).softmax(1)
     torch.testing.assert_close(corrected, _plain(model, images, 3), atol=1e-5, rtol=1e-3)
     with torch.no_grad():
@@ -67,7 +68,7 @@ def test_dense_affinities_equal_a_plain_loop(affinity: Any, neighbours: int) -> 
                 pull = pull + near * z[j]
             rows.append(q[i] * pull.exp() / (q[i] * pull.exp()).sum())
         z = torch.stack(rows)
-    corrected = LAME(tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))(images).softmax(1)
+    corrected = made(LAME, tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))(images).softmax(1)
     torch.testing.assert_close(corrected, z, atol=1e-4, rtol=1e-3)
     assert (corrected - q).abs().max() > 0.05
 
@@ -105,18 +106,18 @@ def test_neighbours_are_the_nearest_by_angle_never_oneself() -> None:
 def test_one_image_is_predicted_as_the_source_model_does() -> None:
     with torch.no_grad():
         expected = tiny_vit()(random_images(1)).softmax(1)
-    torch.testing.assert_close(LAME(tiny_vit())(random_images(1)).softmax(1), expected)
+    torch.testing.assert_close(made(LAME, tiny_vit())(random_images(1)).softmax(1), expected)
 
 
 def test_micro_batches_do_not_change_the_correction() -> None:
-    whole, parts = LAME(tiny_vit()), LAME(tiny_vit(), LAMEConfig(micro_batch=2))
+    whole, parts = made(LAME, tiny_vit()), made(LAME, tiny_vit(), LAMEConfig(micro_batch=2))
     torch.testing.assert_close(parts(random_images(7)), whole(random_images(7)))
 
 
 def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:
-    lame = LAME(tiny_vit())
+    lame = made(LAME, tiny_vit())
     lame(random_images(5))
-    assert (lame.adapts, lame.num_updates, lame.delta(), lame.num_forwards) == (False, 0, {}, 1)
+    assert (lame.adapts, lame.num_updates, lame.delta(), lame.objective.passes()[0]) == (False, 0, {}, 1)
     certain = torch.tensor([[800.0, 0.0], [0.0, 800.0]]).log_softmax(-1)
     assert torch.isfinite(laplacian_correction(certain, torch.ones(2, 2))).all()
 

@@ -17,6 +17,7 @@ from remtta.methods.augmix import _OPERATIONS, _affine, augmix
 from remtta.methods.memo import MEMO, marginal_entropy
 from remtta.methods.settings import MEMOConfig, method_config
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import made
 
 CONFIG = MEMOConfig(num_augmentations=4, lr=0.05, optimizer="sgd", momentum=0.0)
 
@@ -45,9 +46,9 @@ def _plain(image: Tensor, generator: torch.Generator) -> tuple[nn.Module, Tensor
 
 
 def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -> None:
-    memo, images = MEMO(tiny_vit(), CONFIG), random_images(3)
+    memo, images = made(MEMO, tiny_vit(), CONFIG), random_images(3)
     drawn = torch.Generator()
-    drawn.set_state(memo._generator.get_state())
+    drawn.set_state(memo.net.generator.get_state())
     expected = torch.stack([_plain(image, drawn)[1] for image in images])
     predicted = memo(images)
     torch.testing.assert_close(predicted, expected, atol=1e-5, rtol=1e-4)
@@ -59,16 +60,16 @@ def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -
     assert not any(tensor.any() for tensor in memo.delta().values())
     assert memo.last_views is not None
     assert torch.equal(memo.last_views[0], predicted)
-    assert (memo.num_forwards, memo.num_backwards, memo.num_models) == (5, 4, 2)
+    assert (*memo.objective.passes(), memo.objective.num_models) == (5, 4, 2)
 
 
 @pytest.mark.parametrize(("border", "colour"), [("grey", GREY), ("black", (0.0, 0.0, 0.0)), ("red", RED)])
 def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches(
     border: Any, colour: tuple[float, float, float]
 ) -> None:
-    memo = MEMO(tiny_vit(), dataclasses.replace(CONFIG, momentum=0.9, keep_optimizer=True, border=border))
+    memo = made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, momentum=0.9, keep_optimizer=True, border=border))
     drawn = torch.Generator()
-    drawn.set_state(memo._generator.get_state())
+    drawn.set_state(memo.net.generator.get_state())
     model = tiny_vit()
     source = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -82,7 +83,7 @@ def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches(
             expected.append(model(image[None])[0])
         model.load_state_dict(source)
     first = memo(random_images(2, 0))
-    resumed = MEMO(tiny_vit(), memo.config)
+    resumed = made(MEMO, tiny_vit(), memo.objective.config)
     resumed.load_state(copy.deepcopy(memo.state()))
     second = memo(random_images(1, 1))
     torch.testing.assert_close(torch.cat([first, second]), torch.stack(expected), atol=1e-4, rtol=1e-4)
@@ -90,37 +91,27 @@ def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches(
 
 
 def test_views_in_parts_give_the_same_update() -> None:
-    whole, parts = MEMO(tiny_vit(), CONFIG), MEMO(tiny_vit(), dataclasses.replace(CONFIG, micro_batch=3))
+    whole, parts = made(MEMO, tiny_vit(), CONFIG), made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, micro_batch=3))
     torch.testing.assert_close(parts(random_images(2)), whole(random_images(2)), atol=1e-5, rtol=1e-4)
-    assert parts.num_forwards == 9  # each view twice, and the prediction
+    assert parts.objective.passes()[0] == 9  # each view twice, and the prediction
 
 
 def test_steps_follow_one_another_on_one_image() -> None:
-    once, twice = MEMO(tiny_vit(), CONFIG), MEMO(tiny_vit(), dataclasses.replace(CONFIG, steps=2))
+    once, twice = made(MEMO, tiny_vit(), CONFIG), made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, steps=2))
     assert not torch.allclose(once(random_images(1)), twice(random_images(1)), atol=1e-3)
-    assert (twice.num_forwards, twice.num_updates) == (9, 1)
+    assert (twice.objective.passes()[0], twice.num_updates) == (9, 1)
 
 
 def test_weights_a_run_starts_from_are_those_it_goes_back_to() -> None:
-    memo = MEMO(tiny_vit(), CONFIG)
+    memo = made(MEMO, tiny_vit(), CONFIG)
     delta = {"head.bias": torch.arange(7.0)}
     memo.load_delta(delta)
     memo(random_images(2))
     assert torch.equal(memo.delta()["head.bias"], delta["head.bias"])
 
 
-def test_memo_goes_on_from_its_state_with_the_same_views() -> None:
-    through = MEMO(tiny_vit(), CONFIG)
-    through(random_images(2, 0))
-    state = copy.deepcopy(through.state())
-    torch.manual_seed(99)
-    resumed = MEMO(tiny_vit(), CONFIG)
-    resumed.load_state(state)
-    assert torch.equal(resumed(random_images(2, 1)), through(random_images(2, 1)))
-
-
 def test_an_image_without_finite_gradients_is_predicted_and_not_adapted_to(caplog: pytest.LogCaptureFixture) -> None:
-    memo = MEMO(tiny_vit(), CONFIG)
+    memo = made(MEMO, tiny_vit(), CONFIG)
     images = random_images(2)
     images[0] = torch.nan
     predicted = memo(images)
@@ -173,5 +164,5 @@ def test_augmix_repeats_with_the_seed_and_stays_in_range() -> None:
 def test_no_views_and_an_unknown_border_are_refused() -> None:
     with pytest.raises(UsageError, match="border must be red, grey or black, got white"):
         method_config("memo", {"border": "white"}, batch_size=8)
-    with pytest.raises(UsageError, match="num-augmentations must be >= 1, got 0"):
+    with pytest.raises(UsageError, match="num_augmentations must be >= 1, got 0"):
         MEMOConfig(num_augmentations=0)

@@ -13,6 +13,7 @@ from remtta.methods.norm import NORM
 from remtta.methods.registry import build_method
 from remtta.methods.settings import NORMConfig, method_config
 from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+from tests.methods.making import made
 
 
 @torch.no_grad()
@@ -42,19 +43,19 @@ def plain_norm(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Te
 def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
     model = tiny(family)
     source = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    norm, images = NORM(model, NORMConfig(bn_prior=prior)), pictures(count)
+    norm, images = made(NORM, model, NORMConfig(bn_prior=prior)), pictures(count)
     expected = plain_norm(tiny(family), images, counts_for)
     assert not torch.allclose(expected, tiny(family)(images), atol=1e-2)
     torch.testing.assert_close(norm(images), expected, atol=1e-4, rtol=1e-3)
     assert torch.equal(norm.predict(images), norm.answer(images))
     assert all(torch.equal(tensor, source[key]) for key, tensor in model.state_dict().items())
-    assert (norm.adapts, norm.num_updates, norm.num_trained, norm.delta()) == (False, 0, 0, {})
-    assert norm.delta_refusal is not None
+    assert (norm.adapts, norm.num_updates, norm.objective.num_trained, norm.delta()) == (False, 0, 0, {})
+    assert norm.objective.delta_refusal is not None
 
 
 def test_with_momentum_its_running_statistics_follow() -> None:
-    norm = NORM(tiny("resnet"), NORMConfig(bn="running", bn_momentum=0.5))
-    assert norm.adapts and norm.delta_refusal is None
+    norm = made(NORM, tiny("resnet"), NORMConfig(bn="running", bn_momentum=0.5))
+    assert norm.adapts and norm.objective.delta_refusal is None
     images = pictures(8)
     first = norm(images)
     torch.testing.assert_close(first, tiny("resnet")(images).detach())

@@ -51,7 +51,7 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
         ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
         ({"momentum": math.nan}, "momentum must be in [0, 1), got nan"),
-        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"steps": 0}, "steps must be from 1 to 10000, got 0"),
         ({"micro_batch": 0}, "micro-batch must be >= 1, got 0"),
         ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, got fp16"),
     ],
@@ -62,19 +62,12 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
     assert str(caught.value) == message
 
 
-FRACTIONS = [
-    (name, field.name)
-    for name, kind in METHOD_CONFIGS.items()
-    for field in fields(kind)
-    if str(field.type).startswith("float")
-]
-
-
-@pytest.mark.parametrize(("method", "setting"), FRACTIONS)
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_no_setting_is_infinite(method: str, setting: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
-        method_config(method, {setting: value}, batch_size=8)
+@pytest.mark.parametrize("method", METHOD_CONFIGS)
+def test_no_setting_is_infinite(method: str) -> None:
+    for setting in (each.name for each in fields(METHOD_CONFIGS[method]) if str(each.type).startswith("float")):
+        for value in (math.inf, -math.inf, math.nan):
+            with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
+                method_config(method, {setting: value}, batch_size=8)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -20,8 +19,10 @@ from remtta import RunOptions, adapt_stream
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
+from remtta.methods.objective import Loss, Targets
 from remtta.methods.registry import METHODS, build_method
 from remtta.methods.settings import METHOD_CONFIGS, METHOD_TABLE, EATAConfig, Named, TentConfig
+from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.methods.tent import Tent
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -40,14 +41,14 @@ class Anchored(Tent):
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         type(self).computed += 1
-        probs = torch.cat([self.predict(images).softmax(-1) for images in batches])
+        probs = torch.cat([self.predict(images).softmax(-1).detach() for images in batches])
         return {"mean": probs.mean(0)}
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         self.mean = statistics["mean"]
 
-    def _loss(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
-        views, loss, count = super()._loss(images, labels)
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        views, loss, count = super().loss(images, targets)
         return views, loss - (self.mean * views[0].log_softmax(-1)).sum(-1).mean(), count
 
 
@@ -282,7 +283,7 @@ def test_the_commands_ask_before_any_work(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("remtta.cli.options.method"), "_METHODS", ["anchored"])
+    monkeypatch.setitem(STREAM_METHODS, "anchored", "for these tests")
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint]
     run: list[str | Path] = ["adapt", frames, *model, "--method", "anchored", "--output", tmp_path / "run"]
     assert remtta_here(*run) == 2

@@ -20,6 +20,7 @@ from remtta.methods.petal import PETAL
 from remtta.methods.settings import CoTTAConfig
 from remtta.methods.teacher import follow, restore_at_random
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import made
 
 
 def _symmetric(student: Tensor, teacher: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def test_symmetric_cross_entropy_of_two_classes() -> None:
 @pytest.mark.parametrize("all_parameters", [True, False])
 def test_three_updates_of_cotta_equal_a_plain_student_and_teacher(all_parameters: bool) -> None:
     config = CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0, all_parameters=all_parameters)
-    cotta = CoTTA(tiny_vit(), config)
+    cotta = made(CoTTA, tiny_vit(), config)
     student, teacher = tiny_vit(), tiny_vit()
     student.cls_token.requires_grad_(all_parameters)
     student.pos_embed.requires_grad_(all_parameters)
@@ -62,9 +63,9 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher(all_parameters
         _symmetric(student(images), target).backward()
         optimizer.step()
         _average(teacher, student, 0.9)
-    assert not _weights_differ(cotta.model, teacher)
+    assert not _weights_differ(cotta.net.model, teacher)
     assert _weights_differ(teacher, tiny_vit())  # so that the comparison says something
-    assert (cotta.num_forwards, cotta.num_backwards, cotta.num_models) == (3, 1, 3)
+    assert (*cotta.objective.passes(), cotta.objective.num_models) == (3, 1, 3)
     assert set(cotta.adapted_names) == {name for name, _ in teacher.named_parameters()}
 
 
@@ -74,18 +75,18 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher(all_parameters
 def test_cotta_is_unsure_by_the_published_confidences(classes: int, wanted: float) -> None:
     assert published_confidence(classes) == pytest.approx(wanted, abs=1e-3)
     if classes == 10:
-        assert CoTTA(tiny_vit(num_classes=10))._augment_below == wanted
-        assert PETAL(tiny_vit(num_classes=10))._augment_below == wanted
-        assert CoTTA(tiny_vit(num_classes=10), CoTTAConfig(augment_below=0.5))._augment_below == 0.5
+        assert made(CoTTA, tiny_vit(num_classes=10)).objective._augment_below == wanted
+        assert made(PETAL, tiny_vit(num_classes=10)).objective._augment_below == wanted
+        assert made(CoTTA, tiny_vit(num_classes=10), CoTTAConfig(augment_below=0.5)).objective._augment_below == 0.5
 
 
 def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentations() -> None:
     vit, images = tiny_vit(), random_images(5)
     with torch.no_grad():
         confidence = float(vit(images).softmax(1).max(1).values.mean())
-    sure = CoTTA(tiny_vit(), CoTTAConfig(augment_below=confidence - 1e-4, num_augmentations=3))
-    unsure = CoTTA(tiny_vit(), CoTTAConfig(augment_below=confidence + 1e-4, num_augmentations=3))
-    generator = copy.deepcopy(unsure._generator.get_state())
+    sure = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence - 1e-4, num_augmentations=3))
+    unsure = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence + 1e-4, num_augmentations=3))
+    generator = copy.deepcopy(unsure.net.generator.get_state())
     with torch.no_grad():
         torch.testing.assert_close(sure(images), vit(images))
         drawn = torch.Generator()
@@ -95,47 +96,47 @@ def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentatio
         assert (views[0] - views[1]).abs().max() > 0.01
         predicted = unsure(images)
         torch.testing.assert_close(predicted, torch.stack(views).mean(0), atol=1e-5, rtol=1e-4)
-    assert (sure.num_forwards, unsure.num_forwards) == (3, 5)
+    assert (sure.objective.passes()[0], unsure.objective.passes()[0]) == (3, 5)
     assert unsure.last_views is not None
     assert torch.equal(unsure.last_views[0], predicted)
 
 
 def test_cotta_goes_on_bit_for_bit_with_augmentations_and_restored_weights() -> None:
     config = CoTTAConfig(lr=0.05, augment_below=1.0, num_augmentations=2, restore=0.1)
-    through = CoTTA(tiny_vit(), config)
+    through = made(CoTTA, tiny_vit(), config)
     through(random_images(3, 0))
     state = copy.deepcopy(through.state())
     torch.manual_seed(99)  # another process would have another seed
-    resumed = CoTTA(tiny_vit(), config)
+    resumed = made(CoTTA, tiny_vit(), config)
     resumed.load_state(state)
     for seed in (1, 2):
         assert torch.equal(resumed(random_images(3, seed)), through(random_images(3, seed)))
-    assert resumed.num_forwards == through.num_forwards == 4
+    assert resumed.objective.passes()[0] == through.objective.passes()[0] == 4
 
 
 def test_micro_batches_average_the_same_augmented_views() -> None:
     config = CoTTAConfig(lr=0.05, augment_below=1.0, num_augmentations=2, restore=0.1)
-    whole, parts = CoTTA(tiny_vit(), config), CoTTA(tiny_vit(), dataclasses.replace(config, micro_batch=2))
+    whole, parts = made(CoTTA, tiny_vit(), config), made(CoTTA, tiny_vit(), dataclasses.replace(config, micro_batch=2))
     for seed in range(2):
         torch.testing.assert_close(parts(random_images(5, seed)), whole(random_images(5, seed)), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(parts.delta(), whole.delta(), atol=1e-6, rtol=1e-4)
 
 
 def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
-    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
+    cotta = made(CoTTA, tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
     for seed in range(2):
         cotta(random_images(3, seed))
-    other = CoTTA(tiny_vit(), CoTTAConfig(augment_below=0.0))
+    other = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=0.0))
     other.load_delta(cotta.delta(), cotta.num_updates)
     assert torch.equal(other.predict(random_images(3)), cotta.predict(random_images(3)))
     assert other.num_updates == 2
     # The student starts from there too, so the first loss is that of equal predictions.
-    views, loss, _ = other._loss(random_images(3), other._targets(random_images(3), None))
+    views, loss, _ = other.objective.loss(random_images(3), other.objective.targets(random_images(3), None))
     torch.testing.assert_close(loss, _symmetric(views[0], views[0]))
 
 
 def test_a_reset_forgets_the_teacher_and_the_student() -> None:
-    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, teacher_decay=0.5, augment_below=0.0))
+    cotta = made(CoTTA, tiny_vit(), CoTTAConfig(lr=0.5, teacher_decay=0.5, augment_below=0.0))
     first = cotta(random_images(1))
     delta = cotta.delta()
     cotta(random_images(4, 2))
@@ -153,10 +154,10 @@ def test_restoring_puts_back_about_the_share_it_is_told() -> None:
 
 def test_cotta_restores_the_student_but_not_the_teacher_to_the_source() -> None:
     source = dict(tiny_vit().named_parameters())
-    cotta = CoTTA(tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5, augment_below=0.0))
+    cotta = made(CoTTA, tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5, augment_below=0.0))
     cotta(random_images(4))
     name = "blocks.1.mlp.fc1.weight"
-    back = (cotta._trained[name] == source[name]).float().mean()
+    back = (cotta.objective.trained[name] == source[name]).float().mean()
     assert 0.45 < float(back) < 0.55
     assert float((cotta.delta()[name] == 0).float().mean()) < 0.05
 
@@ -200,10 +201,10 @@ def test_an_augmentation_sees_pixels_and_returns_what_the_model_reads() -> None:
     ("changes", "message"),
     [
         ({"adapt_layers": "0-2"}, "adapt-layers must be left out, as every weight changes, got 0-2"),
-        ({"teacher_decay": 1.0}, "teacher-decay must be in [0, 1), got 1.0"),
+        ({"teacher_decay": 1.0}, "teacher_decay must be in [0, 1), got 1.0"),
         ({"restore": -0.1}, "restore must be in [0, 1), got -0.1"),
-        ({"num_augmentations": 0}, "num-augmentations must be >= 1, got 0"),
-        ({"augment_below": 1.5}, "augment-below must be in [0, 1], got 1.5"),
+        ({"num_augmentations": 0}, "num_augmentations must be >= 1, got 0"),
+        ({"augment_below": 1.5}, "augment_below must be in [0, 1], got 1.5"),
     ],
 )
 def test_a_setting_of_cotta_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -132,7 +132,7 @@ class _Runs:
         (b"junk", "its weights are no readable safetensors file"),
         (_Runs(), "its weights hold more than weights and could run code, so they were not loaded"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if isinstance(value, _Runs) else str(value),
 )
 def test_a_damaged_folder_is_told_in_a_line(
     changes: Any, told: str, local_dir: Path, monkeypatch: pytest.MonkeyPatch

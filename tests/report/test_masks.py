@@ -74,7 +74,7 @@ def test_frames_stand_beside_what_the_adapted_model_would_see_of_them(runs: Path
     addresses = {(int(words.partition(",")[0]), address) for words, address in shown[1::2]}
     assert addresses == {(index, address) for index, address in expected.items() if index}  # the least sure are all
     content = (runs / "stills.html").read_text()
-    assert "hatched: the 40 % of the patches that rem hides at most" in content
+    assert "hatched: the 40 % of the patches that remtta hides at most" in content
     assert "not to be read any more" in content
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from remtta import REM, adapt_stream
+from remtta import adapt_stream
 from remtta.errors import UsageError
+from remtta.methods.method import Updater
 from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 from remtta.runs.budget import Budget, Latencies
@@ -129,13 +131,13 @@ def test_a_run_out_of_time_predicts_everything_and_adapts_once(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    step = REM.__call__
+    step = Updater.__call__
 
-    def counted(self: REM, images: torch.Tensor, labels: None = None) -> torch.Tensor:
+    def counted(self: Updater[Any], images: torch.Tensor, labels: None = None) -> torch.Tensor:
         calls.append(len(images))
         return step(self, images)
 
-    monkeypatch.setattr(REM, "__call__", counted)
+    monkeypatch.setattr(Updater, "__call__", counted)
     options = RunOptions(batch_size=4, max_ms=1e-3)
     summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", config=REMConfig(lr=0.01), options=options)
     rows = rows_of(tmp_path / "run")

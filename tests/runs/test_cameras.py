@@ -17,9 +17,9 @@ from remtta import load_delta
 from remtta.deltas import DELTA
 from remtta.errors import StreamError
 from remtta.streams.sources import Stream, open_stream
+from tests.adapt.test_many_streams import adapt_site
 from tests.conftest import draw_folder, draw_image
 from tests.records import record_of, rows_of
-from tests.runs.test_site import adapt_site
 from tests.runs.tiny import adapt_tiny
 from tests.streams.rtsp import rtsp_camera
 from tests.streams.servers import QuietHandler, serving

@@ -230,7 +230,7 @@ def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Pat
     path = tmp_path / "run" / STATE
     path.unlink()
     path.mkdir()
-    with pytest.raises(RemttaError, match=r"state\.safetensors cannot be read: Is a directory") as refused:
+    with pytest.raises(RemttaError, match=r"state\.safetensors cannot be read: it is no regular file") as refused:
         adapt_tiny(frames, tmp_path / "run", resume=True)
     assert not isinstance(refused.value, UsageError)
 

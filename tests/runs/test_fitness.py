@@ -32,7 +32,7 @@ BLACK, DUPLICATE = "black frame", "duplicate of the frame before"
 
 
 def go(stream: Stream, folder: Path, method: str = "rem", *, resume: bool = False, **options: Any) -> RunSummary:
-    options = {"logits": True, "guard": GuardOptions(), **options}
+    options = {"logits": True, "guard": GuardOptions("rollback"), **options}
     return adapt_tiny(stream, folder, method, resume=resume, options=options)
 
 
@@ -50,7 +50,7 @@ def video(*images: Image.Image | None) -> Stream:
 a, b, c, d, e = (draw_image(seed) for seed in range(5))
 
 
-@pytest.mark.parametrize("guard", [None, GuardOptions()])
+@pytest.mark.parametrize("guard", [None, GuardOptions("rollback")])
 def test_black_and_repeated_frames_are_predicted_but_change_no_weights(
     guard: GuardOptions | None, tmp_path: Path
 ) -> None:

@@ -132,5 +132,5 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="seconds before a flush must be >= 0 and finite"):
+    with pytest.raises(UsageError, match="must be >= 0"):
         RunOptions(flush_after=value)

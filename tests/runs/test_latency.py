@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from remtta import REM
 from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
+from remtta.methods.method import Updater
 from remtta.methods.settings import REMConfig
 from remtta.options import GuardOptions
 from remtta.runs.folder import PREDICTIONS
@@ -47,7 +47,16 @@ def go(
 
 
 QUICK = GuardOptions(
-    window=24, renewed=1, memory=1, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1
+    action="rollback",
+    window=24,
+    renewed=1,
+    memory=1,
+    least=12,
+    cost=1.0,
+    most_drift=0.1,
+    doubt=0.01,
+    alarm=0.02,
+    retries=1,
 )
 
 
@@ -57,15 +66,15 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
     go(frames, tmp_path / "usual", guard=None)
     echo = io.BytesIO()
     out_before: list[int] = []
-    learn = REM.learn
+    learn = Updater.learn
 
-    def watched(self: REM) -> None:
+    def watched(self: Updater[Any]) -> None:
         on_disk = (tmp_path / "early" / PREDICTIONS).read_bytes()
         assert on_disk == echo.getvalue()
         out_before.append(on_disk.count(b"\n"))
         learn(self)
 
-    monkeypatch.setattr(REM, "learn", watched)
+    monkeypatch.setattr(Updater, "learn", watched)
     go(frames, tmp_path / "early", echo=echo, guard=None, latency=True)
     usual, early = rows_of(tmp_path / "usual"), rows_of(tmp_path / "early")
     assert out_before == [min(3 * number, len(early)) for number in range(1, len(out_before) + 1)]
@@ -81,9 +90,9 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
 def test_a_stop_during_the_update_loses_nothing(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "run"
     go(frames, whole, latency=True)
-    learn, seen = REM.learn, 0
+    learn, seen = Updater.learn, 0
 
-    def stopped(self: REM) -> None:
+    def stopped(self: Updater[Any]) -> None:
         nonlocal seen
         seen += 1
         if seen == 2:
@@ -91,7 +100,7 @@ def test_a_stop_during_the_update_loses_nothing(frames: Path, tmp_path: Path, mo
         learn(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(REM, "learn", stopped)
+        patch.setattr(Updater, "learn", stopped)
         patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)  # as if a batch took long
         summary = go(frames, folder, latency=True)
     assert summary.exit_reason == "SIGTERM"

@@ -20,6 +20,7 @@ from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.results import delta_path
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import Guard
+from remtta.methods.method import Method, Updater
 from remtta.methods.settings import MethodConfig, ROIDConfig, SourceConfig
 from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
@@ -33,7 +34,7 @@ from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 
-QUICK = GuardOptions(window=16, renewed=1, memory=1, least=4, cost=1.0, doubt=1e-6, alarm=2e-6, retries=2)
+QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, cost=1.0, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
     "rem": (REMConfig(lr=0.01), None),
     "rem+guard": (REMConfig(lr=0.05), QUICK),
@@ -71,8 +72,8 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
     ]
 
 
-def session_on(method: REM, diary: Diary, **more: Any) -> Session[Counts]:
-    card = card_of(method.model)
+def session_on(method: Method, diary: Diary, **more: Any) -> Session[Counts]:
+    card = card_of(method.net.model)
     plain = {"policy": AllFrames(), "listener": diary, "interrupts": Interrupts()}
     return Session(Adapter(method), card, Counts(), **{**plain, **more})
 
@@ -170,17 +171,17 @@ def source_of(kind: str, frames: Path) -> Any:
 
 def stopped_in(batch: int, signum: int, patch: pytest.MonkeyPatch) -> None:
     """Send a signal in the middle of a batch, as if each took long."""
-    step, calls = REM.__call__, 0
+    step, calls = Updater.__call__, 0
 
-    def slow(self: REM, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def slow(self: Updater[Any], images: Tensor, labels: Tensor | None = None) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == batch:
-            self._weights.parameters["blocks.0.norm1.weight"].data.add_(1.0)  # a step is half done
+            self.net.weights.parameters["blocks.0.norm1.weight"].data.add_(1.0)  # a step is half done
             os.kill(os.getpid(), signum)
         return step(self, images, labels)
 
-    patch.setattr(REM, "__call__", slow)
+    patch.setattr(Updater, "__call__", slow)
     patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)
 
 

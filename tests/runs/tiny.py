@@ -14,7 +14,7 @@ from remtta import adapt_stream
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
-from remtta.options import RunOptions
+from remtta.options import GuardOptions, RunOptions
 from tests.conftest import tiny_vit
 
 CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
@@ -31,7 +31,8 @@ def adapt_tiny(
     **more: Any,
 ) -> RunSummary:
     """A run whose batches are small, and which saves after every other one."""
-    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, **(options or {}), "resume": resume})
+    guard = GuardOptions("rollback", "auto")
+    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": guard, **(options or {}), "resume": resume})
     config = more.pop("config", None) or CONFIGS[method]
     return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
 

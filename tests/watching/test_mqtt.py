@@ -19,8 +19,8 @@ from remtta.watching.mqtt import Publisher, Topic, parse_topic
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, happens
 from tests.records import parsed, rows_of
-from tests.runs.test_metrics import free_port
 from tests.runs.tiny import adapt_tiny
+from tests.watching.test_metrics import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 

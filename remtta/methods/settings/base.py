@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from remtta.errors import UsageError, check, check_finite
+from remtta.errors import UsageError, check
 from remtta.options.option import Option
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 Answer = Literal["last"]
+BatchNorms = Literal["batch", "running"]
+_FINITE = "a finite number"
+
+
+def setting(default: float | None, rule: str, name: str | None = None) -> Any:
+    """A field whose values keep a rule, such as ">= 1", "> 0 and finite" or "in [0, 1)".
+
+    Args:
+        default: Its default; where this is None, None keeps every rule.
+        rule: As messages have it.
+        name: What messages call it; the field's own name if None.
+    """
+    return field(default=default, metadata={"rule": rule, **({"name": name} if name else {})})
 
 
 MOST_STEPS = 10_000
@@ -68,15 +85,17 @@ class MethodConfig:
     lr: Annotated[
         float,
         Option("Learning rate.", default="rem 0.001, remtta 0.01", panel="Method", common=True, more="methods.md"),
-    ] = 1e-3
+    ] = setting(1e-3, "> 0 and finite", "learning rate")
     optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
         "adam"
     )
-    momentum: Annotated[float, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = 0.9
+    momentum: Annotated[float, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = (
+        setting(0.9, "in [0, 1)")
+    )
     nesterov: bool = False
     steps: Annotated[
         int, Option("Optimizer steps per batch.", min=1, max=MOST_STEPS, default="rem 1", panel="Method")
-    ] = 1
+    ] = setting(1, f"from 1 to {MOST_STEPS}")
     answer: Answer | None = None
     anchor: Annotated[
         float,
@@ -88,21 +107,21 @@ class MethodConfig:
             default="remtta auto, else 0",
             panel="Method",
         ),
-    ] = 0.0
+    ] = setting(0.0, "in [0, 1)")
     episodic: bool = False
     micro_batch: Annotated[
         int | None,
         Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),
-    ] = None
+    ] = setting(None, ">= 1", "micro-batch")
     adapt_layers: Annotated[
         str | None,
         Option(
             'Blocks whose norms adapt, such as 0-8, or "all".', default="rem the first three quarters", panel="Method"
         ),
     ] = None
-    bn: Literal["batch", "running"] = "batch"
-    bn_prior: int | None = None
-    bn_momentum: float = 0.0
+    bn: BatchNorms = "batch"
+    bn_prior: int | None = setting(None, ">= 0")
+    bn_momentum: float = setting(0.0, "in [0, 1]")
     precision: Annotated[
         Precision,
         Option(
@@ -123,29 +142,80 @@ class MethodConfig:
     source_settings: ClassVar[tuple[str, ...] | None] = None
     """Settings that `source_statistics` depends on, for methods that learn from source images; None for all."""
 
+    whole_batch: ClassVar[str | None] = None
+    """Who needs whole batches, where `micro_batch` must stay None."""
+
+    no_layers: ClassVar[str | None] = None
+    """Why there are no layers to choose, where `adapt_layers` and `bn_momentum` must be left out."""
+
     @classmethod
     def lr_at(cls, batch_size: int) -> float:
         """The default learning rate with this many images per update."""
         return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
 
     def __post_init__(self) -> None:
-        check_finite(self.lr, "learning rate", "> 0")
-        check(self.optimizer in ("adam", "sgd"), "optimizer", self.optimizer, "adam or sgd")
-        check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        """Raise UsageError if a value breaks its field's rule, or settings do not go together."""
+        kind: Any = type(self)
+        rules, choices = _rules(kind), _choices(kind)
+        for each in fields(self):
+            value, rule = getattr(self, each.name), rules.get(each.name)
+            if each.name in choices:
+                check(value in choices[each.name], each.name, value, _listed(choices[each.name]))
+            elif rule and not (value is None and each.default is None):
+                check(_holds(value, rule["rule"]), rule["name"], value, rule["rule"])
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
-        check(1 <= self.steps <= MOST_STEPS, "steps", self.steps, f"from 1 to {MOST_STEPS}")
-        check(self.answer in (None, "last"), "answer", self.answer, "last or None")
-        check(0 <= self.anchor < 1, "anchor", self.anchor, "in [0, 1)")
-        check(self.micro_batch is None or self.micro_batch >= 1, "micro-batch", self.micro_batch, ">= 1")
-        check(self.bn in ("batch", "running"), "bn", self.bn, "batch or running")
-        check(self.bn_prior is None or self.bn_prior >= 0, "bn-prior", self.bn_prior, ">= 0")
-        check(0 <= self.bn_momentum <= 1, "bn-momentum", self.bn_momentum, "in [0, 1]")
-        check(self.precision in ("auto", "fp32", "bf16"), "precision", self.precision, "auto, fp32 or bf16")
+        whole = f"left out with {self.whole_batch}"
+        check(self.whole_batch is None or self.micro_batch is None, "micro-batch", self.micro_batch, whole)
+        if self.no_layers is not None:
+            check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, f"left out, {self.no_layers}")
+            check(not self.bn_momentum, "bn_momentum", self.bn_momentum, f"left out, {self.no_layers}")
+
+
+def _holds(value: float, rule: str) -> bool:
+    """Return whether a number keeps a rule such as ">= 1", "> 0 and finite" or "in [0, 1)"."""
+    if interval := re.fullmatch(r"in ([\[(])(.+), (.+)([\])])", rule):
+        opens, low, high, closes = interval.groups()
+        above = value >= float(low) if opens == "[" else value > float(low)
+        return above and (value <= float(high) if closes == "]" else value < float(high))
+    if rule == _FINITE:
+        return math.isfinite(value)
+    if rule.startswith("from "):
+        low, high = rule.removeprefix("from ").split(" to ")
+        return float(low) <= value <= float(high)
+    compare, _, rest = rule.partition(" ")
+    bound = float(rest.removesuffix(" and finite"))
+    return (value > bound if compare == ">" else value >= bound) and (value < math.inf or "finite" not in rule)
+
+
+@functools.cache
+def _rules(kind: type) -> dict[str, Mapping[str, str]]:
+    """Return the rules of fields, by name; a subclass with a default of its own keeps the rule."""
+    found = (each for base in reversed(kind.__mro__) if is_dataclass(base) for each in fields(base))
+    return {each.name: {"name": each.name, **each.metadata} for each in found if each.metadata}
+
+
+@functools.cache
+def _choices(kind: type) -> dict[str, tuple[object, ...]]:
+    """Return the values that fields with a Literal type may have, by name."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        if literals:
+            found[name] = (*get_args(literals[0]), *((None,) if type(None) in get_args(hint) else ()))
+    return found
+
+
+def _listed(values: tuple[object, ...]) -> str:
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}"
 
 
 BATCH_NORM_SETTINGS = ("bn", "bn_prior", "bn_momentum")
 """Settings of what batch norms normalise by."""
+
+NO_WEIGHTS = ("adapt_layers", "anchor", "bn_momentum")
+"""Settings of which norms adapt, and what becomes of them."""
 
 UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "anchor", "adapt_layers")
 """Settings of methods that train weights."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remtta.errors import check, check_finite
-from remtta.methods.settings.base import MethodConfig, Optimizer
+from remtta.errors import check
+from remtta.methods.settings.base import NO_WEIGHTS, MethodConfig, Optimizer, setting
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,11 @@ class BesideConfig(MethodConfig):
         warmup_lr: Learning rate of the warm-up, which is Adam's here.
     """
 
-    entropy_margin: float = 0.4
-    warmup_images: int = 10_000
-    warmup_lr: float = 1e-3
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor", "bn_momentum")
-
-    def __post_init__(self) -> None:
-        check_finite(self.entropy_margin, "entropy margin", "> 0")
-        check(self.warmup_images >= 1, "warmup images", self.warmup_images, ">= 1")
-        check_finite(self.warmup_lr, "warmup lr", "> 0")
-        check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
-        check(not self.bn_momentum, "bn-momentum", self.bn_momentum, "left out, as no weight changes")
-        super().__post_init__()
+    entropy_margin: float = setting(0.4, "> 0 and finite")
+    warmup_images: int = setting(10_000, ">= 1")
+    warmup_lr: float = setting(1e-3, "> 0 and finite")
+    unused: ClassVar[tuple[str, ...]] = NO_WEIGHTS
+    no_layers: ClassVar[str | None] = "as no weight changes"
 
 
 _WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
@@ -50,18 +43,13 @@ class EcoTTAConfig(BesideConfig):
     Source: EcoTTA (Song et al., CVPR 2023), arXiv:2303.01904.
     """
 
-    distance_weight: float = 0.5
+    distance_weight: float = setting(0.5, ">= 0 and finite")
     two_steps: bool = False
     lr: float = 2.5e-4
     optimizer: Optimizer = "sgd"
     lr_batch: ClassVar[int | None] = 64
+    whole_batch: ClassVar[str | None] = "EcoTTA, whose networks normalise by the whole batch"
     source_settings: ClassVar[tuple[str, ...] | None] = _WARM_UP
-
-    def __post_init__(self) -> None:
-        check_finite(self.distance_weight, "distance weight", ">= 0")
-        rule = "left out with EcoTTA, whose networks normalise by the whole batch"
-        check(self.micro_batch is None, "micro-batch", self.micro_batch, rule)
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -77,16 +65,13 @@ class BECoTTAConfig(BesideConfig):
     Source: BECoTTA (Lee et al., ICML 2024), arXiv:2402.08712.
     """
 
-    experts: int = 6
-    rank: int = 8
+    experts: int = setting(6, ">= 1")
+    rank: int = setting(8, ">= 1")
     chosen: int = 3
-    synergy: float = 0.1
+    synergy: float = setting(0.1, ">= 0 and finite")
     lr: float = 6e-7
     source_settings: ClassVar[tuple[str, ...] | None] = (*_WARM_UP, "experts", "rank", "chosen", "synergy")
 
     def __post_init__(self) -> None:
-        check(self.experts >= 1, "experts", self.experts, ">= 1")
-        check(self.rank >= 1, "rank", self.rank, ">= 1")
         check(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"in 1-{self.experts}, the number of experts")
-        check_finite(self.synergy, "synergy", ">= 0")
         super().__post_init__()

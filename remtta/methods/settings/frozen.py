@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from remtta.errors import check, check_finite
-from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, MethodConfig
+from remtta.errors import check
+from remtta.methods.settings.base import BATCH_NORM_SETTINGS, NO_WEIGHTS, UPDATE_SETTINGS, MethodConfig, setting
 
 Affinity = Literal["knn", "rbf", "linear"]
 
@@ -45,13 +45,8 @@ class LAMEConfig(MethodConfig):
     """
 
     affinity: Affinity = "knn"
-    neighbours: int = 5
+    neighbours: int = setting(5, ">= 1")
     unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic")
-
-    def __post_init__(self) -> None:
-        check(self.affinity in get_args(Affinity), "affinity", self.affinity, "knn, rbf or linear")
-        check(self.neighbours >= 1, "neighbours", self.neighbours, ">= 1")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -69,18 +64,14 @@ class FOAConfig(MethodConfig):
     Source: Test-Time Model Adaptation with Only Forward Passes, arXiv:2404.01650.
     """
 
-    num_prompts: int = 3
-    population: int | None = None
-    distance_weight: float = 0.4
-    shift_decay: float = 0.9
+    num_prompts: int = setting(3, ">= 1")
+    population: int | None = setting(None, ">= 4")
+    distance_weight: float = setting(0.4, ">= 0 and finite")
+    shift_decay: float = setting(0.9, "in [0, 1)")
     unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS)
     source_settings: ClassVar[tuple[str, ...] | None] = ("precision",)
 
     def __post_init__(self) -> None:
-        check(self.num_prompts >= 1, "num-prompts", self.num_prompts, ">= 1")
-        check(self.population is None or self.population >= 4, "population", self.population, ">= 4")
-        check_finite(self.distance_weight, "distance-weight", ">= 0")
-        check(0 <= self.shift_decay < 1, "shift-decay", self.shift_decay, "in [0, 1)")
         check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
         super().__post_init__()
 
@@ -97,15 +88,8 @@ class VDPConfig(MethodConfig):
     Source: Decorate the Newcomers, arXiv:2212.04145.
     """
 
-    prompt_share: float = 0.25
-    teacher_decay: float = 0.999
-    homeostasis: float = 1.0
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor", "bn_momentum")
-
-    def __post_init__(self) -> None:
-        check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
-        check(not self.bn_momentum, "bn-momentum", self.bn_momentum, "left out, as no weight changes")
-        check(0 < self.prompt_share <= 1, "prompt-share", self.prompt_share, "in (0, 1]")
-        check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
-        check_finite(self.homeostasis, "homeostasis", ">= 0")
-        super().__post_init__()
+    prompt_share: float = setting(0.25, "in (0, 1]")
+    teacher_decay: float = setting(0.999, "in [0, 1)")
+    homeostasis: float = setting(1.0, ">= 0 and finite")
+    unused: ClassVar[tuple[str, ...]] = NO_WEIGHTS
+    no_layers: ClassVar[str | None] = "as no weight changes"

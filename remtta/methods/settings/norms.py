@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from remtta.errors import check, check_finite
-from remtta.methods.settings.base import MethodConfig, Optimizer
+from remtta.methods.settings.base import MethodConfig, Optimizer, setting
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,10 @@ class PseudoLabelConfig(MethodConfig):
         threshold: Predictions with a higher probability count as labels.
     """
 
-    threshold: float = 0.9
+    threshold: float = setting(0.9, "in [0, 1)")
     lr: float = 1e-2
     optimizer: Optimizer = "sgd"
     adapt_layers: str | None = "all"
-
-    def __post_init__(self) -> None:
-        check(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -61,15 +56,9 @@ class ETAConfig(TentConfig):
     Source: EATA (Niu et al., ICML 2022), arXiv:2204.02610.
     """
 
-    entropy_margin: float = 0.4
-    max_cosine: float = 0.05
-    probs_momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_finite(self.entropy_margin, "entropy margin", "> 0")
-        check_finite(self.max_cosine, "max cosine", "> 0")
-        check(0 <= self.probs_momentum < 1, "probs momentum", self.probs_momentum, "in [0, 1)")
-        super().__post_init__()
+    entropy_margin: float = setting(0.4, "> 0 and finite")
+    max_cosine: float = setting(0.05, "> 0 and finite")
+    probs_momentum: float = setting(0.9, "in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -85,14 +74,9 @@ class EATAConfig(ETAConfig):
     Source: EATA (Niu et al., ICML 2022), arXiv:2204.02610.
     """
 
-    fisher_weight: float = 2000.0
-    fisher_images: int = 2000
+    fisher_weight: float = setting(2000.0, ">= 0 and finite")
+    fisher_images: int = setting(2000, ">= 1")
     source_settings: ClassVar[tuple[str, ...] | None] = ("adapt_layers", "fisher_images", "precision")
-
-    def __post_init__(self) -> None:
-        check_finite(self.fisher_weight, "fisher weight", ">= 0")
-        check(self.fisher_images >= 1, "fisher images", self.fisher_images, ">= 1")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -108,11 +92,7 @@ class RDumbConfig(ETAConfig):
     """
 
     lr: float = 2.5e-4
-    reset_every_steps: int = 1000
-
-    def __post_init__(self) -> None:
-        check(self.reset_every_steps >= 1, "reset every steps", self.reset_every_steps, ">= 1")
-        super().__post_init__()
+    reset_every_steps: int = setting(1000, ">= 1")
 
 
 @dataclass(frozen=True)
@@ -145,17 +125,10 @@ class SARConfig(_SARLikeConfig):
     Source: SAR (Niu et al., ICLR 2023), arXiv:2302.12400.
     """
 
-    entropy_margin: float = 0.4
-    rho: float = 0.05
-    reset_below: float = 0.2
-    loss_momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_finite(self.entropy_margin, "entropy margin", "> 0")
-        check_finite(self.rho, "rho", "> 0")
-        check_finite(self.reset_below, "reset below", ">= 0")
-        check(0 <= self.loss_momentum < 1, "loss momentum", self.loss_momentum, "in [0, 1)")
-        super().__post_init__()
+    entropy_margin: float = setting(0.4, "> 0 and finite")
+    rho: float = setting(0.05, "> 0 and finite")
+    reset_below: float = setting(0.2, ">= 0 and finite")
+    loss_momentum: float = setting(0.9, "in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -176,17 +149,10 @@ class DeYOConfig(_SARLikeConfig):
     Source: DeYO (Lee et al., ICLR 2024), arXiv:2403.07366.
     """
 
-    entropy_margin: float = 0.5
-    weight_margin: float = 0.4
-    plpd_margin: float = 0.2
-    grid: int = 4
-
-    def __post_init__(self) -> None:
-        check_finite(self.entropy_margin, "entropy margin", "> 0")
-        check_finite(self.weight_margin, "weight margin")
-        check(-1 <= self.plpd_margin < 1, "plpd margin", self.plpd_margin, "in [-1, 1)")
-        check(self.grid >= 2, "grid", self.grid, ">= 2")
-        super().__post_init__()
+    entropy_margin: float = setting(0.5, "> 0 and finite")
+    weight_margin: float = setting(0.4, "a finite number")
+    plpd_margin: float = setting(0.2, "in [-1, 1)")
+    grid: int = setting(4, ">= 2")
 
 
 @dataclass(frozen=True)
@@ -208,26 +174,17 @@ class ROIDConfig(MethodConfig):
     Source: ROID (Marsden et al., WACV 2024), arXiv:2306.00650.
     """
 
-    clip: float = 0.99
-    temperature: float = 1 / 3
-    probs_momentum: float = 0.9
-    source_momentum: float = 0.99
+    clip: float = setting(0.99, "in (0, 1)")
+    temperature: float = setting(1 / 3, "> 0 and finite")
+    probs_momentum: float = setting(0.9, "in [0, 1]")
+    source_momentum: float = setting(0.99, "in [0, 1]")
     prior_on: Literal["probabilities", "logits"] = "probabilities"
     lr: float = 2.5e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
     adapt_layers: str | None = "all"
     lr_batch: ClassVar[int | None] = 64
-
-    def __post_init__(self) -> None:
-        check(0 < self.clip < 1, "clip", self.clip, "in (0, 1)")
-        check_finite(self.temperature, "temperature", "> 0")
-        for name in ("probs_momentum", "source_momentum"):
-            check(0 <= getattr(self, name) <= 1, name.replace("_", " "), getattr(self, name), "in [0, 1]")
-        check(self.prior_on in ("probabilities", "logits"), "prior on", self.prior_on, "probabilities or logits")
-        rule = "left out with ROID and CMF, which weigh each image against the whole batch"
-        check(self.micro_batch is None, "micro-batch", self.micro_batch, rule)
-        super().__post_init__()
+    whole_batch: ClassVar[str | None] = "ROID and CMF, which weigh each image against the whole batch"
 
 
 @dataclass(frozen=True)
@@ -249,12 +206,6 @@ class CMFConfig(ROIDConfig):
     Source: CMF (Lee and Chang, ICLR 2024), openreview.net/forum?id=BllUWdpIOA.
     """
 
-    hidden_momentum: float = 0.99
-    process_noise: float = 0.005
-    least_kept: float = 0.89
-
-    def __post_init__(self) -> None:
-        check(0 <= self.hidden_momentum <= 1, "hidden momentum", self.hidden_momentum, "in [0, 1]")
-        check(0 < self.process_noise < 1, "process noise", self.process_noise, "in (0, 1)")
-        check(0 <= self.least_kept <= 1, "least kept", self.least_kept, "in [0, 1]")
-        super().__post_init__()
+    hidden_momentum: float = setting(0.99, "in [0, 1]")
+    process_noise: float = setting(0.005, "in (0, 1)")
+    least_kept: float = setting(0.89, "in [0, 1]")

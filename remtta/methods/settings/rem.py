@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from remtta.errors import UsageError, check, check_finite
-from remtta.methods.settings.base import MethodConfig
+from remtta.errors import UsageError, check
+from remtta.methods.settings.base import MethodConfig, setting
 from remtta.options.option import Option
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
@@ -61,26 +61,20 @@ class REMConfig(MethodConfig):
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
         float, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
-    ] = 1.0
+    ] = setting(1.0, ">= 0 and finite", "lambda")
     margin: Annotated[
         float, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
-    ] = 0.0
-    consistency_weight: float = 1.0
+    ] = setting(0.0, ">= 0 and finite")
+    consistency_weight: float = setting(1.0, ">= 0 and finite")
     masking: Masking = "auto"
-    confident_below: float | None = None
+    confident_below: float | None = setting(None, "in (0, 1]")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))
         _check_mask_ratios(self.mask_ratios)
-        check_finite(self.ranking_weight, "lambda", ">= 0")
-        check_finite(self.margin, "margin", ">= 0")
-        weight = self.consistency_weight
-        check_finite(weight, "consistency weight", ">= 0")
-        check(weight > 0 or self.ranking_weight > 0, "consistency weight", weight, "> 0 where lambda is 0")
-        check(self.masking in get_args(Masking), "masking", self.masking, f"one of {', '.join(get_args(Masking))}")
-        if self.confident_below is not None:
-            check(0 < self.confident_below <= 1, "confident below", self.confident_below, "in (0, 1]")
         super().__post_init__()
+        weights = self.consistency_weight, self.ranking_weight
+        check(max(weights) > 0, "consistency_weight", self.consistency_weight, "> 0 where lambda is 0")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from remtta.errors import check, check_finite
-from remtta.methods.settings.base import MethodConfig, Optimizer
+from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, MethodConfig, Optimizer, setting
 
 Border = Literal["red", "grey", "black"]
 
@@ -15,12 +14,8 @@ Border = Literal["red", "grey", "black"]
 class WholeModelConfig(MethodConfig):
     """Settings of methods that change every weight, so that there are no layers to choose."""
 
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor", "bn_momentum")
-
-    def __post_init__(self) -> None:
-        check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as every weight changes")
-        check(not self.bn_momentum, "bn-momentum", self.bn_momentum, "left out with methods that change every weight")
-        super().__post_init__()
+    unused: ClassVar[tuple[str, ...]] = NO_WEIGHTS
+    no_layers: ClassVar[str | None] = "as every weight changes"
 
 
 @dataclass(frozen=True)
@@ -42,22 +37,14 @@ class CoTTAConfig(WholeModelConfig):
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
 
-    teacher_decay: float = 0.999
-    num_augmentations: int = 32
-    augment_below: float | None = None
-    restore: float = 0.001
+    teacher_decay: float = setting(0.999, "in [0, 1)")
+    num_augmentations: int = setting(32, ">= 1")
+    augment_below: float | None = setting(None, "in [0, 1]")
+    restore: float = setting(0.001, "in [0, 1)")
     all_parameters: bool = True
     lr: float = 1e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
-
-    def __post_init__(self) -> None:
-        check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
-        check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
-        below = self.augment_below
-        check(below is None or 0 <= below <= 1, "augment-below", below, "in [0, 1]")
-        check(0 <= self.restore < 1, "restore", self.restore, "in [0, 1)")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -78,17 +65,12 @@ class MEMOConfig(WholeModelConfig):
     Source: MEMO, arXiv:2110.09506.
     """
 
-    num_augmentations: int = 64
+    num_augmentations: int = setting(64, ">= 1")
     border: Border = "red"
     keep_optimizer: bool = False
-    bn: Literal["batch", "running"] = "running"  # the views are of one image
+    bn: BatchNorms = "running"  # the views are of one image
     lr: float = 1e-5
     unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer")
-
-    def __post_init__(self) -> None:
-        check(self.num_augmentations >= 1, "num-augmentations", self.num_augmentations, ">= 1")
-        check(self.border in get_args(Border), "border", self.border, "red, grey or black")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -107,26 +89,16 @@ class ViDAConfig(WholeModelConfig):
     Source: ViDA, arXiv:2306.04344.
     """
 
-    low_rank: int = 1
-    high_rank: int = 128
-    adapter_lr: float = 2e-7
-    teacher_decay: float = 0.999
-    adapter_decay: float = 0.8
-    num_augmentations: int = 10
-    threshold: float = 0.2
+    low_rank: int = setting(1, ">= 1")
+    high_rank: int = setting(128, ">= 1")
+    adapter_lr: float = setting(2e-7, "> 0 and finite")
+    teacher_decay: float = setting(0.999, "in [0, 1)")
+    adapter_decay: float = setting(0.8, "in [0, 1)")
+    num_augmentations: int = setting(10, ">= 2")
+    threshold: float = setting(0.2, ">= 0 and finite")
     lr: float = 5e-7
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
-
-    def __post_init__(self) -> None:
-        check(self.low_rank >= 1, "low-rank", self.low_rank, ">= 1")
-        check(self.high_rank >= 1, "high-rank", self.high_rank, ">= 1")
-        check_finite(self.adapter_lr, "adapter-lr", "> 0")
-        check(0 <= self.teacher_decay < 1, "teacher-decay", self.teacher_decay, "in [0, 1)")
-        check(0 <= self.adapter_decay < 1, "adapter-decay", self.adapter_decay, "in [0, 1)")
-        check(self.num_augmentations >= 2, "num-augmentations", self.num_augmentations, ">= 2")
-        check_finite(self.threshold, "threshold", ">= 0")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -143,20 +115,12 @@ class ContinualMAEConfig(WholeModelConfig):
     Source: Continual-MAE, arXiv:2312.12480.
     """
 
-    mask_ratio: float = 0.5
-    num_dropouts: int = 10
-    dropout: float = 0.1
-    hog_weight: float = 0.5
-    restore: float = 0.01
+    mask_ratio: float = setting(0.5, "in (0, 1)")
+    num_dropouts: int = setting(10, ">= 2")
+    dropout: float = setting(0.1, "in (0, 1)")
+    hog_weight: float = setting(0.5, ">= 0 and finite")
+    restore: float = setting(0.01, "in [0, 1)")
     lr: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check(0 < self.mask_ratio < 1, "mask-ratio", self.mask_ratio, "in (0, 1)")
-        check(self.num_dropouts >= 2, "num-dropouts", self.num_dropouts, ">= 2")
-        check(0 < self.dropout < 1, "dropout", self.dropout, "in (0, 1)")
-        check_finite(self.hog_weight, "hog-weight", ">= 0")
-        check(0 <= self.restore < 1, "restore", self.restore, "in [0, 1)")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -178,17 +142,10 @@ class PETALConfig(CoTTAConfig):
     Source: A Probabilistic Framework for Lifelong Test-Time Adaptation, arXiv:2212.09713.
     """
 
-    restore: float = 0.003
-    posterior_weight: float = 1e-11
-    swag_lr: float = 1e-4
-    swag_every: int = 1
+    restore: float = setting(0.003, "in [0, 1)")
+    posterior_weight: float = setting(1e-11, ">= 0 and finite")
+    swag_lr: float = setting(1e-4, "> 0 and finite")
+    swag_every: int = setting(1, ">= 1")
     start: Literal["source", "mean"] = "source"
     lr: float = 1e-2
     source_settings: ClassVar[tuple[str, ...] | None] = ("swag_lr", "swag_every", "precision")
-
-    def __post_init__(self) -> None:
-        check_finite(self.posterior_weight, "posterior-weight", ">= 0")
-        check_finite(self.swag_lr, "swag-lr", "> 0")
-        check(self.swag_every >= 1, "swag-every", self.swag_every, ">= 1")
-        check(self.start in ("source", "mean"), "start", self.start, "source or mean")
-        super().__post_init__()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from remtta.errors import check
-from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, MethodConfig, setting
 from remtta.methods.settings.rem import REMConfig
 
 Order = Literal["parallel", "sequential"]
 _UNUSED = ("answer", "anchor", "bn_momentum")
+_WHOLE = "{}, whose steps have the whole batch"
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,13 @@ class WATTConfig(MethodConfig):
     Source: WATT, arXiv:2406.13875.
     """
 
-    rounds: int = 5
+    rounds: int = setting(5, ">= 1")
     order: Order = "sequential"
     steps: int = 2
     episodic: bool = True
     adapt_layers: str | None = "all"
     unused: ClassVar[tuple[str, ...]] = _UNUSED
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
+    whole_batch: ClassVar[str | None] = _WHOLE.format("WATT")
 
 
 @dataclass(frozen=True)
@@ -53,16 +50,12 @@ class CLIPArTTConfig(MethodConfig):
     Source: CLIPArTT, arXiv:2405.00754.
     """
 
-    likeliest: int = 3
+    likeliest: int = setting(3, ">= 1")
     steps: int = 10
     episodic: bool = True
     adapt_layers: str | None = "all"
     unused: ClassVar[tuple[str, ...]] = ("answer",)
-
-    def __post_init__(self) -> None:
-        check(self.likeliest >= 1, "likeliest", self.likeliest, ">= 1")
-        _check_whole(self, "CLIPArTT")
-        super().__post_init__()
+    whole_batch: ClassVar[str | None] = _WHOLE.format("CLIPArTT")
 
 
 @dataclass(frozen=True)
@@ -80,18 +73,13 @@ class TPTConfig(MethodConfig):
     Source: Test-Time Prompt Tuning, arXiv:2209.07511.
     """
 
-    num_views: int = 64
-    certain_share: float = 0.1
+    num_views: int = setting(64, ">= 1")
+    certain_share: float = setting(0.1, "in (0, 1]")
     augmix: bool = False
     lr: float = 5e-3
-    bn: Literal["batch", "running"] = "running"  # the views are of one image
-    unused: ClassVar[tuple[str, ...]] = ("adapt_layers", "anchor", "bn_momentum", "answer", "episodic")
-
-    def __post_init__(self) -> None:
-        check(self.num_views >= 1, "num-views", self.num_views, ">= 1")
-        check(0 < self.certain_share <= 1, "certain-share", self.certain_share, "in (0, 1]")
-        check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, "left out, as no weight changes")
-        super().__post_init__()
+    bn: BatchNorms = "running"  # the views are of one image
+    unused: ClassVar[tuple[str, ...]] = (*NO_WEIGHTS, "answer", "episodic")
+    no_layers: ClassVar[str | None] = "as no weight changes"
 
 
 @dataclass(frozen=True)
@@ -105,23 +93,9 @@ class REMWATTConfig(REMConfig):
         steps: Optimizer steps per template and round.
     """
 
-    rounds: int = 5
+    rounds: int = setting(5, ">= 1")
     order: Order = "sequential"
     steps: int = 2
     episodic: bool = True
     unused: ClassVar[tuple[str, ...]] = (*_UNUSED, "margin", "consistency_weight", "confident_below")
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
-
-
-def _check(config: WATTConfig | REMWATTConfig) -> None:
-    check(config.rounds >= 1, "rounds", config.rounds, ">= 1")
-    check(config.order in get_args(Order), "order", config.order, "parallel or sequential")
-    _check_whole(config, "WATT")
-
-
-def _check_whole(config: MethodConfig, method: str) -> None:
-    rule = f"left out with {method}, whose steps have the whole batch"
-    check(config.micro_batch is None, "micro-batch", config.micro_batch, rule)
+    whole_batch: ClassVar[str | None] = _WHOLE.format("WATT")

@@ -1,0 +1,256 @@
+"""What a method is: the loss of a batch, and the few other things that some methods do around their updates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.methods.net import Chosen, Net
+from remtta.methods.optimizer import NamedOptimizer
+from remtta.methods.settings import MethodConfig
+
+Config = TypeVar("Config", bound=MethodConfig)
+
+Targets = tuple[Tensor, ...]
+"""What a loss compares each image with: tensors with a row for each."""
+
+Loss = tuple[Tensor, Tensor, int]
+"""Logits of the views (L, B, C), the plain one first; the loss, a scalar; how many images it is a mean over."""
+
+_GENERATOR, _OWN = "generator", "own."
+
+_log = logging.getLogger("remtta")
+
+
+class Objective(Generic[Config]):
+    """A method, apart from the machinery of updates: its `loss`, and hooks that do nothing by default.
+
+    Attributes:
+        net: The model.
+        config: The method's settings.
+        trained: What the optimizer steps, by name: the adapted weights, or what learns in their place.
+        memory: What the next update depends on besides weights, optimizer and random numbers, by name; saved
+            in states. `begin` makes it.
+        chosen: Which weights adapt.
+        any_model: Whether it takes any classifier, only to predict by it.
+        is_source: Whether it only answers as the source model does.
+        adapts: Whether a batch changes anything.
+        accumulates: Whether the next batch still has what a batch taught.
+        predicts_after: Whether the prediction comes from after the update.
+        needs_labels: Whether it learns from true labels.
+        needs_source: Whether it learns from clean images of the source domain first.
+        most_source_images: From how many of them at most; None for all.
+        delta_refusal: Why what it learns cannot be saved as a delta, if it cannot.
+        num_models: Copies of the model's weights that it holds.
+    """
+
+    chosen: ClassVar[Chosen] = "norms"
+    any_model: ClassVar[bool] = False
+    is_source: ClassVar[bool] = False
+    accumulates: ClassVar[bool] = True
+    predicts_after: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
+    needs_source: ClassVar[bool] = False
+    num_models: ClassVar[int] = 1
+    adapts: bool = True
+    delta_refusal: str | None = None
+    most_source_images: int | None = None
+
+    def __init__(self, net: Net, config: Config) -> None:
+        self.net, self.config = net, config
+        self.trained: Mapping[str, Tensor] = net.weights.parameters
+        self.memory: dict[str, Tensor] = {}
+
+    # What a method is.
+
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        """Return views, loss and count of images (B, 3, H, W), a batch or a part of one.
+
+        Without gradient, or with a count of 0, none of these images teaches anything.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
+        """Return what `loss` compares the images of a whole batch with; by default the labels, if it needs them."""
+        return () if labels is None else (labels,)
+
+    # How it predicts.
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) of images (B, 3, H, W), each by itself."""
+        return self.net.logits(images)
+
+    def output(self, logits: Tensor) -> Tensor:
+        """Return the prediction (B, C) for a whole batch, from its plain logits (B, C)."""
+        return logits
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the prediction (B, C) for a whole batch of images (B, 3, H, W), without adapting."""
+        return self.output(self.logits(images))
+
+    def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
+        """Return the prediction (B, C) ahead of an update, and the update's targets where they are known by then."""
+        return self.predict(images), None
+
+    # How it adapts.
+
+    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+        """Adapt to a batch, and return the views (L, B, C) behind its prediction, the plain one first."""
+        return descent.batch(images, labels, targets)
+
+    def gradients(self, descent: Descent, images: Tensor, targets: Targets) -> Tensor:
+        """Leave a batch's gradients in `trained`, and return its views (L, B, C)."""
+        return descent.gradients(images, targets)
+
+    def before_step(self) -> None:
+        """Take something from the gradients, before the optimizer's step may write to them."""
+
+    def after_step(self) -> None:
+        """Change the weights after the optimizer's step, before they count as committed."""
+
+    def after_batch(self, views: Tensor) -> bool:
+        """Take note of a batch's views (L, B, C) after its step; return whether to go back to the source weights."""
+        return False
+
+    def part_size(self, batch_size: int) -> int:
+        """Return how many images of a batch go forward and backward at a time."""
+        return self.net.part_size(batch_size)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return what the optimizer steps, in groups that may have their own learning rates."""
+        return [{"params": list(self.trained.values())}]
+
+    def passes(self) -> tuple[float, float]:
+        """Return how many forward and backward passes an image takes; at most, where that depends on the image."""
+        return self.config.steps, self.config.steps
+
+    @property
+    def num_trained(self) -> int:
+        """Numbers that it learns: weights, or what learns in their place or beside them."""
+        return sum(tensor.numel() for tensor in self.trained.values())
+
+    # What it remembers.
+
+    def start(self) -> Mapping[str, Tensor] | None:
+        """Return the delta that adaptation begins with; None for the source weights."""
+        return None
+
+    def begin(self) -> None:
+        """Forget everything learned: set `memory` as before the first batch; weights and optimizer already are."""
+        self.memory = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies on the CPU of `memory` and of the random numbers' state."""
+        own = {_OWN + name: tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
+        return {_GENERATOR: self.net.generator.get_state(), **own}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned, among other entries; called after `begin`."""
+        self.net.generator.set_state(state[_GENERATOR])
+        own = {name.removeprefix(_OWN): tensor for name, tensor in state.items() if name.startswith(_OWN)}
+        for name, known in self.memory.items():
+            known.copy_(own.pop(name))  # in place: an optimizer may hold it
+        for name, tensor in own.items():
+            self.memory[name] = tensor.to(self.net.device if tensor.ndim else "cpu", copy=True)
+
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Learn from clean images (B, 3, H, W) of the source domain; return tensors on the CPU, for `use_source`."""
+        raise UsageError(f"{type(self).__name__} learns nothing from source images")
+
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Adapt with what `source_statistics` returned, on this or an equal model."""
+        raise UsageError(f"{type(self).__name__} learns nothing from source images")
+
+
+class Descent:
+    """Gradient descent on an objective's loss.
+
+    A batch whose gradients are not finite numbers is predicted and not adapted to.
+
+    Args:
+        net: The model.
+        objective: What has the loss.
+    """
+
+    def __init__(self, net: Net, objective: Objective[Any]) -> None:
+        self._net, self._objective, self._config = net, objective, objective.config
+        self.optimizer = NamedOptimizer(objective.trained, self._config, objective.groups())
+
+    def batch(self, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+        """Take all steps on a batch; return the views (L, B, C) behind its prediction.
+
+        `targets` are the first step's, where they are known.
+        """
+        views = []
+        for _ in range(self._config.steps):
+            views.append(self.step(images, labels, targets))
+            targets = None
+        return views[-1 if self._config.answer == "last" else 0]
+
+    @torch.enable_grad()
+    def step(self, images: Tensor, labels: Tensor | None = None, targets: Targets | None = None) -> Tensor:
+        """Take one step; return the views (L, B, C) that it was made from."""
+        if self._config.bn_momentum:
+            self._net.batch_norms.begin()
+        targets = self._objective.targets(images, labels) if targets is None else targets
+        views = self._objective.gradients(self, images, targets)
+        if self.optimizer.gradients():
+            self._apply()
+        if self._objective.after_batch(views):
+            self.restart()
+        return views
+
+    def gradients(self, images: Tensor, targets: Targets) -> Tensor:
+        """Leave a batch's gradients in the trained tensors, none where no image counts; return its views (L, B, C)."""
+        self.optimizer.zero_grad()
+        size = self._objective.part_size(len(images))
+        whole = size >= len(images)
+        if not whole:
+            self._net.batch_norms.warn_of_parts()
+        views, num_counted = [], 0
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            logits, loss, count = self._objective.loss(images[part], tuple(rows[part] for rows in targets))
+            if count and loss.requires_grad:
+                # The loss is a mean over images, so the parts' sums add up to the batch's.
+                (loss if whole else loss * count).backward()
+            num_counted += count
+            views.append(logits.detach())
+        gradients = self.optimizer.gradients()
+        if gradients and not whole:
+            torch._foreach_div_(gradients, float(num_counted))
+        return torch.cat(views, dim=1)
+
+    def restart(self) -> None:
+        """Go back to where adaptation begins, with nothing learned."""
+        self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large
+        start = self._objective.start()
+        if start is None:
+            self._net.weights.reset()
+        else:
+            self._net.weights.load(start)
+        self.forget()
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Have nothing learned but the weights."""
+        self.optimizer.restart()
+        self._objective.begin()
+
+    def _apply(self) -> None:
+        if not self.optimizer.finite():
+            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+            return
+        self._objective.before_step()
+        self.optimizer.step()
+        self._objective.after_step()
+        if self._config.anchor and self._objective.chosen == "norms":
+            self._net.weights.pull(self._config.anchor)
+        if self._config.bn_momentum:
+            self._net.batch_norms.follow(self._config.bn_momentum)
+        self._net.weights.commit()
