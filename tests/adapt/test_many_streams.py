@@ -30,7 +30,7 @@ from remtta.streams.sources import Stream, open_stream
 from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, happens, tiny_vit
 from tests.records import json_of, record_of, rows_of
-from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
+from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
 from tests.streams.fakes import GATE, FakeCamera, noise, source_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -47,7 +47,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **more: Any) -> SiteSummary:
-    options = RunOptions(**{"batch_size": 3, "save_every": 2, **more.pop("options", {})})
+    options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **more.pop("options", {})})
     opened = {name: each if isinstance(each, Stream) else open_stream(each) for name, each in streams.items()}
     model, config = more.pop("model", None) or tiny_vit(), more.pop("config", None) or CONFIGS[method]
     return adapt_streams(model, opened, folder, method=method, config=config, options=options, **more)

@@ -18,6 +18,8 @@ from remtta.options import GuardOptions, RunOptions
 from tests.conftest import tiny_vit
 
 CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
+GUARD = GuardOptions("rollback", "auto")
+"""What `remtta` has by itself."""
 
 
 def adapt_tiny(
@@ -31,8 +33,7 @@ def adapt_tiny(
     **more: Any,
 ) -> RunSummary:
     """A run whose batches are small, and which saves after every other one."""
-    guard = GuardOptions("rollback", "auto")
-    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": guard, **(options or {}), "resume": resume})
+    run_options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **(options or {}), "resume": resume})
     config = more.pop("config", None) or CONFIGS[method]
     return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
 
