@@ -100,7 +100,8 @@ def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
     """Assignments near the predictions and alike among neighbours, by the concave-convex procedure.
 
     Minimises sum_i KL(z_i, q_i) - sum_ij w_ij z_i . z_j over distributions
-    z_i: each step sets z_i proportional to q_i exp(sum_j w_ij z_j).
+    z_i: each step sets z_i proportional to q_i exp(sum_j w_ij z_j). In double
+    precision: in single, rounding would decide which step is the last.
 
     Args:
         log_probs: Logarithms of the model's predictions q, shape (B, C).
@@ -111,6 +112,7 @@ def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
 
     Source: Parameter-free Online Test-time Adaptation, arXiv:2201.05718.
     """
+    given, log_probs, affinity = log_probs, log_probs.double(), affinity.double()
     log_z, earlier = log_probs, math.nan  # which no objective equals
     for _ in range(_MAX_STEPS):
         pull = affinity @ log_z.exp()
@@ -120,4 +122,4 @@ def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
         if abs(objective - earlier) <= _TOLERANCE * abs(earlier):
             break
         earlier = objective
-    return log_z
+    return log_z.to(given)

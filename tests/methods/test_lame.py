@@ -96,6 +96,14 @@ def test_two_neighbours_pull_each_other_towards_agreement() -> None:
     )
 
 
+def test_it_stops_where_one_more_step_changes_nothing() -> None:
+    generator = torch.Generator().manual_seed(178)  # a batch that takes many steps
+    log_q = (2 * torch.randn(40, 10, generator=generator)).log_softmax(-1)
+    affinity = neighbour_affinity(torch.randn(40, 16, generator=generator), 5)
+    z = laplacian_correction(log_q, affinity).exp()
+    torch.testing.assert_close((log_q + affinity @ z).softmax(-1), z, atol=5e-5, rtol=0)
+
+
 def test_neighbours_are_the_nearest_by_angle_never_oneself() -> None:
     features = torch.tensor([[1.0, 0.0], [10.0, 1.0], [0.0, 1.0], [0.1, 5.0]])
     expected = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]

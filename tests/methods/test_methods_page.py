@@ -46,6 +46,12 @@ def test_every_method_with_an_official_code_has_its_rows() -> None:
     assert named == set(map(algorithm_of, METHOD_CONFIGS)) - set(PLAIN)
 
 
+def test_every_method_is_told_to_be_compared_with_an_official_code_or_not() -> None:
+    section = PAGE[PAGE.index("## Compared with the official codes") : PAGE.index("## The official codes")]
+    named = set(re.findall(r"`([\w-]+)`", section))
+    assert named >= set(map(algorithm_of, METHOD_CONFIGS)) - {"source", "supervised"}
+
+
 def test_every_setting_that_the_page_names_exists() -> None:
     known = {field for kind in METHOD_CONFIGS.values() for field in kind.__dataclass_fields__}
     named = set(re.findall(r"(?:--set |`)(?:[\w-]+\.)?([a-z]\w*)=", PAGE))
