@@ -142,15 +142,6 @@ def close_stdout() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-@contextlib.contextmanager
-def refused_values() -> Iterator[None]:
-    """Values of options that the library refuses are usage errors."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def print_version(wanted: bool) -> None:
     """`--version`: remtta, torch, timm and the device, on one line."""
     if not wanted:
