@@ -59,7 +59,7 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
 
 def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
     guard_options = script("guard_streams").guard_options
-    assert guard_options("default") == GuardOptions("rollback", "auto") and guard_options("none") is None
+    assert guard_options("default") == GuardOptions("rollback", "both") and guard_options("none") is None
     wanted = GuardOptions(doubt=0.01, window=128, action="warn", answer="both")
     assert guard_options("doubt=0.01,window=128,action=warn,answer=both") == wanted
     for text, told in (

@@ -73,6 +73,7 @@ class Adapter:
         fit: Tensor | None = None,
         labels: Tensor | None = None,
         *,
+        left_out: bool = False,
         later: bool = False,
         early: bool = False,
     ) -> Answers:
@@ -82,15 +83,15 @@ class Adapter:
 
         Args:
             images: Shape (B, 3, H, W), preprocessed.
-            fit: Shape (B,), on the CPU: which images are learned from; None for all.
+            fit: Shape (B,), on the CPU: which images may be learned from; None for all.
             labels: Shape (B,), for methods that learn from them.
+            left_out: None of them is learned from all the same: `left_out` said why.
             later: Only predict now; `learn` brings the update.
             early: The images come again, with the rest of their batch.
         """
-        learned = torch.ones(len(images), dtype=torch.bool) if fit is None else fit
-        if self.retired:
-            learned = torch.zeros_like(learned)
-        answers = Answers(self.method, images, learned, early=early)
+        fit = torch.ones(len(images), dtype=torch.bool) if fit is None else fit
+        learned = torch.zeros_like(fit) if left_out or self.retired else fit
+        answers = Answers(self.method, images, learned, fit=fit, early=early)
         if learned.any():
             answers.adapted = self._step(images, learned, labels, later=later)
             if not later:
@@ -113,9 +114,11 @@ class Adapter:
         """Logits (B, C) from before the update, which the learned images enter."""
         if learned.all():
             return self.method.answer(images) if later else self.method(images, labels)
-        others = self.method.predict(images[~learned])
         labels = None if labels is None else labels[learned]
+        before = self.method.net.offset
+        others = self.method.predict(images[~learned]) + before
         own = self.method.answer(images[learned]) if later else self.method(images[learned], labels)
+        others -= self.method.net.offset  # which these images are not fit to tell
         logits = others.new_empty(len(images), others.shape[1])
         logits[learned], logits[~learned] = own.to(logits), others
         return logits

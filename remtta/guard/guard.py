@@ -21,8 +21,7 @@ from remtta.methods.method import Method
 from remtta.methods.settings import MethodConfig
 from remtta.options import GuardOptions
 
-_PREFIX = "guard."
-_CREDIT, _LOOKED = "credit", "looked"
+_PREFIX, _LOOKED = "guard.", "looked"
 
 
 def guarded(
@@ -62,8 +61,7 @@ class Guard(Observer):
         self._between = method if sparing and method.blends else None
         self.options = (options or GuardOptions()).filled()
         self.judge = Judge(self.options)
-        self.num_looked = 0  # forward passes of one image that it took beside the method's
-        self._credit = 0.0  # such passes that it may still take
+        self.num_looked = 0  # images that the source model was asked about
 
     @property
     def watches(self) -> bool:
@@ -83,13 +81,13 @@ class Guard(Observer):
         """Answer by whichever model sees more, or by both."""
         weight = 0.0 if answers.undone else self.judge.weight
         if self._between and not answers.learned.any() and 0 < weight < 1:
-            answers.weight, answers.logits = weight, self._between.predict_between(answers.images, weight)
+            answers.weight = weight
+            answers.logits = self._between.predict_between(answers.images, weight, answers.fit)
             return
         if not answers.undone and self._diverged(answers):
             answers.learned, weight = torch.zeros_like(answers.learned), 0.0
-        if weight < 1:
-            self._ask_source(answers)
         answers.answer_by(weight)
+        self.num_looked += len(answers.images) * (answers.source is not None)
 
     def events(self) -> list[dict[str, Any]]:
         """Return what it decided since the last call."""
@@ -105,13 +103,13 @@ class Guard(Observer):
 
     def state(self) -> dict[str, Tensor]:
         """Return everything its next decision depends on, beside the method's state."""
-        spent = {_CREDIT: torch.tensor(self._credit, dtype=torch.float64), _LOOKED: torch.tensor(self.num_looked)}
-        return {_PREFIX + name: tensor for name, tensor in {**spent, **self.judge.state()}.items()}
+        own = {_LOOKED: torch.tensor(self.num_looked), **self.judge.state()}
+        return {_PREFIX + name: tensor for name, tensor in own.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned; to be called before the method's own."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        self._credit, self.num_looked = float(own[_CREDIT]), int(own[_LOOKED])
+        self.num_looked = int(own[_LOOKED])
         self.judge.load_state(own)
         self._apply(undo=False)
 
@@ -127,35 +125,12 @@ class Guard(Observer):
 
     def _look(self, answers: Answers) -> None:
         """Have the learned images judged by what both models say of them."""
-        views, options, images = self.method.last_views, self.options, answers.images[answers.learned]
+        views = self.method.last_views
         assert views is not None
-        chosen = torch.arange(len(images))
-        if options.answer == "adapted" and answers.source is None:
-            self._credit += options.cost * sum(self.method.objective.passes()) * len(images)
-            count = min(len(images), int(self._credit))
-            self._credit = min(self._credit - count, options.window)
-            chosen = torch.linspace(0, len(images) - 1, count).round().long()
-        elif answers.source is None:
-            self._ask_source(answers)
-        if not len(chosen):
-            return
-        source = self._see(images[chosen]) if answers.source is None else answers.source[answers.learned]
-        if len(source) == len(answers.images):
-            answers.source = source
-        self.judge.see(source, views[0][chosen.to(views.device)])
+        self.judge.see(answers.ask_source()[answers.learned.to(views.device)], views[0])
 
     def _apply(self, *, undo: bool) -> None:
         """Bring the source weights back if harm is to be undone, and set the learning rate of the moment."""
         if undo:
             self.method.reset()
         self.method.scale_lr(self.judge.lr_scale)
-
-    def _ask_source(self, answers: Answers) -> None:
-        if answers.source is None:
-            answers.source = self._see(answers.images)
-
-    def _see(self, images: Tensor) -> Tensor:
-        """Return the source model's logits (B, C)."""
-        self.num_looked += len(images)
-        size = self.method.part_size(len(images))
-        return torch.cat([self.method.predict_source(part) for part in images.split(size)])

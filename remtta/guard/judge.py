@@ -16,8 +16,6 @@ from remtta.options import GuardOptions
 
 NOT_FINITE = "outputs that are not finite numbers"
 
-_LEAST_WEIGHT = 0.01  # less than that is none
-
 
 @dataclass
 class _Standing:
@@ -78,12 +76,9 @@ class Judge:
         now, options = self._now, self._options
         if now.retired:
             return 0.0
-        if options.answer == "adapted":
-            return 0.0 if now.doubting and options.acts else 1.0
         if options.answer == "both":
             return 0.5
-        weight = options.most / (1 + math.exp(min(40.0, -(now.lead + options.doubt) / options.width)))
-        return weight if weight > _LEAST_WEIGHT else 0.0
+        return 0.0 if now.doubting and options.acts else 1.0
 
     def see(self, source: Tensor, adapted: Tensor) -> None:
         """Take note of what the source and the adapted model said: logits (B, C) of the same frames."""
@@ -194,7 +189,7 @@ def describe(event: Mapping[str, Any]) -> str:
     warns = event["action"] == "warn"
     alone = event.get("answer", "adapted") == "adapted"
     if kind == "doubt":
-        doubt = "" if warns else "the source answers while " if alone else "the source counts for more while "
+        doubt = "the source answers while " if alone and not warns else ""
         return f"{doubt}adaptation is in doubt{numbers}"
     if kind == "trust":
         return f"{'the adapted model answers again' if alone and not warns else 'adaptation is out of doubt'}{numbers}"

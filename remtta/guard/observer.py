@@ -21,6 +21,8 @@ class Answers:
         method: Makes the predictions.
         images: Shape (B, 3, H, W), preprocessed.
         learned: Shape (B,), on the CPU: which images the method learns from.
+        fit: Shape (B,), on the CPU: which images it may learn from, which what centres logits takes note of; None for
+            none.
         early: Whether the images come again, with the rest of their batch.
         adapted: The adapted model's logits (B, C), from before the update; None until asked for.
         source: The source model's; None until asked for.
@@ -33,6 +35,7 @@ class Answers:
     method: Method
     images: Tensor
     learned: Tensor
+    fit: Tensor | None = None
     early: bool = False
     adapted: Tensor | None = None
     source: Tensor | None = None
@@ -52,20 +55,25 @@ class Answers:
     def ask_adapted(self) -> Tensor:
         """Return the adapted model's logits (B, C), by a forward pass if there was none."""
         if self.adapted is None:
-            self.adapted = self.method.predict(self.images)
+            self.adapted = self.method.predict(self.images, self.fit)
         return self.adapted
+
+    def ask_source(self) -> Tensor:
+        """Return the source model's logits (B, C), by a forward pass if there was none."""
+        if self.source is None:
+            self.source = self.method.predict_source(self.images, self.fit)
+        return self.source
 
     @torch.no_grad()
     def answer_by(self, weight: float) -> None:
         """Answer by the adapted model with this share, and by the source model with the rest."""
         self.weight = weight
         if weight == 0:
-            assert self.source is not None
-            self.logits = self.source
-        elif weight == 1 or self.source is None:
+            self.logits = self.ask_source()
+        elif weight == 1:
             self.logits = self.ask_adapted()
         else:
-            self.logits = mixture(self.ask_adapted(), self.source, weight)
+            self.logits = mixture(self.ask_adapted(), self.ask_source(), weight)
 
 
 class Observer:

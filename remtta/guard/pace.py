@@ -129,7 +129,7 @@ class Pace(Observer):
 
     def _weights(self) -> Tensor:
         """How far some of the weights are from the source's, as a vector on the CPU."""
-        deltas = self._method.committed[0].values()
+        deltas = self._method.net.weights.committed[0].values()
         step = 1 + sum(delta.numel() for delta in deltas) // _SAMPLE
         return torch.cat([torch.empty(0), *(delta.flatten()[::step].cpu() for delta in deltas)])
 

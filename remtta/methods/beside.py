@@ -128,7 +128,7 @@ class Beside(Objective[Config]):
         """Return logits (B, C) with what leaves each part changed."""
         with _changed(self.parts(), change):
             logits: Tensor = self.net.backbone.module(images)
-        return self.net.head(logits)
+        return self.net.plain(logits)
 
 
 @contextlib.contextmanager

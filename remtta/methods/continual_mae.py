@@ -75,7 +75,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         (seeds,) = targets
         with torch.no_grad(), self.net.context(images.device):
-            plain = self.net.head(self._tokens.logits(images))
+            plain = self.net.plain(self._tokens.logits(images))
             masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed_patches(images)), seeds)
         with self.net.context(images.device):
             logits, described = self._masked_view(images, masked)

@@ -42,7 +42,7 @@ class LAME(Source[LAMEConfig]):
         for part in images.split(self.config.micro_batch or len(images)):
             with self.net.context(images.device):
                 predicted, feature = self._backbone.classify_with_features(part)
-            logits.append(self.net.head(predicted))
+            logits.append(self.net.plain(predicted))
             features.append(feature.float())
         return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))
 

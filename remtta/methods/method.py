@@ -98,18 +98,27 @@ class Updater(Generic[Kind]):
         self.last_views = self.objective.adapt(self._descent, images, labels, targets)
 
     @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
-        """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting."""
+    def predict(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
+        """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting weights.
+
+        What logits are centred by follows the fit ones (B,) of them, by default none.
+        """
+        if fit is not None:
+            self.net.expect(fit)
         return self.objective.predict(images)
 
     @torch.no_grad()
-    def predict_source(self, images: Tensor) -> Tensor:
-        """Return logits (B, C) of the source weights, without adapting."""
-        return self.net.source_logits(images)
+    def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
+        """Return logits (B, C) of the source weights, centred by their own means, which follow the fit ones (B,)."""
+        parts = images.split(self.part_size(len(images)))
+        logits = torch.cat([self.net.source_logits(part) for part in parts])
+        return self.net.centred_source(logits, fit)
 
     @torch.no_grad()
-    def predict_between(self, images: Tensor, share: float) -> Tensor:
+    def predict_between(self, images: Tensor, share: float, fit: Tensor | None = None) -> Tensor:
         """Predict by weights this share of the way from the source's to the adapted ones."""
+        if fit is not None:
+            self.net.expect(fit)
         with self.net.weights.between(share):
             return self.objective.predict(images)
 
@@ -117,6 +126,7 @@ class Updater(Generic[Kind]):
     def reset(self) -> None:
         """Go back to the source weights, exactly, and forget everything learned."""
         self._descent.restart()
+        self.net.forget_centres()
         self._answered = self._answered and (self._answered[0], None)  # targets are of the weights before
 
     def scale_lr(self, factor: float) -> None:
@@ -133,7 +143,7 @@ class Updater(Generic[Kind]):
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights, by parameter name; adding them restores the bits."""
-        return self.net.weights.delta()
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.committed[0].items()}
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
@@ -143,9 +153,9 @@ class Updater(Generic[Kind]):
 
     def state(self) -> dict[str, Tensor]:
         """Return everything the next update depends on, on the CPU, but what was learned from source images."""
-        state = {DELTA + name: tensor for name, tensor in self.delta().items()}
+        state = {DELTA + name: tensor for name, tensor in self.net.weights.delta().items()}
         state[_UPDATES] = torch.tensor(self.num_updates)
-        return {**state, **self.objective.state(), **self._descent.optimizer.state()}
+        return {**state, **self.net.centre_state(), **self.objective.state(), **self._descent.optimizer.state()}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -153,6 +163,7 @@ class Updater(Generic[Kind]):
         """Go on from what `state` returned; raise DeltaError if it does not fit."""
         delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
         self.load_delta(delta, int(state[_UPDATES]))
+        self.net.load_centre_state(state)
         self.objective.load_state(state)
         self._descent.optimizer.load_state(state)
 
@@ -206,12 +217,13 @@ class Updater(Generic[Kind]):
     @property
     def committed(self) -> Committed:
         """Delta and number of updates of the last complete update; later updates do not change them."""
-        return self.net.weights.committed
+        delta, num_updates = self.net.weights.committed
+        return self.net.with_offset(delta), num_updates
 
     @property
     def num_updates(self) -> int:
         """Updates that the current weights have seen."""
-        return self.committed[1]
+        return self.net.weights.committed[1]
 
     def drift(self) -> float:
         """Return the norm of the change since the source over that of the source weights."""
@@ -224,6 +236,7 @@ class Updater(Generic[Kind]):
         if self.objective.config.episodic and self.objective.adapts:
             self.reset()
         self.net.batch_norms.warn_of_few(len(images))
+        self.net.expect(torch.ones(len(images), dtype=torch.bool))
 
 
 Method: TypeAlias = Updater[Any]

@@ -13,7 +13,9 @@ from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_sta
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
+from remtta.methods.centring import Centre
 from remtta.methods.settings import MethodConfig
+from remtta.models.classes import classifiers_of
 from remtta.models.precision import Context, ForwardContext
 from remtta.models.weights import AdaptedWeights
 
@@ -33,6 +35,8 @@ class Net:
         batch_norms: What the batch norms normalise by.
         generator: Where a method's random numbers come from.
         micro_batch: Most images per forward and backward pass; None for the whole batch.
+        centre: What the adapted model's logits are centred by, if they are.
+        source_centre: The same of the source weights' logits.
 
     Args:
         model: A classifier that `backbone_of` knows, float32.
@@ -58,6 +62,10 @@ class Net:
         self.weights = AdaptedWeights(named, everything, moving)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
+        self._biases = _head_biases(module)
+        bias = sum(self._biases.values(), torch.zeros((), device=self.device)) / max(len(self._biases), 1)
+        centres = config.centre and "centre" not in config.unused
+        self.centre, self.source_centre = (Centre(bias) if centres else None for _ in range(2))
         self._config = config
         self._source_context: Context = ForwardContext(module, config.precision)
         self.normalise(norms)
@@ -78,22 +86,91 @@ class Net:
         return self.backbone.num_classes
 
     def head(self, logits: Tensor) -> Tensor:
-        """Turn what the classifier returns into logits (..., C), float32.
+        """Turn what the classifier returns into logits (..., C), float32, centred if that is asked.
 
         Every logit that a loss or an answer sees passes here, those of masked views, too.
         """
-        return logits.float()
+        logits = logits.float()
+        return logits if self.centre is None else logits - self.centre.offset
+
+    @property
+    def offset(self) -> Tensor:
+        """What is taken away from the adapted model's logits of the moment: shape (C,), or 0."""
+        return torch.zeros((), device=self.device) if self.centre is None else self.centre.offset
+
+    def expect(self, fit: Tensor) -> None:
+        """Have the next plain logits be those of a new batch, of which these images (B,) are fit to learn from."""
+        if self.centre is not None:
+            self.centre.expect(fit)
+
+    def note(self, plain: Tensor) -> Tensor:
+        """Return the plain view's logits (B, C) as the classifier returned them, after following them if they are new.
+
+        To be called before anything of the same batch passes `head`.
+        """
+        if self.centre is not None:
+            self.centre.note(plain)
+        return plain
+
+    def plain(self, logits: Tensor) -> Tensor:
+        """Return logits (B, C) of the plain view, as the classifier returned them, for losses and answers."""
+        return self.head(self.note(logits))
+
+    def note_parts(self, images: Tensor, size: int) -> None:
+        """Follow a whole new batch before the first part of it is learned from."""
+        if self.centre is not None and self.centre.waits:
+            with torch.no_grad():
+                for part in images.split(size):
+                    self.logits(part)
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W)."""
         with self.context(images.device):
             logits = self.backbone.logits(images)
-        return self.head(logits)
+        return self.plain(logits)
 
     def source_logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of the source weights; batch norms have the source's statistics."""
         with self.weights.at_source(), self._source_context(images.device):
             return self.backbone.logits(images).float()
+
+    def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:
+        """Return the source weights' logits (B, C), centred; both centres take note of the fit ones (B,)."""
+        if self.source_centre is None or self.centre is None:
+            return logits
+        if fit is not None:
+            self.source_centre.expect(fit)
+            self.source_centre.note(logits)
+            self.centre.share_of(self.source_centre)
+        return logits - self.source_centre.offset
+
+    def forget_centres(self) -> None:
+        """Have logits centred by nothing, as before the first batch."""
+        for _, centre in self._centres():
+            centre.forget()
+
+    def centre_state(self) -> dict[str, Tensor]:
+        """Return what logits are centred by, on the CPU."""
+        return {f"{place}.{name}": each for place, centre in self._centres() for name, each in centre.state().items()}
+
+    def load_centre_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `centre_state` returned, among other entries."""
+        for place, centre in self._centres():
+            start = f"{place}."
+            centre.load_state(
+                {name.removeprefix(start): each for name, each in state.items() if name.startswith(start)}
+            )
+
+    def with_offset(self, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a delta of weights with what the centre takes from the head's bias."""
+        if self.centre is None or not self.centre.offset.ndim:
+            return delta
+        offset = self.centre.offset
+        return {**delta, **{name: delta.get(name, torch.zeros_like(offset)) - offset for name in self._biases}}
+
+    def _centres(self) -> list[tuple[str, Centre]]:
+        pairs = ("centre", self.centre), ("source_centre", self.source_centre)
+        return [(name, centre) for name, centre in pairs if centre is not None]
 
     def part_size(self, batch_size: int) -> int:
         """Return how many images of a batch go through at a time."""
@@ -126,6 +203,13 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
         return adapted_norms(backbone, config.adapt_layers)
     named = dict(backbone.module.named_parameters())
     return named if chosen == "all" else of_layers(named)
+
+
+def _head_biases(module: nn.Module) -> dict[str, Tensor]:
+    """The biases (C,) of a classifier, by name: one, two of a distilled model, or none that is known."""
+    layers = classifiers_of(module) if hasattr(module, "get_classifier") else {}
+    named = {f"{place}.bias": getattr(layer, "bias", None) for place, layer in layers.items()}
+    return {name: bias.detach() for name, bias in named.items() if isinstance(bias, nn.Parameter)}
 
 
 def of_layers(named: Mapping[str, Value]) -> dict[str, Value]:

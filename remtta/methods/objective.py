@@ -212,6 +212,7 @@ class Descent:
         whole = size >= len(images)
         if not whole:
             self._net.batch_norms.warn_of_parts()
+            self._net.note_parts(images, size)
         views, num_counted = [], 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)

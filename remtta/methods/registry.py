@@ -19,6 +19,7 @@ from remtta.options import DEFAULT_BATCH_SIZE
 
 METHODS: dict[str, str | type[Objective[Any]]] = {
     "source": "source.Source",
+    "centre": "source.CentredSource",
     "norm": "norm.NORM",
     "pseudo-label": "pseudo_label.PseudoLabel",
     "tent": "tent.Tent",

@@ -56,6 +56,12 @@ class RankedEntropy(Objective[REMConfig]):
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
         return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), len(images)
 
+    @torch.no_grad()
+    def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
+        """Return the plain view of the whole batch, where parts of it are to be centred by all of it."""
+        in_parts = self.net.centre is not None and self.part_size(len(images)) < len(images)
+        return (self._lean_views.plain(images) if in_parts else None) or ()
+
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
         return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)

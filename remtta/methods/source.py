@@ -1,4 +1,4 @@
-"""No adaptation: the baseline every method is compared with."""
+"""The source weights as they are: the baseline every method is compared with, and the same with centred logits."""
 
 from __future__ import annotations
 
@@ -31,3 +31,23 @@ class Source(Objective[Config]):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         pass
+
+
+class CentredSource(Objective[Config]):
+    """Predict with the source weights and take out of the logits what they have in common: one forward pass.
+
+    Kin to NEO, which centres the features of a domain (arXiv:2510.05635); see `remtta.methods.centring`.
+    """
+
+    chosen = "none"
+    any_model = True
+    predicts_after = True
+
+    @torch.no_grad()
+    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+        logits = self.predict(images)
+        self.net.weights.commit()
+        return logits.unsqueeze(0)
+
+    def passes(self) -> tuple[float, float]:
+        return 1.0, 0.0

@@ -54,7 +54,7 @@ class Teacher(Objective[Config]):
         named = {f"module.{name}": tensor for name, tensor in weights.items()}
         with self.net.context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
-        return self.net.head(logits)
+        return self.net.plain(logits)
 
     def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Predict a whole batch, at most a micro-batch at a time."""

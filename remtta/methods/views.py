@@ -66,6 +66,7 @@ class MaskedViews:
         with self.net.context(images.device):
             embedded = self.net.backbone.embed(images)
             plain, scores = self.score(embedded)
+            self.net.note(plain)
             kept = self.masks(scores)
             masked = [self.net.backbone.classify(embedded, positions) for positions in kept]
         return self.net.head(torch.stack([plain, *masked])), kept
@@ -142,7 +143,7 @@ class LeanViews:
                 self._views.score(self._backbone.embed(part)) for part in images.split(self.part_size(len(images)))
             ]
         plain, scores = (torch.cat(rows) for rows in zip(*parts, strict=True))
-        return plain, scores
+        return self._net.note(plain), scores
 
     def __call__(self, images: Tensor, plain: Plain | None) -> tuple[Tensor, Tensor | None]:
         """Return the views (L, B, C), and which images (B,) are learned from, None for all."""
@@ -168,6 +169,7 @@ class LeanViews:
             embedded = self._backbone.embed(images)
             with torch.no_grad():
                 logits, scores = plain or self._views.score(embedded)
+                self._net.note(logits)
                 wanted = None if self._confident is None else self._confident(self._net.head(logits))
             masked = [self._classify(embedded, kept, wanted) for kept in self._views.masks(scores)]
             violating = self._violating(self._net.head(torch.stack([logits, *masked])))

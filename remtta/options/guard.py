@@ -14,7 +14,7 @@ from remtta.options.option import Option, check_options
 _answers = partial(Option, panel="Answers and guard")
 
 Action = Literal["off", "warn", "rollback", "stop"]
-Answer = Literal["adapted", "both", "auto"]
+Answer = Literal["adapted", "both"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,8 @@ class GuardOptions:
     """Who answers, and what is done about an adaptation that does harm.
 
     Attributes:
-        answer: "adapted"; "both", the mean of the adapted and the source
-            model's probabilities; or "auto", a mean weighted by which of them
-            has seen more in the last frames. None for what goes with the method's name.
+        answer: "adapted", or "both", the mean of the adapted and the source
+            model's probabilities. None for what goes with the method's name.
         action: "rollback" to the source weights, "stop" for that and an end
             of the run when the retries are used up, "warn" to only tell, or
             "off". None as for `answer`.
@@ -33,18 +32,14 @@ class GuardOptions:
         memory: Frames by which a camera is known to look at one class only.
         least: Frames in the window before there is a verdict.
         renewed: New frames after which there is another.
-        most: The largest share that "auto" gives the adapted model.
         doubt: How far the adapted model may be behind, as a share of what the
             source's predictions tell apart, before it is in doubt.
-        width: How steeply its share of an answer falls around there.
         alarm: How far behind is an alarm.
         patience: Frames of doubt after which the source weights come back, which is no alarm.
         lr_factor: What an alarm multiplies the learning rate by.
         forgive_after: Frames without an alarm after which one is forgiven.
         most_drift: Norm of the change over the norm of the weights that is
             an alarm by itself.
-        cost: Share of the method's own time that the guard may take where the
-            source is not asked for every answer.
     """
 
     action: Annotated[
@@ -53,7 +48,7 @@ class GuardOptions:
             "What to do when adaptation does harm: warn, go back to the source weights (rollback), or do so and end "
             "the run when the retries are used up (stop).",
             flags=("--guard",),
-            default="by the method: rollback for remtta and fast, else off",
+            default="by the method: rollback for remtta, else off",
             common=True,
             more="guard.md",
         ),
@@ -61,9 +56,8 @@ class GuardOptions:
     answer: Annotated[
         Answer | None,
         _answers(
-            "Who answers: the adapted model, both (the mean of its and the source model's probabilities), or auto, "
-            "weighted by which of them sees more in the last frames.",
-            default="by the method: auto for remtta and fast, else adapted",
+            "Who answers: the adapted model, or both: the mean of its and the source model's probabilities.",
+            default="by the method: both for remtta, else adapted",
             common=True,
             more="guard.md#who-answers",
         ),
@@ -75,15 +69,12 @@ class GuardOptions:
     memory: int = 1000
     least: int = 32
     renewed: int = 10
-    most: float = 0.7
     doubt: float = 0.04
-    width: float = 0.02
     alarm: float = 0.3
     patience: int = 500
     lr_factor: float = 0.5
     forgive_after: int = 10_000
     most_drift: float = 0.5
-    cost: float = 0.07
 
     @property
     def acts(self) -> bool:
@@ -102,8 +93,5 @@ class GuardOptions:
             2 <= self.least <= self.window, "the guard's least frames", self.least, f"in 2 to its {self.window} frames"
         )
         check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
-        check(0 < self.most <= 1, "the guard's most", self.most, "in (0, 1]")
-        check(0 < self.width < math.inf, "the guard's width", self.width, "> 0 and finite")
         check(0 < self.most_drift < math.inf, "the guard's most drift", self.most_drift, "> 0 and finite")
         check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
-        check(0 < self.cost <= 1, "the guard's cost", self.cost, "in (0, 1]")

@@ -19,7 +19,7 @@ _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
 }
 """Entries of a record by group and name: what was removed, and the value that says that it was not used."""
 
-_METHODS, _ADDITIONS = ("tda", "batclip"), ("memory",)
+_METHODS, _ADDITIONS = ("tda", "batclip"), ("memory", "auto")
 """Names of methods, and of what an evaluation adds to them."""
 
 _TENSORS = {"memory.": "--memory", "own.mean_gap": "gap_weighting", "own.gap_batches": "gap_weighting"}
@@ -40,6 +40,8 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
         for (place, name), (what, unused) in _SETTINGS.items():
             if place == group and settings.pop(name, unused) != unused:
                 raise _removed(path, what)
+    if ((record.get("options") or {}).get("guard") or {}).get("answer") == "auto":
+        raise _removed(path, "--answer auto")
     for name in [str((record.get("method") or {}).get("name")), *_evaluated(record)]:
         method, *added = name.rpartition("=")[2].split("+")
         if method in _METHODS or set(added) & set(_ADDITIONS):

@@ -218,13 +218,17 @@ class Session(Generic[C]):
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
             learn = batch.learn and method.adapts
-            unfit = _unfit(self._policy, self.adapter, batch, pixels) if learn else {}
+            unfit = dict(self._policy.unfit(batch, pixels)) if learn else {}
             fit = torch.tensor([learn and frame.index not in unfit for frame in frames])
-            called = bool(fit.any()) and not self.adapter.retired
+            why = self.adapter.left_out(pixels, fit)
+            unfit = {frame.index: why for frame in frames if why} | unfit
+            called = bool(fit.any()) and not why and not self.adapter.retired
             labels = None if batch.labels is None else batch.labels.to(self._card.device)
             started = time.monotonic()
             update = method.num_updates
-            answers = self.adapter.predict(pixels, fit, labels, later=self._answer_early, early=batch.early)
+            answers = self.adapter.predict(
+                pixels, fit, labels, left_out=why is not None, later=self._answer_early, early=batch.early
+            )
             answers.logits = answers.logits.cpu()
             _check_finite(answers.logits, batch)
             answer_seconds = time.monotonic() - started
@@ -280,11 +284,3 @@ def _check_finite(logits: Tensor, batch: Batch) -> None:
             f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
             "use a lower --lr, or check the checkpoint"
         )
-
-
-def _unfit(policy: Policy, adapter: Adapter, batch: Batch, pixels: Tensor) -> dict[int, str]:
-    """Why which readable frames are not learned from, by frame index."""
-    reasons, frames = dict(policy.unfit(batch, pixels)), batch.readable
-    fit = torch.tensor([frame.index not in reasons for frame in frames])
-    why = adapter.left_out(pixels, fit)
-    return {frame.index: why for frame in frames} | reasons if why else reasons

@@ -26,7 +26,7 @@ from tests.evaluation.trees import open_tree
 from tests.records import parsed, rows_of
 
 SOON_RETIRED = GuardOptions(
-    window=24, renewed=1, memory=1, least=12, cost=1.0, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0
+    window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0
 )
 
 

@@ -32,6 +32,7 @@ class Walker:
 
     def __init__(self, *, straight: bool) -> None:
         self.num_updates, self.place, self._straight = 1, 0.0, straight
+        self.net = self.weights = self
 
     @property
     def committed(self) -> tuple[dict[str, Tensor], int]:

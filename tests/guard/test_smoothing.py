@@ -154,7 +154,7 @@ def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, mon
 
 
 def test_names_of_smoothed_methods() -> None:
-    names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+auto+smooth"]
+    names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+both+smooth"]
     check_method_names(names)
     assert [is_smoothed(name) for name in names] == [True, True, True, False, True]
     assert [method_of(name) for name in names] == ["rem", "remtta", "remtta", "rem", "tent"]

@@ -22,7 +22,7 @@ from tests.models.tiny_clip import NAMES, tiny_clip
 from tests.runs.test_resume import assert_goes_on
 
 TEMPLATES = ("a photo of a {}", "art of the {}.")
-OPTIONS = {"save_every": 1, "guard": GuardOptions(answer="auto")}
+OPTIONS = {"save_every": 1, "guard": GuardOptions(answer="both")}
 SETTINGS: dict[str, dict[str, Any]] = {
     "clipartt": {"lr": 0.01, "steps": 2, "episodic": False},
     "tpt": {"num_views": 6, "certain_share": 0.5},

@@ -52,7 +52,6 @@ QUICK = GuardOptions(
     renewed=1,
     memory=1,
     least=12,
-    cost=1.0,
     most_drift=0.1,
     doubt=0.01,
     alarm=0.02,

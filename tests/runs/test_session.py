@@ -34,7 +34,7 @@ from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 
-QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, cost=1.0, doubt=1e-6, alarm=2e-6, retries=2)
+QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
     "rem": (REMConfig(lr=0.01), None),
     "rem+guard": (REMConfig(lr=0.05), QUICK),
@@ -197,7 +197,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     kind: str, signum: int, guarded: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
-    guard = GuardOptions(action="warn", window=16, renewed=1, memory=1, least=4, cost=1.0) if guarded else None
+    guard = GuardOptions(action="warn", window=16, renewed=1, memory=1, least=4) if guarded else None
 
     def go(folder: Path, **more: Any) -> Any:
         options = RunOptions(batch_size=3, guard=guard, save_every=100, **more)

@@ -18,7 +18,7 @@ from remtta.options import GuardOptions, RunOptions
 from tests.conftest import tiny_vit
 
 CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
-GUARD = GuardOptions("rollback", "auto")
+GUARD = GuardOptions("rollback", "both")
 """What `remtta` has by itself."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.beside import BECoTTAConfig, EcoTTAConfig
-from remtta.methods.settings.frozen import FOAConfig, LAMEConfig, NORMConfig, SourceConfig, VDPConfig
+from remtta.methods.settings.frozen import CentreConfig, FOAConfig, LAMEConfig, NORMConfig, SourceConfig, VDPConfig
 from remtta.methods.settings.norms import (
     CMFConfig,
     DeYOConfig,
@@ -52,6 +52,7 @@ __all__ = [
     "BECoTTAConfig",
     "CLIPArTTConfig",
     "CMFConfig",
+    "CentreConfig",
     "CoTTAConfig",
     "ContinualMAEConfig",
     "DeYOConfig",
@@ -86,16 +87,13 @@ __all__ = [
     "method_config",
 ]
 
+_ADAMS = ("optimizer", "lr", "anchor")
 _MOST_ANCHOR = 0.9999  # of "auto", at rates at which nothing is left of a step
 REACH = 0.1
 """How far an anchor of "auto" lets Adam carry a weight of a norm, most of which are about 1."""
 
 FULL_BATCH = 20
-"""Frames in a batch from which on the whole learning rate of `remtta` and `fast` is used; below, less in proportion."""
-
-_STEADY: Mapping[str, Any] = {"optimizer": "adam", "lr": 0.01, "anchor": "auto"}
-"""What `remtta` and `fast` have in place of the published settings; measured in docs/results.md."""
-
+"""Frames in a batch from which on the whole learning rate of `remtta` is used; below, less in proportion."""
 
 @dataclass(frozen=True)
 class Named:
@@ -105,7 +103,7 @@ class Named:
         config: Kind of its settings.
         summary: A line about it.
         algorithm: Name of the published method that runs; its own name if None.
-        settings: Settings in place of the published ones, for Adam; another optimizer leaves them out.
+        settings: Settings in place of the published ones; another optimizer leaves out those that are for Adam.
         action: What its guard does.
         answer: Who answers.
     """
@@ -121,14 +119,15 @@ class Named:
 METHOD_TABLE: dict[str, Named] = {
     "remtta": Named(
         REMConfig,
-        "the default: REM at ten times the rate, held near the source weights, guarded, both models answer",
+        "the default: REM on centred logits at ten times the rate, held near the source, whose answers count for half",
         "rem",
-        _STEADY,
+        {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True},  # measured in docs/results.md
         "rollback",
-        "auto",
+        "both",
     ),
-    "fast": Named(TentConfig, "Tent likewise, for half of the time", "tent", _STEADY, "rollback", "auto"),
+    "fast": Named(CentreConfig, "centre: what one forward pass and no training gain", "centre"),
     "source": Named(SourceConfig, "no adaptation, the baseline"),
+    "centre": Named(CentreConfig, "centred logits alone: one forward pass, nothing is trained"),
     "norm": Named(NORMConfig, "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
     "pseudo-label": Named(PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
     "tent": Named(TentConfig, "lower the entropy of predictions (Wang et al., ICLR 2021)"),
@@ -213,8 +212,11 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:
         check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
-    if own and settings.get("optimizer", "adam") == "adam":
-        settings = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH), **settings}
+    if settings.get("optimizer") not in (None, own.get("optimizer")):
+        own = {setting: value for setting, value in own.items() if setting not in _ADAMS}
+    if "lr" in own:
+        own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}
+    settings = {**own, **settings}
     if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
         settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
     if "lr" not in settings:

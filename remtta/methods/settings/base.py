@@ -59,6 +59,8 @@ class MethodConfig:
             0, as published, leaves it out; "auto", where settings have names,
             is 1 - exp(-10 lr), for Adam. This project's; ROID mixes 1 % in.
         episodic: Go back to the source weights before every batch.
+        centre: Take out of all logits, in the loss and in the answer, what they have in common beyond their classes
+            (`remtta.methods.centring`). This project's.
         micro_batch: Images per forward and backward pass. The update is the
             same, the memory less. None leaves it to the method: the whole
             batch, or for REM on a CPU as many as it is fast with.
@@ -109,6 +111,7 @@ class MethodConfig:
         ),
     ] = setting(0.0, "in [0, 1)")
     episodic: bool = False
+    centre: bool = False
     micro_batch: Annotated[
         int | None,
         Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),

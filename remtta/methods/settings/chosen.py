@@ -112,7 +112,7 @@ class MethodsOptions:
     methods: Annotated[
         tuple[str, ...],
         _method(
-            f"Of {', '.join(METHOD_TABLE)}. rem+guard: under the guard; rem+both, rem+auto: answered by the source "
+            f"Of {', '.join(METHOD_TABLE)}. rem+guard: under the guard; rem+both: answered by the source "
             "model, too; rem+smooth: by the frames before, too, where they come in order; LABEL=rem: one more row, for "
             "--set LABEL.KEY=VALUE.",
             metavar="A,B",

@@ -15,7 +15,19 @@ Affinity = Literal["knn", "rbf", "linear"]
 class SourceConfig(MethodConfig):
     """Settings of the method that adapts nothing: only precision is used."""
 
-    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "micro_batch")
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre", "micro_batch")
+
+
+@dataclass(frozen=True)
+class CentreConfig(MethodConfig):
+    """Settings of centred logits alone: of the shared ones only episodic and precision are used."""
+
+    centre: bool = True
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "micro_batch")
+
+    def __post_init__(self) -> None:
+        check(self.centre, "centre", self.centre, "true: without it this is the method source")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class FOAConfig(MethodConfig):
     population: int | None = setting(None, ">= 4")
     distance_weight: float = setting(0.4, ">= 0 and finite")
     shift_decay: float = setting(0.9, "in [0, 1)")
-    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS)
+    unused: ClassVar[tuple[str, ...]] = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "centre")
     source_settings: ClassVar[tuple[str, ...] | None] = ("precision",)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both|+auto][+smooth]`."""
+"""Names of methods in an evaluation: `[LABEL=]METHOD[+guard][+both][+smooth]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, check_method
 from remtta.options import Action, Answer
 
-_GUARDED, _BOTH, _AUTO, _SMOOTH = _ADDITIONS = ("guard", "both", "auto", "smooth")
+_GUARDED, _BOTH, _SMOOTH = _ADDITIONS = ("guard", "both", "smooth")
 
 
 def _added(name: str) -> list[str]:
@@ -29,8 +29,7 @@ def is_guarded(name: str) -> bool:
 
 def answer_of(name: str) -> Answer:
     """Who answers."""
-    added = _added(name)
-    return "both" if _BOTH in added else "auto" if _AUTO in added else METHOD_TABLE[method_of(name)].answer
+    return "both" if _BOTH in _added(name) else METHOD_TABLE[method_of(name)].answer
 
 
 def is_smoothed(name: str) -> bool:
@@ -59,8 +58,8 @@ def check_method_names(names: Sequence[str]) -> None:
     for name in names:
         added, label = set(_added(name)), label_of(name)
         check_method(method_of(name), METHOD_TABLE)
-        if not added <= set(_ADDITIONS) or len(added) < len(_added(name)) or {_BOTH, _AUTO} <= added:
-            raise UsageError(f"{name}: add +guard, +both or +auto, and +smooth to a method, once each")
+        if not added <= set(_ADDITIONS) or len(added) < len(_added(name)):
+            raise UsageError(f"{name}: add +guard, +both and +smooth to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
         if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in METHOD_TABLE):

@@ -70,7 +70,7 @@ class MEMOConfig(WholeModelConfig):
     keep_optimizer: bool = False
     bn: BatchNorms = "running"  # the views are of one image
     lr: float = 1e-5
-    unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer")
+    unused: ClassVar[tuple[str, ...]] = (*WholeModelConfig.unused, "answer", "centre")
 
 
 @dataclass(frozen=True)

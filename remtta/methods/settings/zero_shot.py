@@ -9,7 +9,7 @@ from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, MethodConfig, s
 from remtta.methods.settings.rem import REMConfig
 
 Order = Literal["parallel", "sequential"]
-_UNUSED = ("answer", "anchor", "bn_momentum")
+_UNUSED = ("answer", "anchor", "bn_momentum", "centre")
 _WHOLE = "{}, whose steps have the whole batch"
 
 
@@ -54,7 +54,7 @@ class CLIPArTTConfig(MethodConfig):
     steps: int = 10
     episodic: bool = True
     adapt_layers: str | None = "all"
-    unused: ClassVar[tuple[str, ...]] = ("answer",)
+    unused: ClassVar[tuple[str, ...]] = ("answer", "centre")
     whole_batch: ClassVar[str | None] = _WHOLE.format("CLIPArTT")
 
 
@@ -78,7 +78,7 @@ class TPTConfig(MethodConfig):
     augmix: bool = False
     lr: float = 5e-3
     bn: BatchNorms = "running"  # the views are of one image
-    unused: ClassVar[tuple[str, ...]] = (*NO_WEIGHTS, "answer", "episodic")
+    unused: ClassVar[tuple[str, ...]] = (*NO_WEIGHTS, "answer", "episodic", "centre")
     no_layers: ClassVar[str | None] = "as no weight changes"
 
 

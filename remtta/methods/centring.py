@@ -1,0 +1,179 @@
+"""Centred logits: take out of all logits what a shift adds to every one of them.
+
+Under a shift the features of all images move together, so through the last linear layer every image's logits get the
+same offset: a bias of C numbers, which the running mean of the logits shows. The stream's own classes are in that mean,
+too, and are first taken out of it, as far as the model's answers tell them.
+
+Kin: NEO (arXiv:2510.05635), which centres the features of a whole domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+HALF_LIFE = 35
+"""Images after which one counts for half in the mean: few, so that a change of conditions is followed."""
+
+_RECENT, _MEMORY = 100, 1000  # half-lives of what tells whether windows of the stream hold few classes
+_FEW = (0.16, 0.32)  # agreement, times the root of C, from which on and by which a mean is put down to the labels
+_ONE = (0.05, 0.5)  # a + b / C: agreement of the plain answers from which on, to twice that, nothing is centred
+_LEAST = 1e-9
+
+
+class Centre:
+    """The offset of a model's logits, followed from batch to batch.
+
+    The mean of the logits z is the shift's offset plus what the labels put there. The model's centred answers
+    q = softmax(z - offset) tell the labels: slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). That is left in
+    as far as answers to different images of this stream agree, which they do where windows hold few classes. Where
+    the plain answers have agreed for long (one class for hours), nothing is centred.
+
+    Attributes:
+        offset: What to take away from logits (..., C): shape (C,), or 0 before the first batch where C is not known.
+        share: How much of the shift it takes away, a scalar, 0 to 1.
+
+    Args:
+        bias: The head's bias (C,), or 0: what the offset does not include.
+    """
+
+    def __init__(self, bias: Tensor) -> None:
+        self._bias = bias
+        self._parts: list[Tensor] = []
+        self._expected: Tensor | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.offset = self._shift = torch.zeros_like(self._bias)
+        self.share = torch.ones((), device=self._bias.device)
+        self._led = torch.zeros((), dtype=torch.bool)  # by the source model's share
+        self._means = {
+            "window": _Mean(HALF_LIFE),
+            "recent": _Mean(_RECENT),
+            "memory": _Mean(_MEMORY),
+            "plain": _Mean(_MEMORY),
+        }
+
+    def expect(self, fit: Tensor) -> None:
+        """Have the next logits be those of a new batch, of which these images (B,) are fit to learn from."""
+        self._expected, self._parts = fit, []
+
+    @property
+    def waits(self) -> bool:
+        """Whether logits of a new batch are still to come."""
+        return self._expected is not None
+
+    @torch.no_grad()
+    @torch.inference_mode(False)
+    def note(self, logits: Tensor) -> None:
+        """Take note of a new batch's logits (B, C) as the classifier returns them, or of a part of them in order."""
+        if self._expected is None:
+            return
+        self._parts.append(logits.detach().float().clone())
+        if sum(map(len, self._parts)) < len(self._expected):
+            return
+        fit, whole = self._expected, torch.cat(self._parts)
+        self._expected, self._parts = None, []
+        if fit.any():
+            self._follow(whole[fit.to(whole.device)])
+
+    def share_of(self, other: Centre) -> None:
+        """Take away as much of the shift as another centre does: the source model's, whose answers do not collapse."""
+        self.share, self._led = other.share, torch.ones((), dtype=torch.bool)
+        self.offset = self.share * self._shift
+
+    def _follow(self, logits: Tensor) -> None:
+        count, classes = logits.shape
+        values, answers = logits - self._bias, (logits - self._shift).softmax(-1)
+        window = self._means["window"]
+        z, q, zq, qq = window.add(values, answers, (values * answers).sum(-1), answers.square().sum(-1))
+        common, spread = _agreement(q, qq, window.alike)
+        told = torch.stack([common, spread, (zq - z @ q).clamp(min=0) / (1 - window.alike)])
+        (recent,), (memory,) = (self._means[name].add(told.expand(count, 3)) for name in ("recent", "memory"))
+        agreement = torch.maximum(*(each[0] / (each[0] + each[1]) for each in (recent, memory)))
+        few = _ramp(agreement * classes**0.5, *_FEW)
+        slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
+        self._shift = z - few * slope * (q - 1 / classes)
+        if not self._led:
+            self.share = self._plain_share(logits.softmax(-1))
+        self.offset = self.share * self._shift
+
+    def _plain_share(self, answers: Tensor) -> Tensor:
+        """How much to centre, by the plain answers (B, C): nothing where they have been of one class for long."""
+        plain, classes = self._means["plain"], answers.shape[1]
+        common, spread = _agreement(*plain.add(answers, answers.square().sum(-1)), plain.alike)
+        bound = _ONE[0] + _ONE[1] / classes
+        return 1 - _ramp(common / (common + spread), bound, 2 * bound)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next offset depends on, on the CPU."""
+        own = {"offset": self.offset, "shift": self._shift, "share": self.share, "led": self._led}
+        means = {f"{name}.{key}": value for name, mean in self._means.items() for key, value in mean.state().items()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in {**own, **means}.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+        self.forget()
+        device = self._bias.device
+        self.offset, self._shift, self.share = (state[name].to(device) for name in ("offset", "shift", "share"))
+        self._led = state["led"]
+        for name, mean in self._means.items():
+            start = f"{name}."
+            mean.load_state({key.removeprefix(start): state[key] for key in state if key.startswith(start)}, device)
+
+
+class _Mean:
+    """A mean over images of which the newest count most.
+
+    Args:
+        half_life: Images after which one counts for half.
+    """
+
+    def __init__(self, half_life: int) -> None:
+        self._keep = 0.5 ** (1 / half_life)
+        self._weight = 0.0
+        self._sums: list[Tensor] = []
+
+    def add(self, *values: Tensor) -> list[Tensor]:
+        """Take in a batch's values (B, ...), of one or more kinds; return the mean of each kind."""
+        count, keep = len(values[0]), self._keep
+        weights = keep ** torch.arange(count - 1, -1, -1, device=values[0].device, dtype=values[0].dtype)
+        self._weight = keep**count * self._weight + (1 - keep**count) / (1 - keep)
+        sums = self._sums or [torch.zeros_like(value[0]) for value in values]
+        self._sums = [keep**count * summed + weights @ value for summed, value in zip(sums, values, strict=True)]
+        return [summed / self._weight for summed in self._sums]
+
+    @property
+    def alike(self) -> float:
+        """How often two images drawn from it are the same one: the sum of squared shares, at most a half."""
+        return min((2 / self._weight - (1 - self._keep)) / (1 + self._keep), 0.5)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all of it."""
+        sums = {str(number): summed for number, summed in enumerate(self._sums)}
+        return {"weight": torch.tensor(self._weight, dtype=torch.float64), **sums}
+
+    def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from what `state` returned."""
+        self._weight = float(state["weight"])
+        self._sums = [state[str(number)].to(device) for number in range(len(state) - 1)]
+
+
+def _agreement(mean: Tensor, square: Tensor, alike: float) -> tuple[Tensor, Tensor]:
+    """What answers to different images have in common beyond 1 / C each, squared; and their variance. Both unbiased.
+
+    Args:
+        mean: Of the answers' probabilities, shape (C,).
+        square: Mean of their sum of squares, a scalar.
+        alike: How often two of them are of the same image.
+    """
+    spread = (square - mean.square().sum()) / (1 - alike)
+    common = mean.square().sum() - 1 / len(mean) - alike * spread
+    return common.clamp(min=0), spread.clamp(min=_LEAST)
+
+
+def _ramp(value: Tensor, low: float, high: float) -> Tensor:
+    return ((value - low) / (high - low)).clamp(0, 1)

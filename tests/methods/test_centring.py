@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.guard.adapter import Adapter
+from remtta.methods.centring import Centre
+from remtta.methods.registry import build_method
+from remtta.methods.settings import METHOD_TABLE, method_config
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+
+CLASSES = 10
+
+
+def logits_of(labels: Tensor, seed: int = 0) -> Tensor:
+    """Logits (B, C) that are mostly right."""
+    noise = torch.randn(len(labels), CLASSES, generator=torch.Generator().manual_seed(seed))
+    return noise + 3 * torch.nn.functional.one_hot(labels, CLASSES)
+
+
+def shuffled(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(CLASSES, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def follow(centre: Centre, logits: Tensor, batch_size: int = 20) -> Tensor:
+    """Logits as a stream in batches gets them."""
+    answers = []
+    for batch in logits.split(batch_size):
+        centre.expect(torch.ones(len(batch), dtype=torch.bool))
+        centre.note(batch)
+        answers.append(batch - centre.offset)
+    return torch.cat(answers)
+
+
+def errors(logits: Tensor, labels: Tensor) -> float:
+    return float((logits.argmax(1) != labels).float().mean())
+
+
+def centred(name: str = "rem", **settings: object) -> Adapter:
+    return Adapter(build_method(name, tiny_vit(), method_config(name, {"centre": True, **settings}, batch_size=6)))
+
+
+def test_what_a_shift_adds_to_all_logits_is_taken_out() -> None:
+    labels = shuffled(400)
+    shift = torch.randn(CLASSES, generator=torch.Generator().manual_seed(5))
+    logits = logits_of(labels)
+    centre = Centre(torch.zeros(CLASSES))
+    answers = follow(centre, logits + shift)
+    clean, shifted = errors(logits, labels), errors(logits + shift, labels)
+    assert shifted > clean + 0.1 and errors(answers, labels) < clean + 0.5 * (shifted - clean)
+
+
+def test_the_bias_of_the_head_stays() -> None:
+    bias, logits = torch.linspace(-0.5, 0.5, CLASSES), logits_of(shuffled(400))
+    with_bias, without = Centre(bias), Centre(torch.zeros(CLASSES))
+    follow(with_bias, logits + bias)
+    follow(without, logits)
+    assert float((with_bias.offset - without.offset).norm()) < 0.3 * float(bias.norm())
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_a_stream_of_few_classes_loses_little(few: int) -> None:
+    labels = shuffled(600) % few
+    logits = logits_of(labels)
+    assert errors(follow(Centre(torch.zeros(CLASSES)), logits), labels) < errors(logits, labels) + 0.02
+
+
+def test_a_batch_in_parts_is_followed_as_a_whole() -> None:
+    logits, whole, parts = logits_of(shuffled(20)), Centre(torch.zeros(CLASSES)), Centre(torch.zeros(CLASSES))
+    fit = torch.arange(20) % 3 > 0
+    for centre, size in ((whole, 20), (parts, 7)):
+        centre.expect(fit)
+        for part in logits.split(size):
+            assert centre.waits
+            centre.note(part)
+    parts.note(logits)  # which nobody waits for
+    assert torch.equal(parts.offset, whole.offset) and not parts.waits
+
+
+def test_it_goes_on_from_its_state() -> None:
+    logits = logits_of(shuffled(120))
+    whole, first, second = (Centre(torch.zeros(CLASSES)) for _ in range(3))
+    expected = follow(whole, logits)
+    answers = follow(first, logits[:60])
+    second.load_state(first.state())
+    assert torch.equal(torch.cat([answers, follow(second, logits[60:])]), expected)
+
+
+SHARED = [name for name, named in METHOD_TABLE.items() if "centre" not in named.config.unused and name != "norm"]
+
+
+@pytest.mark.parametrize("name", ["rem", "tent", "sar", "cotta", "lame", "centre"])
+def test_a_method_follows_each_batch_once(name: str) -> None:
+    assert name in SHARED
+    adapter, images = centred(name), random_images(12)
+    net = adapter.method.net
+    plain = tiny_vit()(images[:6]).detach()
+    alone = Centre(net._biases["head.bias"])
+    answers = adapter.predict(images[:6]).logits
+    follow(alone, plain)
+    assert torch.allclose(net.offset, alone.offset, atol=1e-5) and float(net.offset.norm()) > 0
+    if name not in ("lame", "cotta"):  # which answer by more than these logits
+        assert torch.allclose(answers, plain - alone.offset, atol=1e-5)
+    adapter.predict(images[6:])
+    assert net.centre is not None and not net.centre.waits
+
+
+@pytest.mark.parametrize("name", ["rem", "tent", "eta"])
+def test_a_micro_batch_gives_the_same_update(name: str) -> None:
+    whole, parts = centred(name, micro_batch=6), centred(name, micro_batch=2)
+    for seed in range(3):
+        images = random_images(6, seed=seed)
+        assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-4)
+    for tensor, other in zip(whole.method.delta().values(), parts.method.delta().values(), strict=True):
+        assert torch.allclose(tensor, other, atol=1e-4)
+
+
+def test_images_that_are_not_fit_are_centred_and_not_followed() -> None:
+    one, other = centred(lr=0.01), centred(lr=0.01)
+    images, fit = random_images(6), torch.tensor([True, False, True, True, True, False])
+    answers = one.predict(images, fit).logits
+    alone = other.predict(images[fit]).logits
+    assert torch.allclose(answers[fit], alone, atol=1e-5)
+    plain = tiny_vit()(images).detach()
+    assert torch.allclose(answers, plain - one.method.net.offset, atol=1e-5)  # from before the update
+
+
+def test_batches_that_are_left_out_are_followed_and_early_ones_are_not() -> None:
+    adapter, images = centred(), random_images(6)
+    nobody = torch.zeros(6, dtype=torch.bool)
+    adapter.predict(images, nobody, early=True)
+    assert float(adapter.method.net.offset.norm()) == 0
+    adapter.predict(images, left_out=True)
+    assert float(adapter.method.net.offset.norm()) > 0 and adapter.method.num_updates == 0
+
+
+def test_the_delta_carries_the_offset() -> None:
+    adapter = centred(lr=0.01)
+    for seed in range(3):
+        adapter.predict(random_images(6, seed=seed))
+    delta, model, images = adapter.method.delta(), tiny_vit(), random_images(6, seed=9)
+    assert delta["head.bias"].shape == (NUM_CLASSES,)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter += delta.get(name, 0.0)
+        assert torch.allclose(model(images), adapter.method.predict(images), atol=1e-5)
+    again = centred()
+    again.method.load_delta(delta)
+    assert all(torch.equal(tensor, again.method.delta()[name]) for name, tensor in delta.items())
+    adapter.reset()
+    assert not any(tensor.any() for tensor in adapter.method.delta().values())
