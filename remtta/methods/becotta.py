@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +12,41 @@ from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as T
 
 from remtta.backbones.families import with_tokens
+from remtta.errors import check
 from remtta.methods.augmentations import PixelSpace
-from remtta.methods.beside import Beside, Change
+from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.randomness import spawn
-from remtta.methods.settings.beside import BECoTTAConfig
+from remtta.methods.settings.base import Count, NonNegative, Positive
 
 _DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # brightness, and the blur's deviation over 5 pixels
 _NUM_DOMAINS = 4
 _LEAST_NOISE = 1e-2
+
+
+@dataclass(frozen=True)
+class BECoTTAConfig(BesideConfig):
+    """Settings of BECoTTA; the learning rate is the official code's, the others are this project's.
+
+    Attributes:
+        experts: Low-rank experts behind each block.
+        rank: Rank of an expert.
+        chosen: Experts that an image goes through.
+        synergy: Weight of the mutual information of domains and experts, in the warm-up.
+    """
+
+    experts: Count = 6
+    rank: Count = 8
+    chosen: int = 3
+    synergy: NonNegative = 0.1
+    lr: Positive = 6e-7
+    source_settings = (*WARM_UP, "experts", "rank", "chosen", "synergy")
+
+    def __post_init__(self) -> None:
+        check(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"in 1-{self.experts}, the number of experts")
+        super().__post_init__()
 
 
 class BECoTTA(Beside[BECoTTAConfig]):
@@ -44,6 +69,7 @@ class BECoTTA(Beside[BECoTTAConfig]):
         ModelError: If the model is no transformer.
     """
 
+    settings = BECoTTAConfig
     delta_refusal = "BECoTTA learns experts beside the model, which are no weights of it"
     networks: _Experts
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,32 @@ from remtta.methods.augmentations import PixelSpace
 from remtta.methods.hog import hog_patches, hog_size
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import ContinualMAEConfig
+from remtta.methods.settings.base import BelowOne, NonNegative, Positive, ProperShare, WholeModelConfig
 from remtta.methods.teacher import restore_at_random
+from remtta.options.option import Bounds
 
 _TOKEN, _WEIGHT, _BIAS = "mask_token", "hog.weight", "hog.bias"
 _INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True)
+class ContinualMAEConfig(WholeModelConfig):
+    """Settings of Continual-MAE; by default those of the official code for ViT-B, at a batch of 20.
+
+    Attributes:
+        mask_ratio: Share of the patches to mask, the most uncertain ones, in (0, 1).
+        num_dropouts: Forward passes under dropout that tell how uncertain they are.
+        dropout: Share of the embedded numbers that dropout removes.
+        hog_weight: Weight of the reconstruction of gradient histograms.
+        restore: Probability of each weight to go back to the source.
+    """
+
+    mask_ratio: ProperShare = 0.5
+    num_dropouts: Annotated[int, Bounds(min=2)] = 10
+    dropout: ProperShare = 0.1
+    hog_weight: NonNegative = 0.5
+    restore: BelowOne = 0.01
+    lr: Positive = 1e-5
 
 
 class ContinualMAE(Objective[ContinualMAEConfig]):
@@ -43,6 +65,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         UsageError: If the mask ratio masks no patch.
     """
 
+    settings = ContinualMAEConfig
     chosen = "layers"
     num_models = 2  # the adapting one and the source
 

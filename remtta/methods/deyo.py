@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +12,29 @@ from torch import Tensor
 from remtta.methods.filters import shuffle_patches
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import DeYOConfig
+from remtta.methods.sar import SARLikeConfig
+from remtta.methods.settings.base import Finite, Positive
+from remtta.options.option import Bounds
+
+
+@dataclass(frozen=True)
+class DeYOConfig(SARLikeConfig):
+    """Settings of DeYO; the defaults are the official code's for ViTs.
+
+    Attributes:
+        entropy_margin: Images with less entropy are candidates, as a fraction
+            of ln C.
+        weight_margin: Entropy at which a candidate's weight by entropy is 1, as a
+            fraction of ln C.
+        plpd_margin: Candidates are learned from whose label loses more
+            probability than this when the image's patches are shuffled.
+        grid: Patches in a row and in a column of the shuffled image.
+    """
+
+    entropy_margin: Positive = 0.5
+    weight_margin: Finite = 0.4
+    plpd_margin: Annotated[float, Bounds(min=-1, below=1)] = 0.2
+    grid: Annotated[int, Bounds(min=2)] = 4
 
 
 class DeYO(Objective[DeYOConfig]):
@@ -20,6 +44,8 @@ class DeYO(Objective[DeYOConfig]):
     enough probability (PLPD) when the image's patches are shuffled. It weighs
     exp(weight margin - H) + exp(PLPD).
     """
+
+    settings = DeYOConfig
 
     def passes(self) -> tuple[float, float]:
         return 2 * self.config.steps, self.config.steps  # the second view is only of certain images

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.methods.eta import ETA
+from remtta.methods.eta import ETA, ETAConfig
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings import EATAConfig
+from remtta.methods.settings.base import Count, NonNegative
 
 _log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class EATAConfig(ETAConfig):
+    """Settings of EATA: ETA's, and how much the weights that matter to the source domain are kept.
+
+    Attributes:
+        fisher_weight: Weight of the squared distance from the source weights.
+        fisher_images: Clean source images that say how much a weight matters.
+    """
+
+    fisher_weight: NonNegative = 2000.0
+    fisher_images: Count = 2000
+    source_settings = ("adapt_layers", "fisher_images", "precision")
 
 
 class EATA(ETA):
@@ -27,6 +42,7 @@ class EATA(ETA):
     `remtta.methods.source_data`.
     """
 
+    settings = EATAConfig
     needs_source = True
     config: EATAConfig
 

@@ -5,22 +5,42 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.methods.augmentations import PixelSpace, jitter
-from remtta.methods.beside import Beside, Change
+from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Targets
-from remtta.methods.settings.beside import EcoTTAConfig
+from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
 
 _MOST_STAGES = 5
 _ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are the smaller ones
 _SHARE = 0.1  # of the frozen part's deviation that the convolution begins with
+
+
+@dataclass(frozen=True)
+class EcoTTAConfig(BesideConfig):
+    """Settings of EcoTTA; optimizer and rate are EATA's for a ResNet-50, which the authors' sample code points to.
+
+    Attributes:
+        distance_weight: Weight of the distance of each part's output from the frozen model's.
+        two_steps: Whether the distance and the entropy have a step each, as in
+            a community's code, or one together.
+    """
+
+    distance_weight: NonNegative = 0.5
+    two_steps: bool = False
+    lr: Positive = 2.5e-4
+    optimizer: Optimizer = "sgd"
+    lr_batch = 64
+    whole_batch = "EcoTTA, whose networks normalise by the whole batch"
+    source_settings = WARM_UP
 
 
 class EcoTTA(Beside[EcoTTAConfig]):
@@ -43,6 +63,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
     CoTTA's augmentations.
     """
 
+    settings = EcoTTAConfig
     delta_refusal = "EcoTTA learns networks beside the model, which are no weights of it"
     networks: nn.ModuleList
 

@@ -5,23 +5,58 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from remtta.backbones.families import backbone_of, with_plain_tokens
-from remtta.errors import ModelError
+from remtta.errors import ModelError, check
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Targets
 from remtta.methods.prompts import classify_with_prompts, feature_distance, moments
-from remtta.methods.settings import FOAConfig
+from remtta.methods.settings.base import (
+    BATCH_NORM_SETTINGS,
+    UPDATE_SETTINGS,
+    BelowOne,
+    Count,
+    MethodConfig,
+    NonNegative,
+)
 from remtta.methods.source import Source
+from remtta.options.option import Bounds
 
 _log = logging.getLogger("remtta")
 
 _CMA, _GENERATOR, _BEST, _RUNNING, _MEAN, _STD = "cma.", "generator", "best", "running", "mean", "std"
+
+
+@dataclass(frozen=True)
+class FOAConfig(MethodConfig):
+    """Settings of FOA, which has no gradients: of the shared ones only episodic, micro_batch and precision are used.
+
+    Attributes:
+        num_prompts: Prompt tokens.
+        population: Candidates per batch; 4 + floor(3 ln of the prompts'
+            numbers) if None, which is the paper's 27 (and one) on ViT-B.
+        distance_weight: Weight of the distance to the source's features at a
+            batch of 64; in proportion to others, as the entropy is a sum.
+        shift_decay: Share of the running mean feature that stays at each batch.
+    """
+
+    num_prompts: Count = 3
+    population: Annotated[int, Bounds(min=4)] | None = None
+    distance_weight: NonNegative = 0.4
+    shift_decay: BelowOne = 0.9
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS)
+    source_settings = ("precision",)
+
+    def __post_init__(self) -> None:
+        check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
+        super().__post_init__()
 
 
 class FOA(Source[FOAConfig]):
@@ -39,6 +74,7 @@ class FOA(Source[FOAConfig]):
         ModelError: If the model is no vision transformer whose classifier reads the class token alone.
     """
 
+    settings = FOAConfig
     is_source = False
     adapts = True
     needs_source = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,11 +12,31 @@ from torch.nn import functional as F
 
 from remtta.backbones.families import backbone_of
 from remtta.methods.net import Net
-from remtta.methods.settings import LAMEConfig
+from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, Count, MethodConfig
 from remtta.methods.source import Source
 
+Affinity = Literal["knn", "rbf", "linear"]
 _MAX_STEPS = 100
 _TOLERANCE = 1e-8  # relative change of the objective at which the assignments have settled
+
+
+@dataclass(frozen=True)
+class LAMEConfig(MethodConfig):
+    """Settings of LAME, which takes no step: of the shared ones only micro_batch and precision are used.
+
+    Attributes:
+        affinity: Whom a prediction is pulled to: "knn", its nearest neighbours in
+            the batch, as the paper has it; "rbf", everybody by a Gaussian of
+            the distance, the official code's default; "linear", everybody by
+            the cosine of the features.
+        neighbours: Nearest neighbours for "knn". For "rbf" the Gaussian's
+            deviation is the mean distance to the one of this number, the image
+            itself being the first. "linear" has no use for it.
+    """
+
+    affinity: Affinity = "knn"
+    neighbours: Count = 5
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic")
 
 
 class LAME(Source[LAMEConfig]):
@@ -29,6 +51,7 @@ class LAME(Source[LAMEConfig]):
         ModelError: If the model is of an unknown architecture.
     """
 
+    settings = LAMEConfig
     is_source = False
     delta_refusal = "LAME corrects predictions and changes no weights"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,17 +16,41 @@ from remtta.methods.augmix import augmix
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import MEMOConfig
-from remtta.methods.settings.whole_model import Border
+from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
 
 _log = logging.getLogger("remtta")
 
+Border = Literal["red", "grey", "black"]
 _HALF = 128 / 255
 _BORDERS: dict[Border, tuple[float, float, float]] = {
     "red": (_HALF, 0.0, 0.0),
     "grey": (_HALF, _HALF, _HALF),
     "black": (0.0, 0.0, 0.0),
 }
+
+
+@dataclass(frozen=True)
+class MEMOConfig(WholeModelConfig):
+    """Settings of MEMO; the learning rate is the paper's for transformers, without its weight decay.
+
+    With `micro_batch`, that many views go through the model at a time; each
+    then takes two forward passes, since the mean over all views comes first.
+
+    Attributes:
+        num_augmentations: Augmented views of each image.
+        border: What a view shows beyond the image's edges: "red", (128, 0, 0) of
+            255, which Pillow makes of the official code's 128; "grey", 128 in
+            every channel; "black", as AugMix by itself.
+        keep_optimizer: Whether the optimizer runs on from image to image, as in
+            the official code, rather than start afresh as the weights do.
+    """
+
+    num_augmentations: Count = 64
+    border: Border = "red"
+    keep_optimizer: bool = False
+    bn: BatchNorms = "running"  # the views are of one image
+    lr: Positive = 1e-5
+    unused = (*WholeModelConfig.unused, "answer")
 
 
 class MEMO(Objective[MEMOConfig]):
@@ -37,6 +63,7 @@ class MEMO(Objective[MEMOConfig]):
     The views are AugMix at severity 1, of the preprocessed image.
     """
 
+    settings = MEMOConfig
     chosen = "all"
     accumulates = False
     predicts_after = True

@@ -12,7 +12,7 @@ from remtta.backbones.base import check_images
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.weights import Committed
 
 DELTA, _UPDATES = "delta.", "updates"

@@ -13,7 +13,7 @@ from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_sta
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.precision import Context, ForwardContext
 from remtta.models.weights import AdaptedWeights
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.methods.net import Chosen, Net
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 
 Config = TypeVar("Config", bound=MethodConfig)
 
@@ -36,6 +36,7 @@ class Objective(Generic[Config]):
         trained: What the optimizer steps, by name: the adapted weights, or what learns in their place.
         memory: What the next update depends on besides weights, optimizer and random numbers, by name; saved
             in states. `begin` makes it.
+        settings: Kind of its config.
         chosen: Which weights adapt.
         any_model: Whether it takes any classifier, only to predict by it.
         is_source: Whether it only answers as the source model does.
@@ -49,6 +50,7 @@ class Objective(Generic[Config]):
         num_models: Copies of the model's weights that it holds.
     """
 
+    settings: ClassVar[type[MethodConfig]] = MethodConfig
     chosen: ClassVar[Chosen] = "norms"
     any_model: ClassVar[bool] = False
     is_source: ClassVar[bool] = False

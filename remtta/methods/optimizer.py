@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 
 _PREFIX = "optimizer."
 

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import UsageError
-from remtta.methods.cotta import CoTTA
+from remtta.methods.cotta import CoTTA, CoTTAConfig
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings import PETALConfig
+from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
 
 _MEAN, _VARIANCE = "mean.", "variance."
 _MIN_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class PETALConfig(CoTTAConfig):
+    """Settings of PETAL: CoTTA's and these; by default those of the official code.
+
+    The learning rate, too, is the official code's, for a ResNet-50.
+
+    Attributes:
+        restore: Share of the weights, those of least squared gradient, that go back to the source.
+        posterior_weight: Weight of the distance to the source's posterior.
+        swag_lr: Learning rate of the steps on clean images that tell the posterior.
+        swag_every: After how many of these steps the weights count towards it.
+            The official code takes 8 snapshots in two passes over clean images.
+        start: Where student and teacher begin, restored weights go back to, and
+            the confidence is the model's of: "source", or "mean", the
+            posterior's, as in the official code.
+    """
+
+    restore: BelowOne = 0.003
+    posterior_weight: NonNegative = 1e-11
+    swag_lr: Positive = 1e-4
+    swag_every: Count = 1
+    start: Literal["source", "mean"] = "source"
+    lr: Positive = 1e-2
+    source_settings = ("swag_lr", "swag_every", "precision")
 
 
 class PETAL(CoTTA):
@@ -36,6 +64,7 @@ class PETAL(CoTTA):
     `reset` puts them there again. Deltas are still differences from the source.
     """
 
+    settings = PETALConfig
     needs_source = True
     num_models = 5  # teacher, student, source, and the posterior's mean and variance
 

@@ -14,7 +14,7 @@ from remtta.methods.losses import entropy
 from remtta.methods.method import Updater
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import REMConfig
+from remtta.methods.settings.rem import REMConfig, REMN1Config
 from remtta.methods.views import LeanViews, MaskedViews
 
 
@@ -38,6 +38,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntr
 class RankedEntropy(Objective[REMConfig]):
     """REM: for a batch, mask what each image attends to most; lower consistency and ranking loss of the views."""
 
+    settings = REMConfig
     entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: REMConfig) -> None:
@@ -94,6 +95,12 @@ class RankedEntropy(Objective[REMConfig]):
         """
         with self._views.undrawn():
             return self._views(images)
+
+
+class OneMaskedView(RankedEntropy):
+    """REM with a single masked view."""
+
+    settings = REMN1Config
 
 
 def rem_loss(

@@ -22,8 +22,7 @@ from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
-from remtta.methods.registry import METHODS, objective_of
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.streams.images import image_suffixes, list_files
@@ -54,7 +53,7 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
         UsageError: Saying which method wants `--source-data`, or that none does.
     """
     names = list(methods)
-    learners = [name for name in names if name in METHODS and objective_of(name).needs_source]
+    learners = [name for name in names if name in METHOD_TABLE and METHOD_TABLE[name].objective.needs_source]
     if learners and source_data is None:
         raise UsageError(
             f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "

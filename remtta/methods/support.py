@@ -16,7 +16,8 @@ from remtta.backbones.base import Backbone, Scores
 from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
-from remtta.methods.registry import METHODS, build_method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import ALGORITHMS
 
 _MOST_NAMED = 3
 _CLASSES = 1000  # of the head that a model without one is asked with
@@ -57,7 +58,7 @@ class Support:
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods that can be had."""
-        return tuple(name for name in METHODS if name not in self.refused)
+        return tuple(name for name in ALGORITHMS if name not in self.refused)
 
 
 def kinds() -> dict[str, str]:
@@ -92,7 +93,7 @@ def support_of(model: str, kind: str | None = None) -> Support:
         has_head = bool(module.num_classes)
         if not has_head:
             module.reset_classifier(_CLASSES)
-    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHODS))
+    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, ALGORITHMS))
 
 
 def support_in(

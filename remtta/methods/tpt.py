@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,12 +17,34 @@ from remtta.methods.memo import marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import TPTConfig
+from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, Count, MethodConfig, Positive, PositiveShare
 from remtta.models.prompts import PLACE, filled
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import zero_shot_head
 
 _log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class TPTConfig(MethodConfig):
+    """Settings of TPT; by default the official code's, without its weight decay.
+
+    With `micro_batch`, that many views go through the image tower at a time.
+
+    Attributes:
+        num_views: Views of each image: itself, and augmented ones.
+        certain_share: Share of the views, those of the lowest entropy, that teach.
+        augmix: Whether views are AugMix's, as the official code has them for
+            fine-grained data sets, or crops and flips, as for ImageNet's.
+    """
+
+    num_views: Count = 64
+    certain_share: PositiveShare = 0.1
+    augmix: bool = False
+    lr: Positive = 5e-3
+    bn: BatchNorms = "running"  # the views are of one image
+    unused = (*NO_WEIGHTS, "answer", "episodic")
+    no_layers = "as no weight changes"
 
 
 class TPT(Objective[TPTConfig]):
@@ -36,6 +59,7 @@ class TPT(Objective[TPTConfig]):
         ModelError: If it has no text tower, or its first template begins with the class's name.
     """
 
+    settings = TPTConfig
     chosen = "none"
     accumulates = False
     predicts_after = True

@@ -17,8 +17,11 @@ from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
 from remtta.methods.method import Updater
+from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
-from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
+from remtta.methods.settings import MethodConfig, REMConfig
+from remtta.methods.source import SourceConfig
+from remtta.methods.vdp import VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
 from tests.conftest import NUM_CLASSES, draw_image, tiny_vit

@@ -21,9 +21,12 @@ from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
+from remtta.methods.lame import LAMEConfig
 from remtta.methods.registry import build_method
-from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
+from remtta.methods.source import SourceConfig
+from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
@@ -128,7 +131,7 @@ def test_the_weight_is_a_half_of_the_most_where_doubt_begins(lead: float) -> Non
 
 
 def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
-    config = dataclasses.replace(METHOD_CONFIGS[name](), **settings)
+    config = dataclasses.replace(METHOD_TABLE[name].config(), **settings)
     options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
     guard = guarded(build_method(name, tiny_vit(), config), options, config)
     assert guard is not None
@@ -139,7 +142,7 @@ def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
 def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> None:
     settings = QUICK.get(name, {})
     guard, source = make(name, "both", **settings), tiny_vit()
-    plain = build_method(name, tiny_vit(), dataclasses.replace(METHOD_CONFIGS[name](), **settings))
+    plain = build_method(name, tiny_vit(), dataclasses.replace(METHOD_TABLE[name].config(), **settings))
     for seed in range(2):
         images = random_images(4, seed)
         torch.manual_seed(seed)
@@ -246,7 +249,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     method: str, batches: int, frames: Path, tmp_path: Path
 ) -> None:
     options = {"guard": GuardOptions("rollback", "auto", least=3, renewed=1)}
-    go = partial(adapt_tiny, frames, method=method, config=METHOD_CONFIGS[method](), options=options)
+    go = partial(adapt_tiny, frames, method=method, config=METHOD_TABLE[method].config(), options=options)
     go(tmp_path / "whole")
     with Interrupts() as interrupts:
         go(tmp_path / "parts", on_batch=StopAfter(batches), interrupts=interrupts)
@@ -277,7 +280,7 @@ def test_names_that_are_none_are_refused(name: str) -> None:
 def test_remtta_is_rem_with_a_rate_and_its_anchor_and_fast_is_tent_likewise() -> None:
     ours = method_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
-    assert dataclasses.replace(ours, lr=1e-3, anchor=0.0) == METHOD_CONFIGS["rem"]()
+    assert dataclasses.replace(ours, lr=1e-3, anchor=0.0) == METHOD_TABLE["rem"].config()
     small, twenty = (method_config("remtta", {}, batch_size=size) for size in (4, 20))
     assert twenty == ours and small.lr == pytest.approx(ours.lr / 5)
     assert small.anchor == pytest.approx(1 - math.exp(-10 * small.lr))

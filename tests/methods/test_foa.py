@@ -13,9 +13,8 @@ from torch import Tensor
 
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
-from remtta.methods.foa import FOA
+from remtta.methods.foa import FOA, FOAConfig
 from remtta.methods.method import Updater
-from remtta.methods.settings import FOAConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from remtta.errors import UsageError
 from remtta.methods.method import Updater
-from remtta.methods.petal import PETAL
-from remtta.methods.settings import PETALConfig
+from remtta.methods.petal import PETAL, PETALConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

@@ -12,13 +12,14 @@ from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.hog import hog_size
 from remtta.methods.method import Method
-from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import METHOD_CONFIGS, ZERO_SHOT, REMConfig, TentConfig, algorithm_of, method_config
+from remtta.methods.registry import build_method
+from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, ZERO_SHOT, REMConfig, algorithm_of, method_config
+from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
 WHOLE_BATCH = ("roid", "cmf", "ecotta")  # refuse micro-batches
-ON_VITS = [name for name in METHODS if name not in ("norm", *ZERO_SHOT)]  # norm needs batch norms
+ON_VITS = [name for name in ALGORITHMS if name not in ("norm", *ZERO_SHOT)]  # norm needs batch norms
 GRADIENT_METHODS = [name for name in ON_VITS if name not in ("source", "lame")]
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
 QUICK: dict[str, dict[str, Any]] = {
@@ -226,7 +227,7 @@ def test_an_answer_from_the_last_step_has_learned_already(settings: dict[str, An
 
 
 def test_only_the_last_step_may_answer_in_place_of_the_first() -> None:
-    with pytest.raises(UsageError, match="answer must be last or None, got first"):
+    with pytest.raises(UsageError, match="answer must be last, got first"):
         method_config("tent", {"answer": "first"}, batch_size=8)
 
 
@@ -379,6 +380,6 @@ def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str)
 
 
 def test_every_method_has_its_settings() -> None:
-    assert {algorithm_of(name) for name in METHOD_CONFIGS} == set(METHODS)
+    assert {algorithm_of(name) for name in METHOD_TABLE} == set(ALGORITHMS)
     with pytest.raises(UsageError, match="unknown method"):
         build_method("tenth", tiny_vit())
