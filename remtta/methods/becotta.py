@@ -13,10 +13,8 @@ from torchvision.transforms.v2 import functional as T
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import check
-from remtta.methods.augmentations import PixelSpace
 from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
-from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.randomness import spawn
 from remtta.methods.settings.base import Count, NonNegative, Positive
@@ -73,11 +71,6 @@ class BECoTTA(Beside[BECoTTAConfig]):
     delta_refusal = "BECoTTA learns experts beside the model, which are no weights of it"
     networks: _Experts
 
-    def __init__(self, net: Net, config: BECoTTAConfig) -> None:
-        super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
-        self._margin = config.entropy_margin * math.log(net.num_classes)
-
     def parts(self) -> Sequence[Sequence[nn.Module]]:
         return [[block] for block in self.net.backbone.blocks]
 
@@ -102,7 +95,7 @@ class BECoTTA(Beside[BECoTTAConfig]):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.logits(images)
         entropies = entropy(logits)
-        kept = entropies.detach() < self._margin
+        kept = entropies.detach() < self.margin
         return logits.unsqueeze(0), entropies[kept].mean(), int(kept.sum())
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -124,10 +117,10 @@ class BECoTTA(Beside[BECoTTAConfig]):
 
     def _views(self, images: Tensor) -> list[Tensor]:
         """The same images (B, 3, H, W) in each domain."""
-        pixels = self._pixels.to_pixels(images)
+        pixels = self.pixels.to_pixels(images)
         blurred = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[_BLUR, _BLUR])
         changed = [(_DARK * pixels), (_BRIGHT * pixels).clamp(max=1), blurred]
-        return [images, *(self._pixels.normalise(each) for each in changed)]
+        return [images, *(self.pixels.normalise(each) for each in changed)]
 
 
 class _Experts(nn.Module):

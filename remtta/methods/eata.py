@@ -49,15 +49,10 @@ class EATA(ETA):
     def __init__(self, net: Net, config: EATAConfig) -> None:
         super().__init__(net, config)
         self.most_source_images = config.fisher_images
-        self._fisher: dict[str, Tensor] = {}
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the Fisher information of each adapted weight, by parameter name; the model is at its source weights.
-
-        Args:
-            batches: Preprocessed images (B, 3, H, W), of which the first
-                `fisher_images` are used.
+        """Return the Fisher information of each adapted weight, by parameter name, from the first `fisher_images`.
 
         Raises:
             ValueError: If there is no image.
@@ -87,7 +82,7 @@ class EATA(ETA):
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        self._fisher = {name: statistics[name].to(self.net.device) for name in shapes}
+        super().use_source(statistics)
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
         """Return the gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
@@ -102,7 +97,6 @@ class EATA(ETA):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         views, loss, count = super().loss(images, targets)
         source = self.net.weights.source
-        terms = [
-            (self._fisher[name] * (parameter - source[name]).square()).sum() for name, parameter in self.trained.items()
-        ]
+        fisher = self.statistics
+        terms = [(fisher[name] * (weight - source[name]).square()).sum() for name, weight in self.trained.items()]
         return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count

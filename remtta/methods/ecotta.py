@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods.augmentations import jitter
 from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
-from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Targets
 from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
@@ -66,12 +64,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
     settings = EcoTTAConfig
     delta_refusal = "EcoTTA learns networks beside the model, which are no weights of it"
     networks: nn.ModuleList
-
-    def __init__(self, net: Net, config: EcoTTAConfig) -> None:
-        super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
-        self._margin = config.entropy_margin * math.log(net.num_classes)
-        self._terms: tuple[str, ...] = ("distance", "entropy")
+    _terms: tuple[str, ...] = ("distance", "entropy")
 
     def passes(self) -> tuple[float, float]:
         passes = self.config.steps * (2 if self.config.two_steps else 1)
@@ -110,7 +103,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
             self.run(images, begin)
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return F.cross_entropy(self.logits(self._pixels.augment(images, jitter, generator)), labels)
+        return F.cross_entropy(self.logits(self.pixels.augment(images, jitter, generator)), labels)
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         if not self.config.two_steps:
@@ -138,7 +131,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
             logits = self.run(images, change)
         terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
-        kept = entropies.detach() < self._margin
+        kept = entropies.detach() < self.margin
         if "entropy" in self._terms and kept.any():
             terms.append(entropies[kept].mean())
         return logits.unsqueeze(0), torch.stack(terms).sum() if terms else torch.zeros(()), len(images)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remtta.methods.filters import cosines, running_mean
-from remtta.methods.losses import entropy
+from remtta.methods.losses import cosines, entropy, running_mean
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, Positive

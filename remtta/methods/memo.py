@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -13,12 +11,11 @@ from torch import Tensor
 
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix
+from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
-
-_log = logging.getLogger("remtta")
 
 Border = Literal["red", "grey", "black"]
 _HALF = 128 / 255
@@ -87,7 +84,7 @@ class MEMO(Objective[MEMOConfig]):
         logits = []
         for image in images:
             try:
-                predicted, adapted = self._predict_adapted(descent.optimizer, image)
+                predicted, adapted = self._predict_adapted(descent, image)
             finally:
                 self._put_back(descent.optimizer, start)
             logits.append(predicted)
@@ -104,23 +101,16 @@ class MEMO(Objective[MEMOConfig]):
             parameter.copy_(start[name])
 
     @torch.enable_grad()
-    def _predict_adapted(self, optimizer: NamedOptimizer, image: Tensor) -> tuple[Tensor, bool]:
+    def _predict_adapted(self, descent: Descent, image: Tensor) -> tuple[Tensor, bool]:
         """Logits (C,) of one image from after the update, and whether there was one."""
-        adapted = False
-        for _ in range(self.config.steps):
-            optimizer.zero_grad()
-            augmented = (
-                self._pixels.augment(image, self._augmentation, self.net.generator)
-                for _ in range(self.config.num_augmentations)
-            )
-            self._backward(torch.stack(list(augmented)))
-            if not optimizer.finite():
-                _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
-                break
-            optimizer.step()
-            adapted = True
+        adapted = descent.alone(lambda: self._backward(self._views(image)))
         with torch.no_grad():
             return self.predict(image.unsqueeze(0)).squeeze(0), adapted
+
+    def _views(self, image: Tensor) -> Tensor:
+        """Augmented views (V, 3, H, W) of an image."""
+        drawn = range(self.config.num_augmentations)
+        return torch.stack([self._pixels.augment(image, self._augmentation, self.net.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
         """Gradients of the marginal entropy of views (V, 3, H, W)."""
@@ -133,14 +123,3 @@ class MEMO(Objective[MEMOConfig]):
         for part in parts:  # dH / dp of the mean is -(log p + 1), and each view's share in the mean is 1 / V
             probs = self.net.logits(part).softmax(-1)
             (-(log_mean + 1) * probs).sum().div(len(views)).backward()
-
-
-def log_mean_probs(logits: Tensor) -> Tensor:
-    """Logarithm (C,) of the mean prediction of views (V, C)."""
-    return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
-
-
-def marginal_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean prediction of views (V, C): a scalar, in nats."""
-    log_mean = log_mean_probs(logits)
-    return -(log_mean.exp() * log_mean).sum()

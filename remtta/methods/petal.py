@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA, CoTTAConfig
-from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
 
@@ -70,10 +69,6 @@ class PETAL(CoTTA):
 
     config: PETALConfig
 
-    def __init__(self, net: Net, config: PETALConfig) -> None:
-        super().__init__(net, config)
-        self._statistics: dict[str, Tensor] = {}
-
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return mean and variance of the weights along SGD from the source, one step per batch of clean images.
@@ -108,12 +103,8 @@ class PETAL(CoTTA):
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Stay near what `source_statistics` returned, on this or an equal model."""
-        self._statistics = {name: tensor.to(self.net.device) for name, tensor in statistics.items()}
-
     def start(self) -> Mapping[str, Tensor] | None:
-        if self.config.start == "source" or not self._statistics:
+        if self.config.start == "source" or not self.statistics:
             return None
         source = self.net.weights.source
         return {name: mean - source[name] for name, mean in self.origin().items()}
@@ -121,7 +112,7 @@ class PETAL(CoTTA):
     def origin(self) -> Mapping[str, Tensor]:
         if self.config.start == "source":
             return super().origin()
-        return {name: self._statistics[_MEAN + name] for name in self.net.weights.parameters}
+        return {name: self.statistics[_MEAN + name] for name in self.net.weights.parameters}
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         views, loss, count = super().loss(images, targets)
@@ -129,7 +120,7 @@ class PETAL(CoTTA):
 
     def _distance(self) -> Tensor:
         """Half the squared Mahalanobis distance of the student's weights from the source's posterior."""
-        known = self._statistics
+        known = self.statistics
         terms = [
             ((tensor - known[_MEAN + name]).square() / (known[_VARIANCE + name] + _MIN_VARIANCE)).sum()
             for name, tensor in self.student.items()

@@ -110,7 +110,7 @@ def rem_loss(
     measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
-    """Return the whole loss of REM: consistency plus weighted ranking.
+    """Return the whole loss of REM, in nats: consistency plus weighted ranking.
 
     Args:
         logits: Shape (L, B, C), views by ascending mask ratio.
@@ -118,9 +118,6 @@ def rem_loss(
         margin: Required entropy gap, in nats.
         measure: Entropy of logits (..., C) that the views are ranked by.
         consistency_weight: Weight of the consistency, 1 in the paper.
-
-    Returns:
-        Scalar loss, in nats.
 
     Raises:
         ValueError: If logits is not 3-D or has fewer than two views.
@@ -137,8 +134,6 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
     Sums the cross-entropy of view j against the fixed target softmax(view i)
     over pairs i < j, averaged over the batch.
 
-    Args and errors as of `rem_loss`.
-
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 3.
     """
     log_probs = logits.log_softmax(-1)
@@ -151,8 +146,6 @@ def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[
 
     Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged
     over the batch.
-
-    Args and errors as of `rem_loss`.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from remtta.methods.augmentations import PixelSpace, clean_jitter
-from remtta.methods.filters import cosines, running_mean
-from remtta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.losses import cosines, entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
@@ -66,6 +65,7 @@ class ROID(Objective[ROIDConfig]):
     """
 
     settings = ROIDConfig
+    passes_per_step = 2, 2  # the augmented view is only of images that count
 
     def __init__(self, net: Net, config: ROIDConfig) -> None:
         super().__init__(net, config)
@@ -74,9 +74,6 @@ class ROID(Objective[ROIDConfig]):
     def begin(self) -> None:
         classes = self.net.num_classes
         self.memory = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.net.device)}
-
-    def passes(self) -> tuple[float, float]:
-        return 2 * self.config.steps, 2 * self.config.steps  # the augmented view is only of images that count
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)

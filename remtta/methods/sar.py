@@ -63,14 +63,12 @@ class SAR(Objective[SARConfig]):
     """
 
     settings = SARConfig
+    passes_per_step = 2, 2
     entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: SARConfig) -> None:
         super().__init__(net, config)
         self._margin = config.entropy_margin * math.log(net.num_classes)
-
-    def passes(self) -> tuple[float, float]:
-        return 2 * self.config.steps, 2 * self.config.steps
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)

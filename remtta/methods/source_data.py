@@ -112,19 +112,26 @@ def learn_from_source(
     made_for = _made_for(model, method, config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
-
-    def read(files: Sequence[Path]) -> Generator[Tensor]:
-        transform = _transform(preprocessing, fitting_as_they_are)
-        most = adapter.objective.most_source_images
-        return _batches(files, transform, preprocessing, next(model.parameters()).device, most, wait)
-
     path = Path(source_data)
     if path.suffix == _SUFFIX:
-        header, tensors, file_sha256 = _read(path)
-        _check_fits(path, header, made_for)
+        found = _read(path)
+        _check_fits(path, found[0], made_for)
         _log.info("%s learns from the source statistics in %s", method, path)
     else:
-        path, (header, tensors, file_sha256) = _of_folder(adapter, path, made_for, method, read)
+        files = _source_files(path)
+        made_for["files_sha256"] = _files_sha256(path, files)
+        path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
+        cached = _cached(path)
+        if cached is None:
+            _log.info("%s learns from source images (%d files), once", method, len(files))
+            transform = _transform(preprocessing, fitting_as_they_are)
+            most, device = adapter.objective.most_source_images, next(model.parameters()).device
+            batches = _batches(files, transform, preprocessing, device, most, wait)
+            found = _learned(adapter, path, made_for, batches)
+        else:
+            _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+            found = cached
+    header, tensors, file_sha256 = found
     if header["images"] < FEW_IMAGES:
         _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
     adapter.use_source(tensors)
@@ -188,39 +195,25 @@ def _sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _of_folder(
-    adapter: Method,
-    folder: Path,
-    made_for: Mapping[str, Any],
-    method: str,
-    read: Callable[[Sequence[Path]], Generator[Tensor]],
-) -> tuple[Path, _Found]:
-    """The statistics of a folder's images, from the cache where they are there; and their file."""
-    files = _source_files(folder)
-    made_for = {**made_for, "files_sha256": _files_sha256(folder, files)}
-    path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
-    cached = _cached(path)
-    if cached is not None:
-        _log.info("%s learned from %s before; its statistics are read from %s", method, folder, path)
-        return path, cached
+def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
+    """What a method learns from batches of clean images, left in a file of the cache."""
     with writing(path):  # before the work, so that a cache that cannot be written costs none
         path.parent.mkdir(parents=True, exist_ok=True)
-    _log.info("%s learns from source images (%d files), once", method, len(files))
     num_images = 0
 
-    def counted(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    def counted() -> Iterator[Tensor]:
         nonlocal num_images
         for batch in batches:
             num_images += len(batch)
             yield batch
 
-    with contextlib.closing(read(files)) as batches:
-        tensors = adapter.source_statistics(counted(batches))
+    with contextlib.closing(batches):
+        tensors = adapter.source_statistics(counted())
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
-    return path, (header, tensors, save_tensors(path, tensors, metadata, checksum=False))
+    return header, tensors, save_tensors(path, tensors, metadata, checksum=False)
 
 
 def _batches(

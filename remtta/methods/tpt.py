@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +11,13 @@ from torch.nn import functional as F
 from remtta.errors import ModelError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix, random_view
-from remtta.methods.losses import entropy
-from remtta.methods.memo import marginal_entropy
+from remtta.methods.losses import entropy, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, Count, MethodConfig, Positive, PositiveShare
 from remtta.models.prompts import PLACE, filled
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import zero_shot_head
-
-_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class TPT(Objective[TPTConfig]):
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         views = (self._views(image) for image in images)
-        return torch.stack([self._predict_tuned(descent.optimizer, each) for each in views]).unsqueeze(0)
+        return torch.stack([self._predict_tuned(descent, each) for each in views]).unsqueeze(0)
 
     @torch.no_grad()
     def _views(self, image: Tensor) -> Tensor:
@@ -96,27 +91,24 @@ class TPT(Objective[TPTConfig]):
         return F.normalize(torch.cat(parts), dim=-1)
 
     @torch.enable_grad()
-    def _predict_tuned(self, optimizer: NamedOptimizer, views: Tensor) -> Tensor:
+    def _predict_tuned(self, descent: Descent, views: Tensor) -> Tensor:
         """Logits (C,) of the first of an image's views (V, E), with words tuned to all."""
         self._words.data.copy_(self._first)
         num_certain = max(1, int(self.config.certain_share * len(views)))
         certain: Tensor | None = None
-        tuned = False
+
+        def backward() -> None:
+            nonlocal certain
+            logits = self._classified(views)
+            if certain is None:
+                certain = entropy(logits.detach()).argsort(stable=True)[:num_certain]
+            marginal_entropy(logits[certain]).backward()
+
         with self._tower.with_words(self._words, self._start):
-            for _ in range(self.config.steps):
-                logits = self._classified(views)
-                if certain is None:
-                    certain = entropy(logits.detach()).argsort(stable=True)[:num_certain]
-                optimizer.zero_grad()
-                marginal_entropy(logits[certain]).backward()
-                if not optimizer.finite():
-                    _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
-                    break
-                optimizer.step()
-                tuned = True
+            tuned = descent.alone(backward)
             with torch.no_grad():
                 prediction = self._classified(views[:1]).squeeze(0)
-        optimizer.restart()
+        descent.optimizer.restart()
         if tuned:
             self.net.weights.commit()  # counts the update
         return prediction

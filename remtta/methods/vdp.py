@@ -52,6 +52,7 @@ class VDP(Objective[VDPConfig]):
     """
 
     settings = VDPConfig
+    passes_per_step = 2, 1  # teacher and student
     chosen = "none"
     delta_refusal = "VDP learns pixel prompts, which are no weights of the model"
 
@@ -67,10 +68,6 @@ class VDP(Objective[VDPConfig]):
         self._teacher = {name: torch.zeros(3, *side, device=net.device) for name in self._places}
         self._sensitivity = torch.zeros_like(self._teacher[_AGNOSTIC])
         self.trained = {name: tensor.clone() for name, tensor in self._teacher.items()}
-
-    def passes(self) -> tuple[float, float]:
-        """Teacher and student; backward the student."""
-        return 2 * self.config.steps, self.config.steps
 
     def logits(self, images: Tensor) -> Tensor:
         return self.net.logits(self._prompted(images, self._teacher))

@@ -162,7 +162,7 @@ def test_a_delta_is_not_undone_by_the_posteriors_mean() -> None:
     delta = {"head.bias": torch.arange(7.0)}
     before, after = made(PETAL, tiny_vit(), config), _petal(config)
     before.load_delta(delta, 3)
-    before.use_source(after.objective._statistics)
+    before.use_source(after.objective.statistics)
     after.load_delta(delta, 3)
     expected = tiny_vit()(random_images(2)).detach() + delta["head.bias"]
     for petal in (before, after):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
-from remtta.methods.hog import hog_size
+from remtta.methods.continual_mae import hog_size
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, ZERO_SHOT, REMConfig, algorithm_of, method_config
