@@ -24,8 +24,8 @@ from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
+from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
-from remtta.models.labels import read_labels
 from remtta.options.option import members_of, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from remtta.streams.sources import read_paths

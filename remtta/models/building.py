@@ -6,18 +6,21 @@ import contextlib
 import difflib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import socket
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import timm
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
 from remtta.models.embedded import EMBEDDED
-from remtta.models.hub import reachable_or_offline
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
@@ -179,3 +182,31 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "alloc_cpu" in lines[0] or "overflow" in lines[0]:
         return "it needs more memory than there is"
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+
+
+@contextlib.contextmanager
+def reachable_or_offline() -> Iterator[None]:
+    """Use only weights already downloaded if the hub's name cannot be resolved.
+
+    Without this, a machine without a network waits most of a minute through
+    retries, each with lines of its own on standard error.
+    """
+    log = logging.getLogger("huggingface_hub")
+    level, offline = log.level, constants.HF_HUB_OFFLINE
+    log.setLevel(logging.ERROR)
+    try:
+        constants.HF_HUB_OFFLINE = offline or not _resolves(constants.ENDPOINT)
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        log.setLevel(level)
+
+
+def _resolves(address: str) -> bool:
+    if "https" in urllib.request.getproxies():
+        return True  # the proxy resolves names
+    try:
+        socket.getaddrinfo(urlsplit(address).hostname, 443)
+    except OSError:
+        return False
+    return True

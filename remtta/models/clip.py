@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
+from remtta.models.building import reachable_or_offline
+from remtta.models.card import built_from
 from remtta.models.checkpoints import mismatch, read_weights
-from remtta.models.config import built_from
-from remtta.models.hub import reachable_or_offline
 from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower
