@@ -21,11 +21,7 @@ _BILINEAR = InterpolationMode.BILINEAR
 
 
 class PixelSpace:
-    """The way from a model's preprocessed space to pixels in [0, 1] and back.
-
-    Args:
-        model: A timm model; mean and deviation are those of its own config.
-    """
+    """The way from a timm model's preprocessed space, by its own config, to pixels in [0, 1] and back."""
 
     def __init__(self, model: nn.Module) -> None:
         preprocessing = preprocessing_of(model)

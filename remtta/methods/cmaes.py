@@ -18,9 +18,7 @@ _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales
 class CMAES:
     """The covariance matrix adaptation evolution strategy with pycma's default constants, on the CPU.
 
-    Args:
-        dim: Numbers to find; they start at mean 0 and deviation 1.
-        population: Candidates per generation; 4 + floor(3 ln dim) if None.
+    It finds `dim` numbers, which start at mean 0 and deviation 1, by generations of 4 + floor(3 ln dim) by default.
 
     Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights, and the damping of the
     step size is the tutorial's for populations of any size.

@@ -138,13 +138,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
 
 
 class _MetaNetwork(nn.Module):
-    """BN(leaving) + ReLU(BN(conv(entering))), over maps or tokens.
-
-    Args:
-        entering: Shape of what enters the part.
-        leaving: Shape of what leaves it.
-        channel_axis: Of both.
-    """
+    """BN(leaving) + ReLU(BN(conv(entering))), over maps or tokens of these shapes."""
 
     def __init__(self, entering: torch.Size, leaving: torch.Size, channel_axis: int) -> None:
         super().__init__()

@@ -34,14 +34,8 @@ class Net:
         generator: Where a method's random numbers come from.
         micro_batch: Most images per forward and backward pass; None for the whole batch.
 
-    Args:
-        model: A classifier that `backbone_of` knows, float32.
-        config: Settings: layers, precision, batch norms, micro-batch.
-        chosen: Which weights adapt.
-        any_model: Take any classifier, only to predict by it.
-
     Raises:
-        ModelError: If the model cannot be adapted, with the reason.
+        ModelError: If the model cannot be adapted, with the reason; `any_model` takes any, only to predict by it.
     """
 
     def __init__(

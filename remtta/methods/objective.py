@@ -179,10 +179,6 @@ class Descent:
     """Gradient descent on an objective's loss.
 
     A batch whose gradients are not finite numbers is predicted and not adapted to.
-
-    Args:
-        net: The model.
-        objective: What has the loss.
     """
 
     def __init__(self, net: Net, objective: Objective[Any]) -> None:

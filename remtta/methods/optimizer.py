@@ -14,12 +14,9 @@ _PREFIX = "optimizer."
 
 
 class NamedOptimizer:
-    """The optimizer that a config asks for, over tensors with names.
+    """The optimizer that a config asks for, over tensors with names, which come to require gradients.
 
-    Args:
-        tensors: What it steps, by name; they come to require gradients.
-        config: Kind, learning rate and momentum.
-        groups: torch's parameter groups of these tensors; those without a learning rate get the config's.
+    Of torch's parameter groups of these tensors, those without a learning rate get the config's.
     """
 
     def __init__(

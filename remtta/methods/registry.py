@@ -11,12 +11,7 @@ from remtta.options import DEFAULT_BATCH_SIZE
 
 
 def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
-    """Set up a method on a model.
-
-    Args:
-        name: One of METHOD_TABLE.
-        model: The model, adapted in place.
-        config: The method's own kind of config; its defaults if None.
+    """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its defaults if there is no config.
 
     Raises:
         UsageError: If there is no such method, or its settings do not suit the model.

@@ -21,10 +21,8 @@ from remtta.methods.views import LeanViews, MaskedViews
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
     """Set up REM on a model: predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
-    Args:
-        model: A classifier that `backbone_of` knows, float32, possibly inside
-            DataParallel or torch.compile.
-        config: Settings; the paper's by default.
+    The model is a float32 classifier that `backbone_of` knows, possibly inside
+    DataParallel or torch.compile; the settings are the paper's by default.
 
     Raises:
         ModelError: If the model cannot be adapted, with the reason.

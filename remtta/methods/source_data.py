@@ -42,12 +42,7 @@ _log = logging.getLogger("remtta")
 
 
 def check_source_data(methods: Iterable[str], source_data: str | Path | None, *, calibrates: bool = False) -> None:
-    """Refuse methods that lack their source images, and source images that nobody learns from.
-
-    Args:
-        methods: Names of known methods.
-        source_data: A folder, a file of statistics, or None.
-        calibrates: Whether something else goes by them, too, which takes a folder.
+    """Refuse methods that lack their source images, and source images that neither a method nor a calibration goes by.
 
     Raises:
         UsageError: Saying which method wants `--source-data`, or that none does.
@@ -82,19 +77,13 @@ def learn_from_source(
     fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Give a method what it learns from clean source images.
+    """Give a method, on a model at its source weights, what it learns from clean source images.
 
-    The statistics of a folder are kept in a cache folder, and read from there
-    as long as model, method, preprocessing and the folder's files are the same.
+    The source data are a folder of images (searched recursively, no labels), or a file of statistics that an earlier
+    run left. The statistics of a folder are kept in a cache folder, and read from there as long as model, method,
+    preprocessing and the folder's files are the same.
 
     Args:
-        adapter: The method, on a model at its source weights.
-        model: That model.
-        source_data: A folder of images (searched recursively, no labels), or a file
-            of statistics that an earlier run left.
-        method: The method's name.
-        config: Its settings.
-        preprocessing: How images become inputs; by default as the model asks for.
         fitting_as_they_are: Leave out resize and crop for images of the input size.
         wait: Called now and then while images are decoded; may raise to stop.
 

@@ -94,14 +94,9 @@ def support_of(model: str, kind: str | None = None) -> Support:
 def support_in(
     module: nn.Module, model: str, kind: str | None = None, *, has_head: bool = True, refused: dict[str, str]
 ) -> Support:
-    """Find out what can be done with a model that there is.
+    """Find out what can be done with a model that there is, but for the methods that are refused and why.
 
-    Args:
-        module: It.
-        model: Its name.
-        kind: What it is, if that is known; else it is told by the name of its class.
-        has_head: Whether timm's model classifies.
-        refused: Methods that cannot be had with it, and why.
+    Its kind, if that is not known, is told by the name of its class.
     """
     found = Support(model, kind or type(module).__name__, has_head, refused=refused)
     with _silence(), contextlib.suppress(RemttaError):

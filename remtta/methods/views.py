@@ -36,11 +36,7 @@ Plain = tuple[Tensor, Tensor]
 
 
 class MaskedViews:
-    """Images as they are, and with more and more of their patches left out.
-
-    Args:
-        net: The model.
-        config: Which patches each view leaves out.
+    """Images as they are, and with more and more of their patches left out, as the config says.
 
     Raises:
         ModelError: If the model does not have the scores that this masking needs.

@@ -40,21 +40,15 @@ def load_zero_shot(
     device: torch.device,
     on_texts: OnTexts | None = None,
 ) -> nn.Module:
-    """A zero-shot classifier.
+    """Build a zero-shot classifier: a timm model in eval mode and fp32, whose head is a `ZeroShotHead`.
 
     Args:
         name: "clip:NAME/PRETRAINED" as open_clip calls them, "clip:NAME" with
             a checkpoint, "clip:FOLDER" of open_clip's, or "clip:hf-hub:...".
         checkpoint: Weights of the whole open_clip model; nothing is downloaded then.
         labels: Class names; ImageNet's 1,000 where there are none.
-        prompts: Templates, as `templates_of` takes them.
-        input_size: Height and width, in pixels.
-        use_ema: Take the averaged weights of a training checkpoint.
-        device: Where the model and its text tower go.
-        on_texts: Told of the class embeddings' progress.
 
-    Returns:
-        A timm model in eval mode and fp32, whose head is a `ZeroShotHead`.
+    The others are those of `load_model`.
 
     Raises:
         UsageError: If there is no such model, or open_clip is not installed.

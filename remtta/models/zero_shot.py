@@ -42,19 +42,14 @@ class ClassTexts:
 class ZeroShotHead(nn.Module):
     """Logits by the cosine of an image's embedding and each class's: scale * image . class + bias.
 
-    The classes' embeddings are no parameters: no method trains them. A state
-    has the hash of what they were made from in their place, as their last bits
-    differ from machine to machine. Sums are in fp32 whatever the precision.
+    The classes' embeddings (C, E), at length one, are no parameters: no method
+    trains them. A state has the hash of what they were made from in their place,
+    as their last bits differ from machine to machine. Sums are in fp32 whatever
+    the precision. The projection is from the tower's pooled features (B, D) to
+    (B, E); the scale is no logarithm, and the bias 0 in CLIP.
 
     SigLIP's sigmoid of each logit is left to whoever wants it: predictions and
     entropies here are of the softmax over the classes.
-
-    Args:
-        projection: From the tower's pooled features (B, D) to (B, E).
-        embeddings: Of the classes, shape (C, E), at length one.
-        scale: The logit scale, not its logarithm.
-        bias: Of all logits, 0 in CLIP.
-        texts: Where the embeddings come from.
     """
 
     scale: Tensor

@@ -157,12 +157,9 @@ def check_method(name: str, known: Collection[str]) -> None:
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
-    """A method's config: its defaults with these settings in place of some.
+    """A method's config: its defaults with these settings, by field name, in place of some.
 
-    Args:
-        name: A method's name on the command line.
-        settings: Values by field name; "auto" for the anchor is the one that goes with Adam's rate.
-        batch_size: Images per update; some methods' learning rates grow with it.
+    "auto" for the anchor is the one that goes with Adam's rate; some methods' learning rates grow with the batch size.
 
     Raises:
         UsageError: If there is no such method, it has no such setting, or a value is out of range.
