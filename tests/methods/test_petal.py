@@ -172,8 +172,9 @@ def test_a_delta_is_not_undone_by_the_posteriors_mean() -> None:
 
 def test_a_heavy_posterior_holds_the_student_back() -> None:
     def moved(weight: float) -> float:
-        petal = _petal(PETALConfig(lr=1e-4, restore=0.0, posterior_weight=weight, swag_lr=1e-4))
-        for seed in range(4):
+        config = PETALConfig(lr=1e-4, restore=0.0, posterior_weight=weight, swag_lr=1e-4, augment_below=0.0)
+        petal = _petal(config)
+        for seed in range(3):
             petal(random_images(4, seed))
         return float(petal.objective._distance().detach())
 
