@@ -143,16 +143,7 @@ def _load_zero_shot(
             f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
             "--text-embeddings"
         )
-    model: Any = load_zero_shot(
-        name,
-        checkpoint=given.checkpoint,
-        labels=labels,
-        prompts=given.prompts,
-        input_size=given.input_size,
-        use_ema=given.use_ema,
-        device=place,
-        on_texts=on_texts,
-    )
+    model: Any = load_zero_shot(given, name, labels, place, on_texts)
     return _with_config(model, {**model.pretrained_cfg, **_preprocessing(given)})
 
 
