@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.backbones.biased import BEiT, RelativeViT
 from remtta.backbones.eva import RotaryViT
 from remtta.backbones.image import LAYOUTS, ImageBackbone

@@ -8,7 +8,7 @@ import re
 from timm.layers import norm
 from torch import nn
 
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.errors import ModelError, UsageError
 
 _TIMMS = (kind for kind in vars(norm).values() if isinstance(kind, type) and issubclass(kind, nn.Module))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.attention import SOFTMAX, class_attention, pool_attention
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 
 _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.base import check_images
+from remtta.backbones.backbone import check_images
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.base import Backbone, BatchNorm
+from remtta.backbones.backbone import Backbone, BatchNorm
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms

@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import nn
 
-from remtta.backbones.base import Scores
+from remtta.backbones.backbone import Scores
 from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError

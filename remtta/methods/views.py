@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 from remtta.methods.masking import keep_indices, num_kept, random_scores
 from remtta.methods.net import Net

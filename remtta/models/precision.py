@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from remtta.models.classes import classifiers_of
+from remtta.models.heads import classifiers_of
 
 _log = logging.getLogger("remtta")
 

@@ -14,8 +14,8 @@ from remtta.deltas.delta import Delta
 from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
-from remtta.models.classes import restricted_classes
 from remtta.models.hashing import state_sha256
+from remtta.models.heads import restricted_classes
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import TEMPLATES, templates_of
