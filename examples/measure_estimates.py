@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from remtta import load_model
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator

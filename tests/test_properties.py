@@ -23,9 +23,9 @@ from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
-from remtta.methods.settings import METHOD_CONFIGS, REMConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
+from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
-from remtta.models.labels import read_labels
 from remtta.options.option import members_of, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from remtta.streams.sources import read_paths
@@ -95,9 +95,9 @@ def test_mask_ratios_that_are_no_numbers_are_refused(value: object) -> None:
 LITERALS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400)
 
 
-@given(st.sampled_from([name for name in METHOD_CONFIGS if name != "source"]), st.data())
+@given(st.sampled_from([name for name in METHOD_TABLE if name != "source"]), st.data())
 def test_settings_of_methods_are_taken_or_refused(name: str, data: st.DataObject) -> None:
-    key = data.draw(st.sampled_from(sorted(METHOD_CONFIGS[name].__dataclass_fields__)))
+    key = data.draw(st.sampled_from(sorted(METHOD_TABLE[name].config.__dataclass_fields__)))
     value = data.draw(LITERALS | st.lists(LITERALS, max_size=3) | st.lists(LITERALS, max_size=3).map(tuple))
     with read_or_refused():
         config = method_config(name, {key: value}, batch_size=8)

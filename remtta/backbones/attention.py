@@ -26,16 +26,10 @@ _POST_NORM = (ResPostBlock, EvaBlockPostNorm, ResPostRelPosBlock)
 
 
 def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Compute the class token's row of a block's attention map, summed over the heads, and no other row.
+    """Compute the class token's row (B, T) of a block's attention map, summed over the heads, and no other row.
 
-    Args:
-        block: A block of a transformer.
-        tokens: Shape (B, T, D), the block's input, class token first.
-        rope: Rotary positions of the patch tokens, for blocks that take them.
-        bias: Shape (1 or B, H, T, T), what the block adds to its scores.
-
-    Returns:
-        Shape (B, T), softmax over all T tokens; non-negative.
+    It is a softmax over all tokens (B, T, D) that enter the block, class token first. Some blocks take rotary positions
+    of the patch tokens, or add a bias (1 or B, H, T, T) to their scores.
 
     Raises:
         ModelError: If the block's attention is not a plain softmax attention.
@@ -57,17 +51,12 @@ def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None
 
 
 def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
-    """Compute what an attention pool attends to, summed over heads, and over queries where their outputs are averaged.
+    """Compute what an attention pool attends to (B, T), a softmax over all tokens (B, T, D) that it pools.
 
-    Args:
-        pool: An attention pool with queries of its own.
-        tokens: Shape (B, T, D), what it pools.
-
-    Returns:
-        Shape (B, T), softmax over all T tokens; non-negative.
+    It is summed over heads, and over queries where their outputs are averaged.
 
     Raises:
-        ModelError: If the pool is of another kind.
+        ModelError: If the pool has no queries of its own.
     """
     if not isinstance(pool, AttentionPoolLatent) or pool.pos_embed is not None:
         raise ModelError(f"{type(pool).__name__} has no queries of its own to mask by")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from remtta.backbones.base import BatchNorm
+from remtta.backbones.backbone import BatchNorm
 from remtta.models.precision import Context
 
 FEW = 16

@@ -62,14 +62,9 @@ class RotaryViT(Transformer):
 
 
 def gather_rope(rope: Tensor, kept: Tensor) -> Tensor:
-    """The rotary positions of the patches kept, as timm's attentions take them.
+    """The rotary positions of the patches kept (B, K), as timm's attentions take them.
 
-    Args:
-        rope: Shape (N, d), or (H, N, d) where heads have their own.
-        kept: Shape (B, K), positions among the patches.
-
-    Returns:
-        Shape (B, 1, K, d) or (B, H, K, d).
+    Of (N, d) they are (B, 1, K, d); where heads have their own, (H, N, d), they are (B, H, K, d).
     """
     if rope.ndim == 2:
         return rope[kept].unsqueeze(1)

@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.backbones.biased import BEiT, RelativeViT
 from remtta.backbones.eva import RotaryViT
 from remtta.backbones.image import LAYOUTS, ImageBackbone
@@ -24,9 +24,6 @@ from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
-from remtta.models.building import is_known, names_like, unknown_model
-
-_MOST_NAMED = 3  # names offered in place of one that there is not
 
 _log = logging.getLogger("remtta")
 
@@ -97,14 +94,6 @@ def modules_in_families() -> list[str]:
         for module, content in modules.items()
         if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
     ]
-
-
-def check_name(name: str) -> None:
-    """Raise UsageError, with names like it of models that can be adapted, if no model has this name."""
-    if is_known(name):
-        return
-    names = [model for module in modules_in_families() for model in timm.list_models(module=module)]
-    raise unknown_model(name, names_like(name, names, _MOST_NAMED))
 
 
 def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:

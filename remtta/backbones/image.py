@@ -22,7 +22,7 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.base import Backbone, BatchNorm, Scores
+from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError
 from remtta.models.preprocessing import preprocessing_of

@@ -5,35 +5,14 @@ from __future__ import annotations
 import math
 import re
 
-from timm.layers.norm import (
-    RmsNorm,
-    RmsNorm2d,
-    RmsNorm2dFp32,
-    RmsNormFp32,
-    SimpleNorm,
-    SimpleNorm2d,
-    SimpleNorm2dFp32,
-    SimpleNormFp32,
-)
+from timm.layers import norm
 from torch import nn
 
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.errors import ModelError, UsageError
 
-_NORMS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._BatchNorm,
-    RmsNorm,
-    RmsNormFp32,
-    RmsNorm2d,
-    RmsNorm2dFp32,
-    SimpleNorm,
-    SimpleNormFp32,
-    SimpleNorm2d,
-    SimpleNorm2dFp32,
-)
+_TIMMS = (kind for kind in vars(norm).values() if isinstance(kind, type) and issubclass(kind, nn.Module))
+_NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, *_TIMMS)
 
 
 def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.attention import SOFTMAX, class_attention, pool_attention
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 
 _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
@@ -215,17 +215,7 @@ class Transformer(Backbone):
 
 
 def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Keep all prefix tokens and the chosen patch tokens.
-
-    Args:
-        tokens: Shape (B, P + N, D): P prefix tokens (class, register,
-            distillation), then N patch tokens.
-        indices: Shape (B, K), positions among the patch tokens.
-        num_prefix_tokens: P.
-
-    Returns:
-        Shape (B, P + K, D).
-    """
+    """Keep of tokens (B, P + N, D) the P prefix tokens, and the patch tokens at positions (B, K): (B, P + K, D)."""
     patch_tokens = tokens[:, num_prefix_tokens:]
     chosen = patch_tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
     return torch.cat([tokens[:, :num_prefix_tokens], chosen], dim=1)

@@ -27,8 +27,7 @@ from remtta.methods.method import Method
 from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.models.building import create
-from remtta.models.devices import select_device
-from remtta.models.loading import load
+from remtta.models.loading import load, select_device
 from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import flop_counter
 
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.errors import ModelError
 
 

@@ -41,7 +41,7 @@ def bench(
     with running.command():
         from remtta.bench.machine import processor
         from remtta.bench.measure import as_json, run_bench
-        from remtta.models.devices import select_device
+        from remtta.models.loading import select_device
         from remtta.runs.environment import environment
 
         options = replace(bench, device=running.device, threads=running.threads)

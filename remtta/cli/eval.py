@@ -236,7 +236,7 @@ def _open(
     from remtta.evaluation import open_dataset
     from remtta.evaluation.classes import read_class_map
     from remtta.evaluation.datasets import read_image_list
-    from remtta.models.labels import labels_of
+    from remtta.models.card import labels_of
 
     dataset = open_dataset(
         root,

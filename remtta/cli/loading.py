@@ -69,7 +69,7 @@ def load_classifier(
     Raises:
         RemttaError: If it cannot be adapted or loaded, or is not that of the delta.
     """
-    from remtta.backbones.families import check_adaptable, check_name
+    from remtta.backbones.families import check_adaptable
     from remtta.deltas.base import base_options
     from remtta.models.loading import load
 
@@ -77,7 +77,6 @@ def load_classifier(
         model = base_options(start, model)
     name = model.name or DEFAULT_MODEL
     if adapts:
-        check_name(name)
         check_adaptable(name, dict(model.model_kwargs))
     with text_progress(hidden=quiet) as on_texts:
         return load(model, device=device, on_texts=on_texts)

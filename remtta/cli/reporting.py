@@ -151,7 +151,7 @@ def print_version(wanted: bool) -> None:
     import torch
 
     from remtta._version import __version__
-    from remtta.models.devices import select_device
+    from remtta.models.loading import select_device
 
     timm = version("timm")  # importing it takes as long as torch
     typer.echo(f"remtta {__version__}, torch {torch.__version__}, timm {timm}, {select_device('auto')}")

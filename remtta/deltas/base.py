@@ -16,7 +16,7 @@ from torch import nn
 
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
-from remtta.models.config import UNKNOWN
+from remtta.models.card import UNKNOWN
 from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load
 from remtta.models.prompts import TEMPLATES

@@ -21,7 +21,7 @@ from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import DeltaError
 from remtta.models.hashing import state_sha256
 from remtta.models.weights import check_delta
-from remtta.models.writing import checkpoint_state
+from remtta.models.zero_shot import checkpoint_state
 
 ABSURD = 100.0
 """Size of a change over that of the weights, from which on no adaptation can have meant it."""

@@ -19,7 +19,7 @@ from remtta.evaluation.results import delta_path
 from remtta.methods.losses import entropy
 from remtta.methods.masking import paint_over
 from remtta.methods.rem import REM
-from remtta.models.labels import labels_of
+from remtta.models.card import labels_of
 from remtta.models.preprocessing import Preprocessing
 
 if TYPE_CHECKING:

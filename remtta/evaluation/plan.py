@@ -15,7 +15,7 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.scenarios import Visit
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
 from remtta.methods.settings.names import check_method_names, method_of
 from remtta.models.card import ModelCard
 from remtta.options import EvalOptions
@@ -105,7 +105,7 @@ def checked_methods(
     given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
     chosen = {}
     for name, config in given.items():
-        kind = METHOD_CONFIGS[method_of(name)]
+        kind = METHOD_TABLE[method_of(name)].config
         chosen[name] = method_config(method_of(name), {}, batch_size=batch_size) if config is None else config
         if not {entry.name for entry in fields(kind)} <= vars(chosen[name]).keys():
             raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(config).__name__}")

@@ -18,7 +18,7 @@ from remtta.evaluation.mask_plots import draw_masks
 from remtta.evaluation.metrics import ECE_BINS, Tally
 from remtta.evaluation.results import PLOTS, Tallies, tally_rows
 from remtta.files import write_atomically
-from remtta.models.classes import restricted_classes
+from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows

@@ -37,10 +37,9 @@ from remtta.methods.registry import build_method
 from remtta.methods.settings import MethodConfig
 from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import check_source_data, learn_from_source
-from remtta.models.card import card_of
-from remtta.models.classes import restricted_classes
+from remtta.models.card import card_of, labels_of, set_labels
 from remtta.models.hashing import state_sha256
-from remtta.models.labels import labels_of, set_labels
+from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.runs.environment import environment

@@ -21,11 +21,7 @@ _BILINEAR = InterpolationMode.BILINEAR
 
 
 class PixelSpace:
-    """The way from a model's preprocessed space to pixels in [0, 1] and back.
-
-    Args:
-        model: A timm model; mean and deviation are those of its own config.
-    """
+    """The way from a timm model's preprocessed space, by its own config, to pixels in [0, 1] and back."""
 
     def __init__(self, model: nn.Module) -> None:
         preprocessing = preprocessing_of(model)
@@ -46,20 +42,13 @@ class PixelSpace:
 
 
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """CoTTA's augmentation: colours, a small affine map, blur, flip and noise.
+    """CoTTA's augmentation of pixels (B, 3, H, W) in [0, 1]: colours, a small affine map, blur, flip and noise.
 
     One set of numbers is drawn for all images; the noise is each image's own.
     Brightness 0.6-1.4, contrast and gamma 0.7-1.3, saturation 0.5-1.5 and hue
     within 0.06, in random order; rotation within 15 degrees, shift by whole
     pixels within 1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
     deviation of 0.001-0.5; a flip every second time; noise of deviation 0.005.
-
-    Args:
-        pixels: Shape (B, 3, H, W), in [0, 1].
-        generator: Where the numbers come from.
-
-    Returns:
-        The same shape, in [0, 1].
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
@@ -73,15 +62,7 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def clean_jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """`jitter` with neither blur nor noise, and mirrored edges: the view that ROID and CMF learn from.
-
-    Args:
-        pixels: Shape (B, 3, H, W), in [0, 1].
-        generator: Where the numbers come from.
-
-    Returns:
-        The same shape, in [0, 1].
-    """
+    """`jitter` with neither blur nor noise, and mirrored edges: the view that ROID and CMF learn from."""
     height, width = pixels.shape[-2:]
     pixels = _moved(_recoloured(pixels, generator), generator, edges="reflect")
     return _flipped(T.center_crop(pixels, [height, width]), generator).clamp(0, 1)

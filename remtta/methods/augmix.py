@@ -17,18 +17,11 @@ _BLACK: Colour = (0.0, 0.0, 0.0)
 
 
 def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) -> Tensor:
-    """AugMix at severity 1 of a random crop and flip: chains of 1 to 3 operations, mixed with the crop.
+    """AugMix at severity 1 of a random crop and flip of an image (3, H, W) in [0, 1].
 
-    Three chains are averaged with weights from a flat Dirichlet, and the
-    result and the crop with a weight that is even in [0, 1).
-
-    Args:
-        pixels: One image, shape (3, H, W), in [0, 1].
-        generator: Where the numbers come from.
-        border: The colour, in [0, 1], of what lies beyond the crop's edges.
-
-    Returns:
-        The same shape, in [0, 1].
+    Three chains of 1 to 3 operations are averaged with weights from a flat
+    Dirichlet, and the result and the crop with a weight that is even in
+    [0, 1). Beyond the crop's edges lies the border's colour, in [0, 1].
 
     Source: AugMix, arXiv:1912.02781; the operations and their ranges are its appendix's.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +12,39 @@ from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as T
 
 from remtta.backbones.families import with_tokens
-from remtta.methods.augmentations import PixelSpace
-from remtta.methods.beside import Beside, Change
+from remtta.errors import check
+from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
-from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.randomness import spawn
-from remtta.methods.settings.beside import BECoTTAConfig
+from remtta.methods.settings.base import Count, NonNegative, Positive
 
 _DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # brightness, and the blur's deviation over 5 pixels
 _NUM_DOMAINS = 4
 _LEAST_NOISE = 1e-2
+
+
+@dataclass(frozen=True)
+class BECoTTAConfig(BesideConfig):
+    """Settings of BECoTTA; the learning rate is the official code's, the others are this project's.
+
+    Attributes:
+        experts: Low-rank experts behind each block.
+        rank: Rank of an expert.
+        chosen: Experts that an image goes through.
+        synergy: Weight of the mutual information of domains and experts, in the warm-up.
+    """
+
+    experts: Count = 6
+    rank: Count = 8
+    chosen: int = 3
+    synergy: NonNegative = 0.1
+    lr: Positive = 6e-7
+    source_settings = (*WARM_UP, "experts", "rank", "chosen", "synergy")
+
+    def __post_init__(self) -> None:
+        check(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"in 1-{self.experts}, the number of experts")
+        super().__post_init__()
 
 
 class BECoTTA(Beside[BECoTTAConfig]):
@@ -44,13 +67,9 @@ class BECoTTA(Beside[BECoTTAConfig]):
         ModelError: If the model is no transformer.
     """
 
+    settings = BECoTTAConfig
     delta_refusal = "BECoTTA learns experts beside the model, which are no weights of it"
     networks: _Experts
-
-    def __init__(self, net: Net, config: BECoTTAConfig) -> None:
-        super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
-        self._margin = config.entropy_margin * math.log(net.num_classes)
 
     def parts(self) -> Sequence[Sequence[nn.Module]]:
         return [[block] for block in self.net.backbone.blocks]
@@ -76,7 +95,7 @@ class BECoTTA(Beside[BECoTTAConfig]):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.logits(images)
         entropies = entropy(logits)
-        kept = entropies.detach() < self._margin
+        kept = entropies.detach() < self.margin
         return logits.unsqueeze(0), entropies[kept].mean(), int(kept.sum())
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -98,10 +117,10 @@ class BECoTTA(Beside[BECoTTAConfig]):
 
     def _views(self, images: Tensor) -> list[Tensor]:
         """The same images (B, 3, H, W) in each domain."""
-        pixels = self._pixels.to_pixels(images)
+        pixels = self.pixels.to_pixels(images)
         blurred = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[_BLUR, _BLUR])
         changed = [(_DARK * pixels), (_BRIGHT * pixels).clamp(max=1), blurred]
-        return [images, *(self._pixels.normalise(each) for each in changed)]
+        return [images, *(self.pixels.normalise(each) for each in changed)]
 
 
 class _Experts(nn.Module):

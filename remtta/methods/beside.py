@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -12,16 +14,38 @@ from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
+from remtta.methods.augmentations import PixelSpace
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
-from remtta.methods.settings.beside import BesideConfig
-
-Config = TypeVar("Config", bound=BesideConfig)
+from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
 """Makes of a part's number, what enters the part and what leaves it, what the next part gets."""
 
 _SEED = 0  # networks start alike, and warm up alike
+
+
+@dataclass(frozen=True)
+class BesideConfig(MethodConfig):
+    """What they share. No weight of the model changes.
+
+    Attributes:
+        entropy_margin: Images with less entropy are learned from, as a fraction of ln C.
+        warmup_images: Clean source images to warm up on, at most.
+        warmup_lr: Learning rate of the warm-up, which is Adam's here.
+    """
+
+    entropy_margin: Positive = 0.4
+    warmup_images: Count = 10_000
+    warmup_lr: Positive = 1e-3
+    unused = NO_WEIGHTS
+    no_layers = "as no weight changes"
+
+
+WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
+"""Settings that the warm-up depends on."""
+
+Config = TypeVar("Config", bound=BesideConfig)
 
 
 class Beside(Objective[Config]):
@@ -44,6 +68,8 @@ class Beside(Objective[Config]):
         if any(block._compiled_call_impl is not None for block in net.backbone.blocks):
             raise UsageError(f"{type(self).__name__} reaches in between blocks, which cannot be compiled then")
         self.most_source_images = config.warmup_images
+        self.pixels = PixelSpace(net.backbone.module)
+        self.margin = config.entropy_margin * math.log(net.num_classes)
         shapes_only = net.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
             torch.manual_seed(_SEED)

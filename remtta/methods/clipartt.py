@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,9 +11,26 @@ from torch.nn import functional as F
 from remtta.methods.losses import transductive_loss
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Objective, Targets
-from remtta.methods.settings import CLIPArTTConfig
+from remtta.methods.settings.base import Count, MethodConfig, Steps
 from remtta.models.prompts import filled
 from remtta.models.zero_shot import zero_shot_head
+
+
+@dataclass(frozen=True)
+class CLIPArTTConfig(MethodConfig):
+    """Settings of CLIPArTT; by default the paper's, which starts from the source with every batch.
+
+    Attributes:
+        likeliest: Classes that an image's sentence names, K in the paper.
+        steps: Optimizer steps per batch.
+    """
+
+    likeliest: Count = 3
+    steps: Steps = 10
+    episodic: bool = True
+    adapt_layers: str | None = "all"
+    unused = ("answer", "centre")
+    whole_batch = "CLIPArTT, whose steps have the whole batch"
 
 
 class CLIPArTT(Objective[CLIPArTTConfig]):
@@ -26,6 +45,7 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
         ModelError: If it has no text tower.
     """
 
+    settings = CLIPArTTConfig
     predicts_after = True
 
     def __init__(self, net: Net, config: CLIPArTTConfig) -> None:

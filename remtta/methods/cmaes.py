@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,59 +15,10 @@ from torch import Tensor
 _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales", "counts")
 
 
-@dataclass(frozen=True)
-class _Constants:
-    """The default constants of pycma's step-size adaptation by path length, under the tutorial's names in words.
-
-    Attributes:
-        weights: Of the best candidates, falling, with sum 1.
-        mass: How many candidates these weights are worth.
-        sigma_rate: Share that a generation has in the path of the step size.
-        damping: Of the step size.
-        path_rate: Share that it has in the path of the covariance.
-        rank_one_rate: Share that this path has in the covariance.
-        rank_mu_rate: Share that the best candidates have in it.
-        expected_norm: Length to expect of a standard normal vector.
-        renew_every: Generations until the covariance has moved enough for new axes to matter.
-    """
-
-    weights: Tensor
-    mass: float
-    sigma_rate: float
-    damping: float
-    path_rate: float
-    rank_one_rate: float
-    rank_mu_rate: float
-    expected_norm: float
-    renew_every: int
-
-
-def _constants(dim: int, population: int) -> _Constants:
-    raw = math.log((population + 1) / 2) - torch.arange(1, population // 2 + 1, dtype=torch.float64).log()
-    weights = raw / raw.sum()
-    mass = float(1 / weights.square().sum())
-    sigma_rate = (mass + 2) / (dim + mass + 3)  # as in pycma, by which FOA searches; the tutorial has + 5
-    rank_one_rate = 2 / ((dim + 1.3) ** 2 + mass)
-    rank_mu_rate = min(1 - rank_one_rate, 2 * (mass - 1.75 + 1 / mass) / ((dim + 2) ** 2 + mass))
-    return _Constants(
-        weights=weights,
-        mass=mass,
-        sigma_rate=sigma_rate,
-        damping=1 + 2 * max(0.0, math.sqrt((mass - 1) / (dim + 1)) - 1) + sigma_rate,
-        path_rate=(4 + mass / dim) / (dim + 4 + 2 * mass / dim),
-        rank_one_rate=rank_one_rate,
-        rank_mu_rate=rank_mu_rate,
-        expected_norm=math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2)),
-        renew_every=max(1, math.floor(1 / (10 * dim * (rank_one_rate + rank_mu_rate)))),
-    )
-
-
 class CMAES:
     """The covariance matrix adaptation evolution strategy with pycma's default constants, on the CPU.
 
-    Args:
-        dim: Numbers to find; they start at mean 0 and deviation 1.
-        population: Candidates per generation; 4 + floor(3 ln dim) if None.
+    It finds `dim` numbers, which start at mean 0 and deviation 1, by generations of 4 + floor(3 ln dim) by default.
 
     Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights, and the damping of the
     step size is the tutorial's for populations of any size.
@@ -76,7 +26,19 @@ class CMAES:
 
     def __init__(self, dim: int, population: int | None = None) -> None:
         self.dim, self.population = dim, population or 4 + math.floor(3 * math.log(dim))
-        self._constants = _constants(dim, self.population)
+        raw = math.log((self.population + 1) / 2) - torch.arange(1, self.population // 2 + 1, dtype=torch.float64).log()
+        self._weights = raw / raw.sum()  # of the best candidates, falling
+        mass = self._mass = float(1 / self._weights.square().sum())  # how many candidates they are worth
+        # Shares that a generation has in the path of the step size (as in pycma, by which FOA searches; the tutorial
+        # has + 5), in that of the covariance, and in the covariance by this path and by the best candidates.
+        self._sigma_rate = (mass + 2) / (dim + mass + 3)
+        self._path_rate = (4 + mass / dim) / (dim + 4 + 2 * mass / dim)
+        self._rank_one_rate = 2 / ((dim + 1.3) ** 2 + mass)
+        self._rank_mu_rate = min(1 - self._rank_one_rate, 2 * (mass - 1.75 + 1 / mass) / ((dim + 2) ** 2 + mass))
+        self._damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (dim + 1)) - 1) + self._sigma_rate
+        self._expected_norm = math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))  # of a standard normal vector
+        # Generations until the covariance has moved enough for new axes to matter.
+        self._renew_every = max(1, math.floor(1 / (10 * dim * (self._rank_one_rate + self._rank_mu_rate))))
         self.reset()
 
     def reset(self) -> None:
@@ -95,27 +57,26 @@ class CMAES:
 
     def tell(self, candidates: Tensor, fitness: Tensor) -> None:
         """Move towards the candidates (population, dim) of least fitness (population,)."""
-        by = self._constants
-        best = fitness.double().argsort(stable=True)[: len(by.weights)]
+        best = fitness.double().argsort(stable=True)[: len(self._weights)]
         steps = (candidates[best] - self.mean) / self.sigma
-        step = by.weights @ steps
+        step = self._weights @ steps
         self.mean = self.mean + self.sigma * step
         generation = int(self.counts[0]) + 1
         whitened = self.axes @ ((self.axes.T @ step) / self.scales)
-        rate = by.sigma_rate
-        self.path_sigma = (1 - rate) * self.path_sigma + math.sqrt(rate * (2 - rate) * by.mass) * whitened
+        rate = self._sigma_rate
+        self.path_sigma = (1 - rate) * self.path_sigma + math.sqrt(rate * (2 - rate) * self._mass) * whitened
         length = float(self.path_sigma.norm())
-        settled_length = (1.4 + 2 / (self.dim + 1)) * by.expected_norm
+        settled_length = (1.4 + 2 / (self.dim + 1)) * self._expected_norm
         settled = length / math.sqrt(1 - (1 - rate) ** (2 * generation)) < settled_length
-        rate = by.path_rate
-        self.path_c = (1 - rate) * self.path_c + settled * math.sqrt(rate * (2 - rate) * by.mass) * step
-        kept = 1 - by.rank_one_rate - by.rank_mu_rate + (not settled) * by.rank_one_rate * rate * (2 - rate)
+        rate = self._path_rate
+        self.path_c = (1 - rate) * self.path_c + settled * math.sqrt(rate * (2 - rate) * self._mass) * step
+        kept = 1 - self._rank_one_rate - self._rank_mu_rate + (not settled) * self._rank_one_rate * rate * (2 - rate)
         rank_one = torch.outer(self.path_c, self.path_c)
-        rank_mu = (by.weights[:, None] * steps).T @ steps
-        self.covariance = kept * self.covariance + by.rank_one_rate * rank_one + by.rank_mu_rate * rank_mu
-        self.sigma = self.sigma * math.exp(by.sigma_rate / by.damping * (length / by.expected_norm - 1))
+        rank_mu = (self._weights[:, None] * steps).T @ steps
+        self.covariance = kept * self.covariance + self._rank_one_rate * rank_one + self._rank_mu_rate * rank_mu
+        self.sigma = self.sigma * math.exp(self._sigma_rate / self._damping * (length / self._expected_norm - 1))
         self.counts = torch.tensor([generation, int(self.counts[1])])
-        if generation - int(self.counts[1]) >= by.renew_every:
+        if generation - int(self.counts[1]) >= self._renew_every:
             self._renew_axes(generation)
 
     def _renew_axes(self, generation: int) -> None:

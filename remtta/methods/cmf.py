@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from remtta.methods.roid import ROID
-from remtta.methods.settings import CMFConfig
+from remtta.methods.roid import ROID, ROIDConfig
+from remtta.methods.settings.base import ProperShare, Share
 
 _HIDDEN = "hidden."
 _VARIANCE = "hidden_variance"
 _PARAMETERS = 38_400  # that the published process noise is meant for
+
+
+@dataclass(frozen=True)
+class CMFConfig(ROIDConfig):
+    """Settings of CMF: ROID's, and those of the hidden weights that the adapted ones are an observation of.
+
+    Attributes:
+        source_momentum: How much of the hidden weights stays at each step; the
+            rest is made up from the source weights.
+        hidden_momentum: How much of the adapted weights stays after each step;
+            the rest is made up from the hidden weights.
+        process_noise: Growth of the hidden weights' variance per step, for the
+            38,400 norm parameters of a ViT-B/16; scaled by their number.
+        least_kept: The least share of the hidden weights that an observation
+            leaves.
+    """
+
+    hidden_momentum: Share = 0.99
+    process_noise: ProperShare = 0.005
+    least_kept: Share = 0.89
 
 
 class CMF(ROID):
@@ -20,6 +42,7 @@ class CMF(ROID):
     are there copies.
     """
 
+    settings = CMFConfig
     config: CMFConfig
 
     def begin(self) -> None:

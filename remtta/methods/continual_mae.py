@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,14 +14,35 @@ from torch.nn import functional as F
 from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace
-from remtta.methods.hog import hog_patches, hog_size
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import ContinualMAEConfig
+from remtta.methods.settings.base import BelowOne, NonNegative, Positive, ProperShare, WholeModelConfig
 from remtta.methods.teacher import restore_at_random
+from remtta.options.option import Bounds
 
 _TOKEN, _WEIGHT, _BIAS = "mask_token", "hog.weight", "hog.bias"
 _INITIAL_STD = 0.02
+_NUM_BINS, _LARGEST_CELL = 9, 8  # directions, and pixels
+
+
+@dataclass(frozen=True)
+class ContinualMAEConfig(WholeModelConfig):
+    """Settings of Continual-MAE; by default those of the official code for ViT-B, at a batch of 20.
+
+    Attributes:
+        mask_ratio: Share of the patches to mask, the most uncertain ones, in (0, 1).
+        num_dropouts: Forward passes under dropout that tell how uncertain they are.
+        dropout: Share of the embedded numbers that dropout removes.
+        hog_weight: Weight of the reconstruction of gradient histograms.
+        restore: Probability of each weight to go back to the source.
+    """
+
+    mask_ratio: ProperShare = 0.5
+    num_dropouts: Annotated[int, Bounds(min=2)] = 10
+    dropout: ProperShare = 0.1
+    hog_weight: NonNegative = 0.5
+    restore: BelowOne = 0.01
+    lr: Positive = 1e-5
 
 
 class ContinualMAE(Objective[ContinualMAEConfig]):
@@ -43,6 +66,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         UsageError: If the mask ratio masks no patch.
     """
 
+    settings = ContinualMAEConfig
     chosen = "layers"
     num_models = 2  # the adapting one and the source
 
@@ -123,3 +147,38 @@ def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:
         generator = torch.Generator(tokens.device).manual_seed(seed)
         draws.append(torch.rand(tokens.shape[1:], generator=generator, device=tokens.device))
     return tokens * (torch.stack(draws) >= rate) / (1 - rate)
+
+
+def hog_patches(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """Return histograms of oriented gradients (B, N, `hog_size`) of the patches of pixels (B, 3, H, W), row by row.
+
+    Gradients of each colour by Sobel's filters vote with their length for one
+    of 9 directions without sign, in cells of the most pixels up to 8 that
+    divide the patch; every cell's histogram has unit length (0 where flat).
+
+    Source: Histograms of Oriented Gradients (Dalal and Triggs, CVPR 2005).
+    """
+    x = F.pad(pixels, (1, 1, 1, 1), mode="reflect")
+    across, down = x[..., 2:] - x[..., :-2], x[..., 2:, :] - x[..., :-2, :]
+    dx = across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]
+    dy = down[..., :-2] + 2 * down[..., 1:-1] + down[..., 2:]
+    direction = (torch.atan2(dx, dy) / math.pi * _NUM_BINS).floor().long() % _NUM_BINS
+    length = (dx.square() + dy.square()).sqrt()
+    votes = torch.zeros(*pixels.shape[:2], _NUM_BINS, *pixels.shape[2:], device=pixels.device)
+    votes.scatter_(2, direction.unsqueeze(2), length.unsqueeze(2))
+    cell = _cell(patch_size)
+    pooled = F.avg_pool2d(votes.flatten(1, 2), cell)
+    histograms = F.normalize(pooled.unflatten(1, (-1, _NUM_BINS)), dim=2).flatten(1, 2)
+    per_patch = (patch_size[0] // cell[0], patch_size[1] // cell[1])
+    return F.unfold(histograms, per_patch, stride=per_patch).transpose(1, 2)
+
+
+def hog_size(patch_size: tuple[int, int]) -> int:
+    """Numbers per patch: 3 colours, 9 directions, and the cells of a patch."""
+    cell = _cell(patch_size)
+    return 3 * _NUM_BINS * (patch_size[0] // cell[0]) * (patch_size[1] // cell[1])
+
+
+def _cell(patch_size: tuple[int, int]) -> tuple[int, int]:
+    height, width = (max(size for size in range(1, _LARGEST_CELL + 1) if side % size == 0) for side in patch_size)
+    return height, width

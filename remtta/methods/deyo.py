@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from remtta.methods.filters import shuffle_patches
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import DeYOConfig
+from remtta.methods.sar import SARLikeConfig
+from remtta.methods.settings.base import Finite, Positive
+from remtta.options.option import Bounds
+
+
+@dataclass(frozen=True)
+class DeYOConfig(SARLikeConfig):
+    """Settings of DeYO; the defaults are the official code's for ViTs.
+
+    Attributes:
+        entropy_margin: Images with less entropy are candidates, as a fraction
+            of ln C.
+        weight_margin: Entropy at which a candidate's weight by entropy is 1, as a
+            fraction of ln C.
+        plpd_margin: Candidates are learned from whose label loses more
+            probability than this when the image's patches are shuffled.
+        grid: Patches in a row and in a column of the shuffled image.
+    """
+
+    entropy_margin: Positive = 0.5
+    weight_margin: Finite = 0.4
+    plpd_margin: Annotated[float, Bounds(min=-1, below=1)] = 0.2
+    grid: Annotated[int, Bounds(min=2)] = 4
 
 
 class DeYO(Objective[DeYOConfig]):
@@ -21,8 +45,8 @@ class DeYO(Objective[DeYOConfig]):
     exp(weight margin - H) + exp(PLPD).
     """
 
-    def passes(self) -> tuple[float, float]:
-        return 2 * self.config.steps, self.config.steps  # the second view is only of certain images
+    settings = DeYOConfig
+    passes_per_step = 2, 1  # the second view is only of certain images
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         log_classes = math.log(self.net.num_classes)
@@ -43,3 +67,23 @@ class DeYO(Objective[DeYOConfig]):
         guesses = logits.argmax(-1, keepdim=True)
         shuffled = self.net.logits(shuffle_patches(images, self.config.grid, self.net.generator))
         return (logits.softmax(-1) - shuffled.softmax(-1)).gather(-1, guesses).squeeze(-1)
+
+
+def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
+    """Cut each image (B, 3, H, W) into grid x grid patches, and lay them out in a random order of its own.
+
+    A size that the grid does not divide is resized to the next smaller one that it does, and back.
+    """
+    height, width = images.shape[-2:]
+    fitting = (height // grid * grid, width // grid * grid)
+    if fitting != (height, width):
+        resized = F.interpolate(images, fitting, mode="bilinear", antialias=True)
+        mixed = shuffle_patches(resized, grid, generator)
+        return F.interpolate(mixed, (height, width), mode="bilinear", antialias=True)
+    orders = torch.stack([torch.randperm(grid * grid, generator=generator) for _ in images]).to(images.device)
+    patches = images.unflatten(3, (grid, -1)).unflatten(2, (grid, -1))  # (B, 3, grid, h, grid, w)
+    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, grid * grid, 3, h, w)
+    patches = patches[torch.arange(len(images), device=images.device).unsqueeze(1), orders]
+    rows = patches.unflatten(1, (grid, grid)).permute(0, 3, 1, 4, 2, 5)  # (B, 3, grid, h, grid, w)
+    shuffled: Tensor = rows.flatten(4, 5).flatten(2, 3)
+    return shuffled

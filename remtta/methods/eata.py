@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.methods.eta import ETA
+from remtta.methods.eta import ETA, ETAConfig
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings import EATAConfig
+from remtta.methods.settings.base import Count, NonNegative
 
 _log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class EATAConfig(ETAConfig):
+    """Settings of EATA: ETA's, and how much the weights that matter to the source domain are kept.
+
+    Attributes:
+        fisher_weight: Weight of the squared distance from the source weights.
+        fisher_images: Clean source images that say how much a weight matters.
+    """
+
+    fisher_weight: NonNegative = 2000.0
+    fisher_images: Count = 2000
+    source_settings = ("adapt_layers", "fisher_images", "precision")
 
 
 class EATA(ETA):
@@ -27,21 +42,17 @@ class EATA(ETA):
     `remtta.methods.source_data`.
     """
 
+    settings = EATAConfig
     needs_source = True
     config: EATAConfig
 
     def __init__(self, net: Net, config: EATAConfig) -> None:
         super().__init__(net, config)
         self.most_source_images = config.fisher_images
-        self._fisher: dict[str, Tensor] = {}
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the Fisher information of each adapted weight, by parameter name; the model is at its source weights.
-
-        Args:
-            batches: Preprocessed images (B, 3, H, W), of which the first
-                `fisher_images` are used.
+        """Return the Fisher information of each adapted weight, by parameter name, from the first `fisher_images`.
 
         Raises:
             ValueError: If there is no image.
@@ -71,7 +82,7 @@ class EATA(ETA):
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        self._fisher = {name: statistics[name].to(self.net.device) for name in shapes}
+        super().use_source(statistics)
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
         """Return the gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
@@ -86,7 +97,6 @@ class EATA(ETA):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         views, loss, count = super().loss(images, targets)
         source = self.net.weights.source
-        terms = [
-            (self._fisher[name] * (parameter - source[name]).square()).sum() for name, parameter in self.trained.items()
-        ]
+        fisher = self.statistics
+        terms = [(fisher[name] * (weight - source[name]).square()).sum() for name, weight in self.trained.items()]
         return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count

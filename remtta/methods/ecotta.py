@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.methods.augmentations import PixelSpace, jitter
-from remtta.methods.beside import Beside, Change
+from remtta.methods.augmentations import jitter
+from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
-from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Targets
-from remtta.methods.settings.beside import EcoTTAConfig
+from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
 
 _MOST_STAGES = 5
 _ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are the smaller ones
 _SHARE = 0.1  # of the frozen part's deviation that the convolution begins with
+
+
+@dataclass(frozen=True)
+class EcoTTAConfig(BesideConfig):
+    """Settings of EcoTTA; optimizer and rate are EATA's for a ResNet-50, which the authors' sample code points to.
+
+    Attributes:
+        distance_weight: Weight of the distance of each part's output from the frozen model's.
+        two_steps: Whether the distance and the entropy have a step each, as in
+            a community's code, or one together.
+    """
+
+    distance_weight: NonNegative = 0.5
+    two_steps: bool = False
+    lr: Positive = 2.5e-4
+    optimizer: Optimizer = "sgd"
+    lr_batch = 64
+    whole_batch = "EcoTTA, whose networks normalise by the whole batch"
+    source_settings = WARM_UP
 
 
 class EcoTTA(Beside[EcoTTAConfig]):
@@ -43,14 +61,10 @@ class EcoTTA(Beside[EcoTTAConfig]):
     CoTTA's augmentations.
     """
 
+    settings = EcoTTAConfig
     delta_refusal = "EcoTTA learns networks beside the model, which are no weights of it"
     networks: nn.ModuleList
-
-    def __init__(self, net: Net, config: EcoTTAConfig) -> None:
-        super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
-        self._margin = config.entropy_margin * math.log(net.num_classes)
-        self._terms: tuple[str, ...] = ("distance", "entropy")
+    _terms: tuple[str, ...] = ("distance", "entropy")
 
     def passes(self) -> tuple[float, float]:
         passes = self.config.steps * (2 if self.config.two_steps else 1)
@@ -89,7 +103,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
             self.run(images, begin)
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return F.cross_entropy(self.logits(self._pixels.augment(images, jitter, generator)), labels)
+        return F.cross_entropy(self.logits(self.pixels.augment(images, jitter, generator)), labels)
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         if not self.config.two_steps:
@@ -117,20 +131,14 @@ class EcoTTA(Beside[EcoTTAConfig]):
             logits = self.run(images, change)
         terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
-        kept = entropies.detach() < self._margin
+        kept = entropies.detach() < self.margin
         if "entropy" in self._terms and kept.any():
             terms.append(entropies[kept].mean())
         return logits.unsqueeze(0), torch.stack(terms).sum() if terms else torch.zeros(()), len(images)
 
 
 class _MetaNetwork(nn.Module):
-    """BN(leaving) + ReLU(BN(conv(entering))), over maps or tokens.
-
-    Args:
-        entering: Shape of what enters the part.
-        leaving: Shape of what leaves it.
-        channel_axis: Of both.
-    """
+    """BN(leaving) + ReLU(BN(conv(entering))), over maps or tokens of these shapes."""
 
     def __init__(self, entering: torch.Size, leaving: torch.Size, channel_axis: int) -> None:
         super().__init__()

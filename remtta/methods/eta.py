@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from remtta.methods.filters import cosines, running_mean
-from remtta.methods.losses import entropy
+from remtta.methods.losses import cosines, entropy, running_mean
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import ETAConfig
+from remtta.methods.settings.base import BelowOne, Positive
+from remtta.methods.tent import TentConfig
 
 _MEAN_PROBS = "mean_probs"
 _CLASSES = 1000  # that the published largest cosine is meant for
+
+
+@dataclass(frozen=True)
+class ETAConfig(TentConfig):
+    """Settings of ETA; the defaults are the official code's for ViTs, at a batch of 64.
+
+    Attributes:
+        entropy_margin: Images with less entropy are learned from, as a
+            fraction of ln C.
+        max_cosine: Of those, the ones whose probabilities have a smaller cosine
+            with the running mean. It is meant for 1,000 classes and scaled by
+            sqrt(1000 / C), as is the cosine of a certain prediction with a
+            uniform mean.
+        probs_momentum: How much of the running mean of the probabilities stays at
+            each update.
+    """
+
+    entropy_margin: Positive = 0.4
+    max_cosine: Positive = 0.05
+    probs_momentum: BelowOne = 0.9
 
 
 class ETA(Objective[ETAConfig]):
@@ -26,6 +47,7 @@ class ETA(Objective[ETAConfig]):
     exp(margin - H).
     """
 
+    settings = ETAConfig
     entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: ETAConfig) -> None:

@@ -20,19 +20,11 @@ _MIB = 2**20
 
 
 def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, most_bytes: int) -> int | None:
-    """The largest micro-batch that keeps the memory in use within a limit.
+    """Return the largest micro-batch that keeps the memory in use within a limit; None if the batch fits without.
 
-    What an image takes is measured: the method learns from one and from two
-    images of noise, and is then put back to where it was.
-
-    Args:
-        method: The method, on its device, ready to learn.
-        input_size: Height and width of its images.
-        batch_size: Images per update.
-        most_bytes: Resident memory of the process, or memory allocated on the GPU.
-
-    Returns:
-        Images at a time; None if the batch fits as the method divides it by itself.
+    What an image takes is measured: the method, ready to learn on its device, learns from one and from two images of
+    noise, and is then put back to where it was. The limit is on the resident memory of the process, or on the memory
+    allocated on the GPU.
 
     Raises:
         UsageError: If not even one image at a time fits, or the method does not go through a batch by images.

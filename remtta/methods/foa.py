@@ -5,23 +5,58 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remtta.backbones.families import backbone_of, with_plain_tokens
-from remtta.errors import ModelError
+from remtta.backbones.vit import ViT
+from remtta.errors import ModelError, check
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Targets
-from remtta.methods.prompts import classify_with_prompts, feature_distance, moments
-from remtta.methods.settings import FOAConfig
+from remtta.methods.settings.base import (
+    BATCH_NORM_SETTINGS,
+    UPDATE_SETTINGS,
+    BelowOne,
+    Count,
+    MethodConfig,
+    NonNegative,
+)
 from remtta.methods.source import Source
+from remtta.options.option import Bounds
 
 _log = logging.getLogger("remtta")
 
 _CMA, _GENERATOR, _BEST, _RUNNING, _MEAN, _STD = "cma.", "generator", "best", "running", "mean", "std"
+
+
+@dataclass(frozen=True)
+class FOAConfig(MethodConfig):
+    """Settings of FOA, which has no gradients: of the shared ones only episodic, micro_batch and precision are used.
+
+    Attributes:
+        num_prompts: Prompt tokens.
+        population: Candidates per batch; 4 + floor(3 ln of the prompts'
+            numbers) if None, which is the paper's 27 (and one) on ViT-B.
+        distance_weight: Weight of the distance to the source's features at a
+            batch of 64; in proportion to others, as the entropy is a sum.
+        shift_decay: Share of the running mean feature that stays at each batch.
+    """
+
+    num_prompts: Count = 3
+    population: Annotated[int, Bounds(min=4)] | None = None
+    distance_weight: NonNegative = 0.4
+    shift_decay: BelowOne = 0.9
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "centre")
+    source_settings = ("precision",)
+
+    def __post_init__(self) -> None:
+        check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
+        super().__post_init__()
 
 
 class FOA(Source[FOAConfig]):
@@ -39,6 +74,7 @@ class FOA(Source[FOAConfig]):
         ModelError: If the model is no vision transformer whose classifier reads the class token alone.
     """
 
+    settings = FOAConfig
     is_source = False
     adapts = True
     needs_source = True
@@ -50,7 +86,6 @@ class FOA(Source[FOAConfig]):
         if self._backbone.num_tokens_read != 1:
             raise ModelError("FOA shifts the class token, and this model's classifier reads other tokens")
         self._cma = CMAES(self.num_trained, config.population)
-        self._statistics: dict[str, Tensor] = {}
 
     @property
     def num_trained(self) -> int:
@@ -63,10 +98,6 @@ class FOA(Source[FOAConfig]):
         """Return mean and deviation (depth, D) of the class tokens of clean images, without prompts; on the CPU."""
         mean, std = moments(self._forward(images, None, None)[1].cpu() for images in batches)
         return {_MEAN: mean, _STD: std}
-
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Compare with what `source_statistics` returned, on this or an equal model."""
-        self._statistics = {name: tensor.to(self.net.device) for name, tensor in statistics.items()}
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         candidates, shift = self._cma.ask(self.net.generator), self._shift()
@@ -108,13 +139,13 @@ class FOA(Source[FOAConfig]):
         self.memory = {name: state[name].to(self.net.device) for name in (_BEST, _RUNNING) if name in state}
 
     def _fitness(self, logits: Tensor, tokens: Tensor) -> float:
-        distance = feature_distance(tokens, self._statistics[_MEAN], self._statistics[_STD])
+        distance = feature_distance(tokens, self.statistics[_MEAN], self.statistics[_STD])
         value = float(entropy(logits).sum() + self.config.distance_weight * len(logits) / 64 * distance)
         return value if math.isfinite(value) else math.inf
 
     def _shift(self) -> Tensor | None:
         """Return what the class token moves by before the classifier, (D,)."""
-        return self._statistics[_MEAN][-1] - self.memory[_RUNNING] if _RUNNING in self.memory else None
+        return self.statistics[_MEAN][-1] - self.memory[_RUNNING] if _RUNNING in self.memory else None
 
     @torch.no_grad()
     def _forward(self, images: Tensor, prompts: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -127,3 +158,42 @@ class FOA(Source[FOAConfig]):
         return self.net.head(torch.cat([logits for logits, _ in parts])), torch.cat(
             [tokens for _, tokens in parts], dim=1
         )
+
+
+def classify_with_prompts(
+    backbone: ViT, images: Tensor, prompts: Tensor | None, shift: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return logits (B, C) of images (B, 3, H, W), and the class token (depth, B, D) behind every block.
+
+    The token is as the next block's first norm has it, if there is one; the last one as the final norm. Prompts are
+    numbers of whole tokens (K * D,) between class token and patches; the shift (D,) moves tokens before the classifier.
+    """
+    prefix = backbone.num_prefix_tokens
+    x = backbone.embed(images)
+    if prompts is not None:
+        inserted = prompts.float().to(x).view(1, -1, x.shape[-1]).expand(len(x), -1, -1)
+        x = torch.cat([x[:, :prefix], inserted, x[:, prefix:]], dim=1)
+    tokens = []
+    for number, block in enumerate(backbone.blocks):
+        if number:
+            tokens.append(getattr(block, "norm1", nn.Identity())(x[:, 0]))
+        x = block(x)
+    x = backbone.norm(x)
+    logits = backbone.head(x if shift is None else x + shift)
+    return logits.float(), torch.stack([*tokens, x[:, 0]]).float()
+
+
+def moments(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (depth, D) over all images of class tokens (depth, B, D) that come in batches."""
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for tokens in batches:
+        count += tokens.shape[1]
+        total, squares = total + tokens.double().sum(1), squares + tokens.double().square().sum(1)
+    mean = total / count
+    return mean.float(), (squares / count - mean.square()).clamp(min=0).sqrt().float()
+
+
+def feature_distance(tokens: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """How far class tokens (depth, B, D) are from a mean and a deviation (depth, D): a scalar, summed over blocks."""
+    distance: Tensor = (tokens.mean(1) - mean).norm(dim=-1) + (tokens.std(1, correction=0) - std).norm(dim=-1)
+    return distance.sum()

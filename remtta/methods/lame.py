@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,11 +12,31 @@ from torch.nn import functional as F
 
 from remtta.backbones.families import backbone_of
 from remtta.methods.net import Net
-from remtta.methods.settings import LAMEConfig
+from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, Count, MethodConfig
 from remtta.methods.source import Source
 
+Affinity = Literal["knn", "rbf", "linear"]
 _MAX_STEPS = 100
 _TOLERANCE = 1e-8  # relative change of the objective at which the assignments have settled
+
+
+@dataclass(frozen=True)
+class LAMEConfig(MethodConfig):
+    """Settings of LAME, which takes no step: of the shared ones only micro_batch and precision are used.
+
+    Attributes:
+        affinity: Whom a prediction is pulled to: "knn", its nearest neighbours in
+            the batch, as the paper has it; "rbf", everybody by a Gaussian of
+            the distance, the official code's default; "linear", everybody by
+            the cosine of the features.
+        neighbours: Nearest neighbours for "knn". For "rbf" the Gaussian's
+            deviation is the mean distance to the one of this number, the image
+            itself being the first. "linear" has no use for it.
+    """
+
+    affinity: Affinity = "knn"
+    neighbours: Count = 5
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic")
 
 
 class LAME(Source[LAMEConfig]):
@@ -29,6 +51,7 @@ class LAME(Source[LAMEConfig]):
         ModelError: If the model is of an unknown architecture.
     """
 
+    settings = LAMEConfig
     is_source = False
     delta_refusal = "LAME corrects predictions and changes no weights"
 
@@ -56,32 +79,20 @@ class LAME(Source[LAMEConfig]):
 
 
 def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """Who is among whose nearest neighbours, by cosine.
+    """Who is among whose nearest neighbours (B, B) by the cosine of features (B, D): 1 there, else 0.
 
-    Args:
-        features: Shape (B, D).
-        neighbours: How many each has, itself left out; all others in a smaller batch.
-
-    Returns:
-        Shape (B, B): row i is 1 at the neighbours of i, else 0.
+    So many for each image, itself left out; all others in a smaller batch.
     """
-    similarity = F.normalize(features, dim=-1) @ F.normalize(features, dim=-1).T
-    similarity.fill_diagonal_(-torch.inf)
+    similarity = cosine_affinity(features).fill_diagonal_(-torch.inf)
     nearest = similarity.topk(min(neighbours, len(features) - 1), dim=-1).indices
     return torch.zeros_like(similarity).scatter_(1, nearest, 1.0)
 
 
 def gaussian_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """How near any two images are: exp(-d^2 / (2 s^2)), d the distance of their features at length one.
+    """How near any two images are (B, B): exp(-d^2 / (2 s^2)), d the distance of their features (B, D) at length one.
 
-    Args:
-        features: Shape (B, D).
-        neighbours: s is the mean over the images of the distance to the
-            nearest one of this number, itself the first; the farthest in a
-            smaller batch. Where s is 0, only images of one feature are near.
-
-    Returns:
-        Shape (B, B), in [0, 1], 1 on the diagonal.
+    s is the mean over the images of the distance to the nearest one of this number, itself the first; the farthest in
+    a smaller batch. Where s is 0, only images of one feature are near.
     """
     unit = F.normalize(features, dim=-1)
     distances = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")  # exact where they are 0
@@ -97,20 +108,11 @@ def cosine_affinity(features: Tensor) -> Tensor:
 
 
 def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
-    """Assignments near the predictions and alike among neighbours, by the concave-convex procedure.
+    """Log-assignments (B, C) near log-predictions (B, C) and alike among neighbours, by affinities (B, B).
 
-    Minimises sum_i KL(z_i, q_i) - sum_ij w_ij z_i . z_j over distributions
-    z_i: each step sets z_i proportional to q_i exp(sum_j w_ij z_j). In double
-    precision: in single, rounding would decide which step is the last.
-
-    Args:
-        log_probs: Logarithms of the model's predictions q, shape (B, C).
-        affinity: The weights w, shape (B, B).
-
-    Returns:
-        Logarithms of z, shape (B, C).
-
-    Source: Parameter-free Online Test-time Adaptation, arXiv:2201.05718.
+    Minimises sum_i KL(z_i, q_i) - sum_ij w_ij z_i . z_j over distributions z_i, by the concave-convex procedure: each
+    step sets z_i proportional to q_i exp(sum_j w_ij z_j). In double precision: in single, rounding would decide which
+    step is the last.
     """
     given, log_probs, affinity = log_probs, log_probs.double(), affinity.double()
     log_z, earlier = log_probs, math.nan  # which no objective equals

@@ -10,29 +10,16 @@ from torch.nn import functional as F
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy of the softmax over the last dimension.
-
-    Args:
-        logits: Shape (..., C).
-
-    Returns:
-        Shape (...), in nats.
-    """
+    """Shannon entropy (...) of the softmax of logits (..., C), in nats."""
     log_probs = logits.log_softmax(-1)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def come_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the opinion that the logits are evidence for, in place of the softmax's.
+    """Entropy (...) of the opinion that logits (..., C) are evidence for, in place of the softmax's, in nats.
 
     The classes share exp(z) / (sum exp(z) + C) of the belief and "do not know"
     holds the rest, C / (sum exp(z) + C). No gradient changes the logits' norm.
-
-    Args:
-        logits: Shape (..., C).
-
-    Returns:
-        Shape (...), in nats.
 
     Source: COME (Zhang et al., ICLR 2025), arXiv:2410.10894.
     """
@@ -42,17 +29,10 @@ def come_entropy(logits: Tensor) -> Tensor:
 
 
 def soft_likelihood_ratio(logits: Tensor, clip: float) -> Tensor:
-    """Minus the expected log odds of a prediction under itself.
+    """Minus the expected log odds (...) of the prediction of logits (..., C) under itself, in nats.
 
     -sum p ln(p / (1 - p)), with each p held at `clip` or below: a probability
     above it has no gradient, where the odds would grow without bound.
-
-    Args:
-        logits: Shape (..., C).
-        clip: Largest probability, in (0, 1).
-
-    Returns:
-        Shape (...), in nats.
 
     Source: ROID (Marsden et al., WACV 2024), arXiv:2306.00650.
     """
@@ -62,27 +42,15 @@ def soft_likelihood_ratio(logits: Tensor, clip: float) -> Tensor:
 
 
 def symmetric_cross_entropy(first: Tensor, second: Tensor) -> Tensor:
-    """Mean of the cross-entropies of two predictions against one another; both have gradients.
-
-    Args:
-        first: Logits (..., C).
-        second: Logits (..., C).
-
-    Returns:
-        Shape (...), in nats.
-    """
+    """Mean (...) of the cross-entropies of two logits (..., C) against one another, in nats; both have gradients."""
     log_first, log_second = first.log_softmax(-1), second.log_softmax(-1)
     return -0.5 * (log_second.exp() * log_first + log_first.exp() * log_second).sum(-1)
 
 
 def total_variation(logits: Tensor) -> Tensor:
-    """Total variation distance of the masked views' predictions from the plain one's: half the L1 distance.
+    """Mean total variation distance (B,) of the masked views' predictions from the plain one's, in [0, 1].
 
-    Args:
-        logits: Shape (L, B, C), the plain view first.
-
-    Returns:
-        Shape (B,), in [0, 1]: the mean over the L - 1 masked views.
+    Logits are (L, B, C), the plain view first; the distance is half the L1 distance.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, "Failure Case Analysis".
     """
@@ -91,17 +59,33 @@ def total_variation(logits: Tensor) -> Tensor:
 
 
 def transductive_loss(images: Tensor, texts: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:
-    """Cross-entropy of how each image is like the texts against how a batch's images and texts are like one another.
+    """Cross-entropy of how images are like the texts against how images and texts are like one another, in nats.
 
-    Args:
-        images: Embeddings (B, E) of the images, at length one.
-        texts: Those of the text that goes with each.
-        scale: Of the logits between the two.
-        temperature: Of the targets, which carry a gradient, as in the official codes of CLIPArTT and WATT.
-
-    Returns:
-        Scalar, in nats.
+    Both are embeddings (B, E) at length one, a text for each image. The targets, softened by the temperature, carry
+    a gradient, as in the official codes of CLIPArTT and WATT.
     """
     targets = ((images @ images.T + texts @ texts.T) / 2 / temperature).softmax(-1)
     by_image = (scale * images @ texts.T).log_softmax(-1)
     return -(targets.T * by_image).sum(-1).mean()
+
+
+def log_mean_probs(logits: Tensor) -> Tensor:
+    """Logarithm (C,) of the mean prediction of views (V, C)."""
+    return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the mean prediction of views (V, C): a scalar, in nats."""
+    log_mean = log_mean_probs(logits)
+    return -(log_mean.exp() * log_mean).sum()
+
+
+def running_mean(mean: Tensor | None, probs: Tensor, momentum: float) -> Tensor:
+    """The running mean (C,) of predicted probabilities after one more batch (B, C); the batch's own at first."""
+    new = probs.mean(0)
+    return new if mean is None else momentum * mean + (1 - momentum) * new
+
+
+def cosines(mean_probs: Tensor, probs: Tensor) -> Tensor:
+    """Cosine (B,) of each image's probabilities (B, C) with the running mean (C,)."""
+    return F.cosine_similarity(mean_probs.unsqueeze(0), probs, dim=-1)

@@ -22,18 +22,11 @@ def num_kept(num_patches: int, mask_ratio: float) -> int:
 
 
 def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
-    """The patch tokens a masked view keeps: the ones of the lowest scores.
+    """Return the patch tokens that a masked view keeps, those of the lowest scores (B, N): ascending positions (B, K).
 
     The paper's score is the attention of the class token: what it attends to
     most is the object, and that is what its explicit mask chaining hides. A
     larger ratio hides what a smaller one does, and more.
-
-    Args:
-        scores: Shape (B, N), one per patch token, of each image's own scale.
-        mask_ratio: Fraction of patch tokens to leave out, in [0, 1).
-
-    Returns:
-        Shape (B, K) with K = int(N * (1 - mask_ratio)), ascending positions.
 
     Raises:
         ValueError: If the ratio leaves no token.
@@ -46,16 +39,9 @@ def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
 
 
 def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> Tensor:
-    """Scores that hide patch tokens in a random order, another for each image.
+    """Return scores (B, N) on the CPU that hide patch tokens in a random order, another for each image.
 
-    Args:
-        batch: Images B.
-        num_patches: Patch tokens N of each.
-        generator: Random numbers, on the CPU; drawn image by image, so that
-            the parts of a batch get what the whole of it would.
-
-    Returns:
-        Shape (B, N), on the CPU; each row has 0 to N - 1 in some order.
+    They are drawn image by image, so that the parts of a batch get what the whole of it would.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
     """
@@ -63,15 +49,9 @@ def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> T
 
 
 def paint_over(pixels: np.ndarray, kept: Tensor | None, patch_size: tuple[int, int]) -> np.ndarray:
-    """An image as a masked view sees it.
+    """Return an image (H, W, 3), uint8, as a masked view sees it: patches hatched in two greys but those kept (K,).
 
-    Args:
-        pixels: Shape (H, W, 3), uint8.
-        kept: Positions (K,) of the patches that stay, row by row; None for all.
-        patch_size: Height and width of a patch, in pixels.
-
-    Returns:
-        Shape (H, W, 3), uint8: the other patches hatched in two greys.
+    Positions are row by row, None for all patches; their size is height and width, in pixels.
     """
     if kept is None:
         return pixels

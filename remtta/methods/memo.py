@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-import logging
-import math
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix
+from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import MEMOConfig
-from remtta.methods.settings.whole_model import Border
+from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
 
-_log = logging.getLogger("remtta")
-
+Border = Literal["red", "grey", "black"]
 _HALF = 128 / 255
 _BORDERS: dict[Border, tuple[float, float, float]] = {
     "red": (_HALF, 0.0, 0.0),
     "grey": (_HALF, _HALF, _HALF),
     "black": (0.0, 0.0, 0.0),
 }
+
+
+@dataclass(frozen=True)
+class MEMOConfig(WholeModelConfig):
+    """Settings of MEMO; the learning rate is the paper's for transformers, without its weight decay.
+
+    With `micro_batch`, that many views go through the model at a time; each
+    then takes two forward passes, since the mean over all views comes first.
+
+    Attributes:
+        num_augmentations: Augmented views of each image.
+        border: What a view shows beyond the image's edges: "red", (128, 0, 0) of
+            255, which Pillow makes of the official code's 128; "grey", 128 in
+            every channel; "black", as AugMix by itself.
+        keep_optimizer: Whether the optimizer runs on from image to image, as in
+            the official code, rather than start afresh as the weights do.
+    """
+
+    num_augmentations: Count = 64
+    border: Border = "red"
+    keep_optimizer: bool = False
+    bn: BatchNorms = "running"  # the views are of one image
+    lr: Positive = 1e-5
+    unused = (*WholeModelConfig.unused, "answer", "centre")
 
 
 class MEMO(Objective[MEMOConfig]):
@@ -37,6 +60,7 @@ class MEMO(Objective[MEMOConfig]):
     The views are AugMix at severity 1, of the preprocessed image.
     """
 
+    settings = MEMOConfig
     chosen = "all"
     accumulates = False
     predicts_after = True
@@ -60,7 +84,7 @@ class MEMO(Objective[MEMOConfig]):
         logits = []
         for image in images:
             try:
-                predicted, adapted = self._predict_adapted(descent.optimizer, image)
+                predicted, adapted = self._predict_adapted(descent, image)
             finally:
                 self._put_back(descent.optimizer, start)
             logits.append(predicted)
@@ -77,23 +101,16 @@ class MEMO(Objective[MEMOConfig]):
             parameter.copy_(start[name])
 
     @torch.enable_grad()
-    def _predict_adapted(self, optimizer: NamedOptimizer, image: Tensor) -> tuple[Tensor, bool]:
+    def _predict_adapted(self, descent: Descent, image: Tensor) -> tuple[Tensor, bool]:
         """Logits (C,) of one image from after the update, and whether there was one."""
-        adapted = False
-        for _ in range(self.config.steps):
-            optimizer.zero_grad()
-            augmented = (
-                self._pixels.augment(image, self._augmentation, self.net.generator)
-                for _ in range(self.config.num_augmentations)
-            )
-            self._backward(torch.stack(list(augmented)))
-            if not optimizer.finite():
-                _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
-                break
-            optimizer.step()
-            adapted = True
+        adapted = descent.alone(lambda: self._backward(self._views(image)))
         with torch.no_grad():
             return self.predict(image.unsqueeze(0)).squeeze(0), adapted
+
+    def _views(self, image: Tensor) -> Tensor:
+        """Augmented views (V, 3, H, W) of an image."""
+        drawn = range(self.config.num_augmentations)
+        return torch.stack([self._pixels.augment(image, self._augmentation, self.net.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
         """Gradients of the marginal entropy of views (V, 3, H, W)."""
@@ -106,14 +123,3 @@ class MEMO(Objective[MEMOConfig]):
         for part in parts:  # dH / dp of the mean is -(log p + 1), and each view's share in the mean is 1 / V
             probs = self.net.logits(part).softmax(-1)
             (-(log_mean + 1) * probs).sum().div(len(views)).backward()
-
-
-def log_mean_probs(logits: Tensor) -> Tensor:
-    """Logarithm (C,) of the mean prediction of views (V, C)."""
-    return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
-
-
-def marginal_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean prediction of views (V, C): a scalar, in nats."""
-    log_mean = log_mean_probs(logits)
-    return -(log_mean.exp() * log_mean).sum()

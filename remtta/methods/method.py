@@ -8,11 +8,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.base import check_images
+from remtta.backbones.backbone import check_images
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.weights import Committed
 
 DELTA, _UPDATES = "delta.", "updates"
@@ -35,10 +35,8 @@ class Updater(Generic[Kind]):
         objective: The method: its loss, and what is true of it.
         last_views: Logits (L, B, C) behind the last batch's prediction: the plain view, then the method's others.
 
-    Args:
-        model: A classifier that `backbone_of` knows, float32; ModelError says why if it cannot be adapted.
-        config: Settings of the method.
-        objective: The method.
+    Raises:
+        ModelError: If the model cannot be adapted, with the reason.
     """
 
     def __init__(self, model: nn.Module, config: MethodConfig, objective: type[Kind]) -> None:
@@ -53,12 +51,8 @@ class Updater(Generic[Kind]):
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Predict a batch with the weights as they are, or as they are before its last step, then adapt to it.
 
-        Args:
-            images: Shape (B, 3, H, W), preprocessed, B >= 1.
-            labels: Shape (B,), only for methods that need them.
-
-        Returns:
-            Logits (B, C), without gradient.
+        Takes preprocessed images (B, 3, H, W), and labels (B,), which only some methods need; returns logits (B, C),
+        without gradient.
 
         Raises:
             ValueError: If images is not a batch of at least one image, or labels are missing.

@@ -8,14 +8,14 @@ from typing import Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.base import Backbone, BatchNorm
+from remtta.backbones.backbone import Backbone, BatchNorm
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
 from remtta.methods.centring import Centre
-from remtta.methods.settings import MethodConfig
-from remtta.models.classes import classifiers_of
+from remtta.methods.settings.base import MethodConfig
+from remtta.models.heads import classifiers_of
 from remtta.models.precision import Context, ForwardContext
 from remtta.models.weights import AdaptedWeights
 
@@ -38,14 +38,8 @@ class Net:
         centre: What the adapted model's logits are centred by, if they are.
         source_centre: The same of the source weights' logits.
 
-    Args:
-        model: A classifier that `backbone_of` knows, float32.
-        config: Settings: layers, precision, batch norms, micro-batch.
-        chosen: Which weights adapt.
-        any_model: Take any classifier, only to predict by it.
-
     Raises:
-        ModelError: If the model cannot be adapted, with the reason.
+        ModelError: If the model cannot be adapted, with the reason; `any_model` takes any, only to predict by it.
     """
 
     def __init__(

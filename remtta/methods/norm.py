@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from remtta.errors import ModelError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings import NORMConfig
+from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
+
+
+@dataclass(frozen=True)
+class NORMConfig(MethodConfig):
+    """Settings of NORM: of the shared ones only those of batch norms, episodic and precision are used."""
+
+    unused = (*UPDATE_SETTINGS, "micro_batch")
 
 
 class NORM(Objective[NORMConfig]):
@@ -21,6 +30,7 @@ class NORM(Objective[NORMConfig]):
         ModelError: If the model has no batch norms.
     """
 
+    settings = NORMConfig
     chosen = "none"
 
     def __init__(self, net: Net, config: NORMConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.methods.net import Chosen, Net
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 
 Config = TypeVar("Config", bound=MethodConfig)
 
@@ -36,6 +36,8 @@ class Objective(Generic[Config]):
         trained: What the optimizer steps, by name: the adapted weights, or what learns in their place.
         memory: What the next update depends on besides weights, optimizer and random numbers, by name; saved
             in states. `begin` makes it.
+        statistics: What it learned from source images; empty before, and no part of states.
+        settings: Kind of its config.
         chosen: Which weights adapt.
         any_model: Whether it takes any classifier, only to predict by it.
         is_source: Whether it only answers as the source model does.
@@ -47,8 +49,11 @@ class Objective(Generic[Config]):
         most_source_images: From how many of them at most; None for all.
         delta_refusal: Why what it learns cannot be saved as a delta, if it cannot.
         num_models: Copies of the model's weights that it holds.
+        passes_per_step: Forward and backward passes that an image takes in a step; at most, where that depends on
+            the image.
     """
 
+    settings: ClassVar[type[MethodConfig]] = MethodConfig
     chosen: ClassVar[Chosen] = "norms"
     any_model: ClassVar[bool] = False
     is_source: ClassVar[bool] = False
@@ -57,6 +62,7 @@ class Objective(Generic[Config]):
     needs_labels: ClassVar[bool] = False
     needs_source: ClassVar[bool] = False
     num_models: ClassVar[int] = 1
+    passes_per_step: ClassVar[tuple[float, float]] = 1, 1
     adapts: bool = True
     delta_refusal: str | None = None
     most_source_images: int | None = None
@@ -65,6 +71,7 @@ class Objective(Generic[Config]):
         self.net, self.config = net, config
         self.trained: Mapping[str, Tensor] = net.weights.parameters
         self.memory: dict[str, Tensor] = {}
+        self.statistics: dict[str, Tensor] = {}
 
     # What a method is.
 
@@ -126,8 +133,9 @@ class Objective(Generic[Config]):
         return [{"params": list(self.trained.values())}]
 
     def passes(self) -> tuple[float, float]:
-        """Return how many forward and backward passes an image takes; at most, where that depends on the image."""
-        return self.config.steps, self.config.steps
+        """Return how many forward and backward passes an image takes."""
+        forward, backward = self.passes_per_step
+        return forward * self.config.steps, backward * self.config.steps
 
     @property
     def num_trained(self) -> int:
@@ -164,17 +172,13 @@ class Objective(Generic[Config]):
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Adapt with what `source_statistics` returned, on this or an equal model."""
-        raise UsageError(f"{type(self).__name__} learns nothing from source images")
+        self.statistics = {name: tensor.to(self.net.device) for name, tensor in statistics.items()}
 
 
 class Descent:
     """Gradient descent on an objective's loss.
 
     A batch whose gradients are not finite numbers is predicted and not adapted to.
-
-    Args:
-        net: The model.
-        objective: What has the loss.
     """
 
     def __init__(self, net: Net, objective: Objective[Any]) -> None:
@@ -204,6 +208,17 @@ class Descent:
         if self._objective.after_batch(views):
             self.restart()
         return views
+
+    def alone(self, backward: Callable[[], None]) -> bool:
+        """Take all steps on one image, whose gradients `backward` leaves; return whether it was adapted to."""
+        for number in range(self._config.steps):
+            self.optimizer.zero_grad()
+            backward()
+            if not self.optimizer.finite():
+                _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
+                return number > 0
+            self.optimizer.step()
+        return True
 
     def gradients(self, images: Tensor, targets: Targets) -> Tensor:
         """Leave a batch's gradients in the trained tensors, none where no image counts; return its views (L, B, C)."""

@@ -8,18 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 
 _PREFIX = "optimizer."
 
 
 class NamedOptimizer:
-    """The optimizer that a config asks for, over tensors with names.
+    """The optimizer that a config asks for, over tensors with names, which come to require gradients.
 
-    Args:
-        tensors: What it steps, by name; they come to require gradients.
-        config: Kind, learning rate and momentum.
-        groups: torch's parameter groups of these tensors; those without a learning rate get the config's.
+    Of torch's parameter groups of these tensors, those without a learning rate get the config's.
     """
 
     def __init__(

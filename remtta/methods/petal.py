@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import UsageError
-from remtta.methods.cotta import CoTTA
-from remtta.methods.net import Net
+from remtta.methods.cotta import CoTTA, CoTTAConfig
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings import PETALConfig
+from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
 
 _MEAN, _VARIANCE = "mean.", "variance."
 _MIN_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class PETALConfig(CoTTAConfig):
+    """Settings of PETAL: CoTTA's and these; by default those of the official code.
+
+    The learning rate, too, is the official code's, for a ResNet-50.
+
+    Attributes:
+        restore: Share of the weights, those of least squared gradient, that go back to the source.
+        posterior_weight: Weight of the distance to the source's posterior.
+        swag_lr: Learning rate of the steps on clean images that tell the posterior.
+        swag_every: After how many of these steps the weights count towards it.
+            The official code takes 8 snapshots in two passes over clean images.
+        start: Where student and teacher begin, restored weights go back to, and
+            the confidence is the model's of: "source", or "mean", the
+            posterior's, as in the official code.
+    """
+
+    restore: BelowOne = 0.003
+    posterior_weight: NonNegative = 1e-11
+    swag_lr: Positive = 1e-4
+    swag_every: Count = 1
+    start: Literal["source", "mean"] = "source"
+    lr: Positive = 1e-2
+    source_settings = ("swag_lr", "swag_every", "precision")
 
 
 class PETAL(CoTTA):
@@ -36,14 +63,11 @@ class PETAL(CoTTA):
     `reset` puts them there again. Deltas are still differences from the source.
     """
 
+    settings = PETALConfig
     needs_source = True
     num_models = 5  # teacher, student, source, and the posterior's mean and variance
 
     config: PETALConfig
-
-    def __init__(self, net: Net, config: PETALConfig) -> None:
-        super().__init__(net, config)
-        self._statistics: dict[str, Tensor] = {}
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -79,12 +103,8 @@ class PETAL(CoTTA):
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Stay near what `source_statistics` returned, on this or an equal model."""
-        self._statistics = {name: tensor.to(self.net.device) for name, tensor in statistics.items()}
-
     def start(self) -> Mapping[str, Tensor] | None:
-        if self.config.start == "source" or not self._statistics:
+        if self.config.start == "source" or not self.statistics:
             return None
         source = self.net.weights.source
         return {name: mean - source[name] for name, mean in self.origin().items()}
@@ -92,7 +112,7 @@ class PETAL(CoTTA):
     def origin(self) -> Mapping[str, Tensor]:
         if self.config.start == "source":
             return super().origin()
-        return {name: self._statistics[_MEAN + name] for name in self.net.weights.parameters}
+        return {name: self.statistics[_MEAN + name] for name in self.net.weights.parameters}
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         views, loss, count = super().loss(images, targets)
@@ -100,7 +120,7 @@ class PETAL(CoTTA):
 
     def _distance(self) -> Tensor:
         """Half the squared Mahalanobis distance of the student's weights from the source's posterior."""
-        known = self._statistics
+        known = self.statistics
         terms = [
             ((tensor - known[_MEAN + name]).square() / (known[_VARIANCE + name] + _MIN_VARIANCE)).sum()
             for name, tensor in self.student.items()

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import PseudoLabelConfig
+from remtta.methods.settings.base import BelowOne, MethodConfig, Optimizer, Positive
+
+
+@dataclass(frozen=True)
+class PseudoLabelConfig(MethodConfig):
+    """Settings of Pseudo-label.
+
+    Attributes:
+        threshold: Predictions with a higher probability count as labels.
+    """
+
+    threshold: BelowOne = 0.9
+    lr: Positive = 1e-2
+    optimizer: Optimizer = "sgd"
+    adapt_layers: str | None = "all"
 
 
 class PseudoLabel(Objective[PseudoLabelConfig]):
     """Predict a batch, then train on its own confident predictions as if they were labels."""
+
+    settings = PseudoLabelConfig
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)

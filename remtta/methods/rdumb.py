@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from remtta.methods.eta import ETA
-from remtta.methods.settings import RDumbConfig
+from remtta.methods.eta import ETA, ETAConfig
+from remtta.methods.settings.base import Count, Positive
 
 _STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class RDumbConfig(ETAConfig):
+    """Settings of RDumb: ETA's, and when everything is forgotten.
+
+    Attributes:
+        reset_every_steps: Steps between two returns to the source weights.
+    """
+
+    lr: Positive = 2.5e-4
+    reset_every_steps: Count = 1000
 
 
 class RDumb(ETA):
@@ -17,6 +31,7 @@ class RDumb(ETA):
     Steps that no image passed the filters for count, too.
     """
 
+    settings = RDumbConfig
     config: RDumbConfig
 
     def begin(self) -> None:

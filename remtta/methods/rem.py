@@ -14,17 +14,15 @@ from remtta.methods.losses import entropy
 from remtta.methods.method import Updater
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import REMConfig
+from remtta.methods.settings.rem import REMConfig, REMN1Config
 from remtta.methods.views import LeanViews, MaskedViews
 
 
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
     """Set up REM on a model: predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
-    Args:
-        model: A classifier that `backbone_of` knows, float32, possibly inside
-            DataParallel or torch.compile.
-        config: Settings; the paper's by default.
+    The model is a float32 classifier that `backbone_of` knows, possibly inside
+    DataParallel or torch.compile; the settings are the paper's by default.
 
     Raises:
         ModelError: If the model cannot be adapted, with the reason.
@@ -38,6 +36,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntr
 class RankedEntropy(Objective[REMConfig]):
     """REM: for a batch, mask what each image attends to most; lower consistency and ranking loss of the views."""
 
+    settings = REMConfig
     entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: REMConfig) -> None:
@@ -102,6 +101,12 @@ class RankedEntropy(Objective[REMConfig]):
             return self._views(images)
 
 
+class OneMaskedView(RankedEntropy):
+    """REM with a single masked view."""
+
+    settings = REMN1Config
+
+
 def rem_loss(
     logits: Tensor,
     ranking_weight: float,
@@ -109,7 +114,7 @@ def rem_loss(
     measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
-    """Return the whole loss of REM: consistency plus weighted ranking.
+    """Return the whole loss of REM, in nats: consistency plus weighted ranking.
 
     Args:
         logits: Shape (L, B, C), views by ascending mask ratio.
@@ -117,9 +122,6 @@ def rem_loss(
         margin: Required entropy gap, in nats.
         measure: Entropy of logits (..., C) that the views are ranked by.
         consistency_weight: Weight of the consistency, 1 in the paper.
-
-    Returns:
-        Scalar loss, in nats.
 
     Raises:
         ValueError: If logits is not 3-D or has fewer than two views.
@@ -136,8 +138,6 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
     Sums the cross-entropy of view j against the fixed target softmax(view i)
     over pairs i < j, averaged over the batch.
 
-    Args and errors as of `rem_loss`.
-
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 3.
     """
     log_probs = logits.log_softmax(-1)
@@ -150,8 +150,6 @@ def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[
 
     Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged
     over the batch.
-
-    Args and errors as of `rem_loss`.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """

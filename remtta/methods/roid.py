@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from remtta.methods.augmentations import PixelSpace, clean_jitter
-from remtta.methods.filters import cosines, running_mean
-from remtta.methods.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.losses import cosines, entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import ROIDConfig
+from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
 _MEAN_PROBS = "mean_probs"
+
+
+@dataclass(frozen=True)
+class ROIDConfig(MethodConfig):
+    """Settings of ROID; the defaults are the official code's for ViTs, at a batch of 64.
+
+    Attributes:
+        clip: Probabilities count up to this in the soft likelihood ratio.
+        temperature: Of the weights exp(diversity * certainty / temperature).
+        probs_momentum: How much of the running mean of the probabilities stays at
+            each update.
+        source_momentum: How much of the adapted weights stays after each step;
+            the rest is made up from the source weights.
+        prior_on: What the batch's smoothed class prior multiplies, "probabilities"
+            or, as in the official code, "logits".
+    """
+
+    clip: ProperShare = 0.99
+    temperature: Positive = 1 / 3
+    probs_momentum: Share = 0.9
+    source_momentum: Share = 0.99
+    prior_on: Literal["probabilities", "logits"] = "probabilities"
+    lr: Positive = 2.5e-4
+    optimizer: Optimizer = "sgd"
+    nesterov: bool = True
+    adapt_layers: str | None = "all"
+    lr_batch = 64
+    whole_batch = "ROID and CMF, which weigh each image against the whole batch"
 
 
 class ROID(Objective[ROIDConfig]):
@@ -34,6 +64,9 @@ class ROID(Objective[ROIDConfig]):
     negative, and leaves no probabilities to speak of.
     """
 
+    settings = ROIDConfig
+    passes_per_step = 2, 2  # the augmented view is only of images that count
+
     def __init__(self, net: Net, config: ROIDConfig) -> None:
         super().__init__(net, config)
         self._pixels = PixelSpace(net.backbone.module)
@@ -41,9 +74,6 @@ class ROID(Objective[ROIDConfig]):
     def begin(self) -> None:
         classes = self.net.num_classes
         self.memory = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.net.device)}
-
-    def passes(self) -> tuple[float, float]:
-        return 2 * self.config.steps, 2 * self.config.steps  # the augmented view is only of images that count
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,43 @@ from torch import Tensor, nn
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Objective, Targets
-from remtta.methods.settings import SARConfig
+from remtta.methods.settings.base import BelowOne, MethodConfig, NonNegative, Optimizer, Positive
 
 _LOSS = "mean_loss"
 
 _log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class SARLikeConfig(MethodConfig):
+    """SGD as SAR's official code runs it for ViTs: 1e-3 at a batch of 64, doubled at a batch of 1."""
+
+    optimizer: Optimizer = "sgd"
+    lr_batch = 64
+
+    @classmethod
+    def lr_at(cls, batch_size: int) -> float:
+        """In proportion to the batch, but twice that for single images."""
+        return (2 if batch_size == 1 else 1) * super().lr_at(batch_size)
+
+
+@dataclass(frozen=True)
+class SARConfig(SARLikeConfig):
+    """Settings of SAR; the defaults are the official code's for ViTs.
+
+    Attributes:
+        entropy_margin: Images with less entropy are learned from, as a
+            fraction of ln C.
+        rho: Length of the step up the loss from which the gradient is taken.
+        reset_below: Running mean of the loss, in nats, under which the model
+            counts as collapsed and goes back to the source weights.
+        loss_momentum: How much of that running mean stays at each update.
+    """
+
+    entropy_margin: Positive = 0.4
+    rho: Positive = 0.05
+    reset_below: NonNegative = 0.2
+    loss_momentum: BelowOne = 0.9
 
 
 class SAR(Objective[SARConfig]):
@@ -29,14 +62,13 @@ class SAR(Objective[SARConfig]):
     weights, and the running mean starts anew.
     """
 
+    settings = SARConfig
+    passes_per_step = 2, 2
     entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: SARConfig) -> None:
         super().__init__(net, config)
         self._margin = config.entropy_margin * math.log(net.num_classes)
-
-    def passes(self) -> tuple[float, float]:
-        return 2 * self.config.steps, 2 * self.config.steps
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)

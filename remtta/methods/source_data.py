@@ -22,8 +22,7 @@ from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
-from remtta.methods.registry import METHODS, objective_of
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.streams.images import image_suffixes, list_files
@@ -43,18 +42,13 @@ _log = logging.getLogger("remtta")
 
 
 def check_source_data(methods: Iterable[str], source_data: str | Path | None, *, calibrates: bool = False) -> None:
-    """Refuse methods that lack their source images, and source images that nobody learns from.
-
-    Args:
-        methods: Names of known methods.
-        source_data: A folder, a file of statistics, or None.
-        calibrates: Whether something else goes by them, too, which takes a folder.
+    """Refuse methods that lack their source images, and source images that neither a method nor a calibration goes by.
 
     Raises:
         UsageError: Saying which method wants `--source-data`, or that none does.
     """
     names = list(methods)
-    learners = [name for name in names if name in METHODS and objective_of(name).needs_source]
+    learners = [name for name in names if name in METHOD_TABLE and METHOD_TABLE[name].objective.needs_source]
     if learners and source_data is None:
         raise UsageError(
             f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "
@@ -83,19 +77,13 @@ def learn_from_source(
     fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Give a method what it learns from clean source images.
+    """Give a method, on a model at its source weights, what it learns from clean source images.
 
-    The statistics of a folder are kept in a cache folder, and read from there
-    as long as model, method, preprocessing and the folder's files are the same.
+    The source data are a folder of images (searched recursively, no labels), or a file of statistics that an earlier
+    run left. The statistics of a folder are kept in a cache folder, and read from there as long as model, method,
+    preprocessing and the folder's files are the same.
 
     Args:
-        adapter: The method, on a model at its source weights.
-        model: That model.
-        source_data: A folder of images (searched recursively, no labels), or a file
-            of statistics that an earlier run left.
-        method: The method's name.
-        config: Its settings.
-        preprocessing: How images become inputs; by default as the model asks for.
         fitting_as_they_are: Leave out resize and crop for images of the input size.
         wait: Called now and then while images are decoded; may raise to stop.
 
@@ -113,19 +101,26 @@ def learn_from_source(
     made_for = _made_for(model, method, config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
-
-    def read(files: Sequence[Path]) -> Generator[Tensor]:
-        transform = _transform(preprocessing, fitting_as_they_are)
-        most = adapter.objective.most_source_images
-        return _batches(files, transform, preprocessing, next(model.parameters()).device, most, wait)
-
     path = Path(source_data)
     if path.suffix == _SUFFIX:
-        header, tensors, file_sha256 = _read(path)
-        _check_fits(path, header, made_for)
+        found = _read(path)
+        _check_fits(path, found[0], made_for)
         _log.info("%s learns from the source statistics in %s", method, path)
     else:
-        path, (header, tensors, file_sha256) = _of_folder(adapter, path, made_for, method, read)
+        files = _source_files(path)
+        made_for["files_sha256"] = _files_sha256(path, files)
+        path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
+        cached = _cached(path)
+        if cached is None:
+            _log.info("%s learns from source images (%d files), once", method, len(files))
+            transform = _transform(preprocessing, fitting_as_they_are)
+            most, device = adapter.objective.most_source_images, next(model.parameters()).device
+            batches = _batches(files, transform, preprocessing, device, most, wait)
+            found = _learned(adapter, path, made_for, batches)
+        else:
+            _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+            found = cached
+    header, tensors, file_sha256 = found
     if header["images"] < FEW_IMAGES:
         _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
     adapter.use_source(tensors)
@@ -189,39 +184,25 @@ def _sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _of_folder(
-    adapter: Method,
-    folder: Path,
-    made_for: Mapping[str, Any],
-    method: str,
-    read: Callable[[Sequence[Path]], Generator[Tensor]],
-) -> tuple[Path, _Found]:
-    """The statistics of a folder's images, from the cache where they are there; and their file."""
-    files = _source_files(folder)
-    made_for = {**made_for, "files_sha256": _files_sha256(folder, files)}
-    path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
-    cached = _cached(path)
-    if cached is not None:
-        _log.info("%s learned from %s before; its statistics are read from %s", method, folder, path)
-        return path, cached
+def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
+    """What a method learns from batches of clean images, left in a file of the cache."""
     with writing(path):  # before the work, so that a cache that cannot be written costs none
         path.parent.mkdir(parents=True, exist_ok=True)
-    _log.info("%s learns from source images (%d files), once", method, len(files))
     num_images = 0
 
-    def counted(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    def counted() -> Iterator[Tensor]:
         nonlocal num_images
         for batch in batches:
             num_images += len(batch)
             yield batch
 
-    with contextlib.closing(read(files)) as batches:
-        tensors = adapter.source_statistics(counted(batches))
+    with contextlib.closing(batches):
+        tensors = adapter.source_statistics(counted())
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
-    return path, (header, tensors, save_tensors(path, tensors, metadata, checksum=False))
+    return header, tensors, save_tensors(path, tensors, metadata, checksum=False)
 
 
 def _batches(

@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import SupervisedConfig
+from remtta.methods.settings.base import MethodConfig
 
 
-class Supervised(Objective[SupervisedConfig]):
+class Supervised(Objective[MethodConfig]):
     """Predict a batch, then train on its true labels. For evaluation only."""
 
     needs_labels = True

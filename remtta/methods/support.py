@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import timm
 import torch
 from torch import nn
 
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.backbone import Scores
 from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
-from remtta.methods.registry import METHODS, build_method
+from remtta.methods.registry import build_method
+from remtta.methods.settings import ALGORITHMS
 
 _MOST_NAMED = 3
 _CLASSES = 1000  # of the head that a model without one is asked with
@@ -57,7 +58,7 @@ class Support:
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods that can be had."""
-        return tuple(name for name in METHODS if name not in self.refused)
+        return tuple(name for name in ALGORITHMS if name not in self.refused)
 
 
 def kinds() -> dict[str, str]:
@@ -81,72 +82,46 @@ def modules_without_family() -> list[str]:
 
 
 def support_of(model: str, kind: str | None = None) -> Support:
-    """Find out what can be done with a timm model, without weights and memory.
-
-    Args:
-        model: A name of timm's.
-        kind: What it is, if that is known; else it is told by the name of its class.
-    """
+    """Find out what can be done with a timm model, without weights and memory."""
     with torch.device("meta"):
         module = timm.create_model(model, pretrained=False)
         has_head = bool(module.num_classes)
         if not has_head:
             module.reset_classifier(_CLASSES)
-    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHODS))
+    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, ALGORITHMS))
 
 
 def support_in(
     module: nn.Module, model: str, kind: str | None = None, *, has_head: bool = True, refused: dict[str, str]
 ) -> Support:
-    """Find out what can be done with a model that there is.
+    """Find out what can be done with a model that there is, but for the methods that are refused and why.
 
-    Args:
-        module: It.
-        model: Its name.
-        kind: What it is, if that is known; else it is told by the name of its class.
-        has_head: Whether timm's model classifies.
-        refused: Methods that cannot be had with it, and why.
+    Its kind, if that is not known, is told by the name of its class.
     """
-    kind = kind or type(module).__name__
-    with _silence():
-        try:
-            backbone = backbone_of(module)
-        except RemttaError:
-            return Support(model, kind, has_head, refused=refused)
-        masks = tuple(scores for scores in get_args(Scores) if _has_scores(backbone, scores))
-        adapted = _adapted(backbone)
-    numbers = tuple(number for number, block in enumerate(backbone.blocks) if _holds(block, adapted))
-    num_adapted = sum(parameter.numel() for parameter in adapted)
-    return Support(model, kind, has_head, masks, len(backbone.blocks), numbers, num_adapted, refused)
+    found = Support(model, kind or type(module).__name__, has_head, refused=refused)
+    with _silence(), contextlib.suppress(RemttaError):
+        backbone = backbone_of(module)
+        masks = tuple(each for each in get_args(Scores) if not _refusal(backbone.check_scores, each))
+        found = replace(found, masks=masks, blocks=len(backbone.blocks))
+        adapted = list(adapted_norms(backbone).values())
+        numbers = tuple(number for number, block in enumerate(backbone.blocks) if _holds(block, adapted))
+        found = replace(found, adapted=numbers, num_adapted=sum(parameter.numel() for parameter in adapted))
+    return found
 
 
 def refused_methods(module: nn.Module, methods: Iterable[str]) -> dict[str, str]:
     """Those of these methods that cannot be had with a model, and why."""
     with _silence():
-        return {name: why for name in methods if (why := _refusal(name, module))}
+        return {name: why for name in methods if (why := _refusal(build_method, name, module))}
 
 
-def _refusal(method: str, module: nn.Module) -> str | None:
+def _refusal(ask: Callable[..., object], *about: object) -> str | None:
+    """Why something is refused, if it is."""
     try:
-        build_method(method, module)
+        ask(*about)
     except RemttaError as error:
         return str(error)
     return None
-
-
-def _has_scores(backbone: Backbone, scores: Scores) -> bool:
-    try:
-        backbone.check_scores(scores)
-    except RemttaError:
-        return False
-    return True
-
-
-def _adapted(backbone: Backbone) -> list[nn.Parameter]:
-    try:
-        return list(adapted_norms(backbone).values())
-    except RemttaError:
-        return []
 
 
 def _holds(block: nn.Module, parameters: list[nn.Parameter]) -> bool:

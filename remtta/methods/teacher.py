@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.base import Backbone
+from remtta.backbones.backbone import Backbone
 from remtta.methods.net import Net
 from remtta.methods.objective import Config, Objective, Targets
 from remtta.methods.randomness import spawn

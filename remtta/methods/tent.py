@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings import TentConfig
+from remtta.methods.settings.base import MethodConfig, Optimizer, Positive
+
+
+@dataclass(frozen=True)
+class TentConfig(MethodConfig):
+    """Settings of Tent; the defaults are the official code's for ViTs, at a batch of 64."""
+
+    lr: Positive = 1e-3
+    optimizer: Optimizer = "sgd"
+    adapt_layers: str | None = "all"
+    lr_batch = 64
 
 
 class Tent(Objective[TentConfig]):
     """Predict a batch, then lower the mean entropy of its predictions."""
 
+    settings = TentConfig
     entropy = staticmethod(entropy)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:

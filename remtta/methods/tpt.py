@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,17 +11,35 @@ from torch.nn import functional as F
 from remtta.errors import ModelError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.augmix import augmix, random_view
-from remtta.methods.losses import entropy
-from remtta.methods.memo import marginal_entropy
+from remtta.methods.losses import entropy, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import TPTConfig
+from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, Count, MethodConfig, Positive, PositiveShare
 from remtta.models.prompts import PLACE, filled
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import zero_shot_head
 
-_log = logging.getLogger("remtta")
+
+@dataclass(frozen=True)
+class TPTConfig(MethodConfig):
+    """Settings of TPT; by default the official code's, without its weight decay.
+
+    With `micro_batch`, that many views go through the image tower at a time.
+
+    Attributes:
+        num_views: Views of each image: itself, and augmented ones.
+        certain_share: Share of the views, those of the lowest entropy, that teach.
+        augmix: Whether views are AugMix's, as the official code has them for
+            fine-grained data sets, or crops and flips, as for ImageNet's.
+    """
+
+    num_views: Count = 64
+    certain_share: PositiveShare = 0.1
+    augmix: bool = False
+    lr: Positive = 5e-3
+    bn: BatchNorms = "running"  # the views are of one image
+    unused = (*NO_WEIGHTS, "answer", "episodic", "centre")
+    no_layers = "as no weight changes"
 
 
 class TPT(Objective[TPTConfig]):
@@ -36,6 +54,7 @@ class TPT(Objective[TPTConfig]):
         ModelError: If it has no text tower, or its first template begins with the class's name.
     """
 
+    settings = TPTConfig
     chosen = "none"
     accumulates = False
     predicts_after = True
@@ -59,7 +78,7 @@ class TPT(Objective[TPTConfig]):
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         views = (self._views(image) for image in images)
-        return torch.stack([self._predict_tuned(descent.optimizer, each) for each in views]).unsqueeze(0)
+        return torch.stack([self._predict_tuned(descent, each) for each in views]).unsqueeze(0)
 
     @torch.no_grad()
     def _views(self, image: Tensor) -> Tensor:
@@ -72,27 +91,24 @@ class TPT(Objective[TPTConfig]):
         return F.normalize(torch.cat(parts), dim=-1)
 
     @torch.enable_grad()
-    def _predict_tuned(self, optimizer: NamedOptimizer, views: Tensor) -> Tensor:
+    def _predict_tuned(self, descent: Descent, views: Tensor) -> Tensor:
         """Logits (C,) of the first of an image's views (V, E), with words tuned to all."""
         self._words.data.copy_(self._first)
         num_certain = max(1, int(self.config.certain_share * len(views)))
         certain: Tensor | None = None
-        tuned = False
+
+        def backward() -> None:
+            nonlocal certain
+            logits = self._classified(views)
+            if certain is None:
+                certain = entropy(logits.detach()).argsort(stable=True)[:num_certain]
+            marginal_entropy(logits[certain]).backward()
+
         with self._tower.with_words(self._words, self._start):
-            for _ in range(self.config.steps):
-                logits = self._classified(views)
-                if certain is None:
-                    certain = entropy(logits.detach()).argsort(stable=True)[:num_certain]
-                optimizer.zero_grad()
-                marginal_entropy(logits[certain]).backward()
-                if not optimizer.finite():
-                    _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
-                    break
-                optimizer.step()
-                tuned = True
+            tuned = descent.alone(backward)
             with torch.no_grad():
                 prediction = self._classified(views[:1]).squeeze(0)
-        optimizer.restart()
+        descent.optimizer.restart()
         if tuned:
             self.net.weights.commit()  # counts the update
         return prediction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,12 +12,29 @@ from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.randomness import integer
-from remtta.methods.settings import VDPConfig
+from remtta.methods.settings.base import NO_WEIGHTS, BelowOne, MethodConfig, NonNegative, PositiveShare
 from remtta.methods.teacher import follow
 from remtta.models.preprocessing import preprocessing_of
 
 _SPECIFIC, _AGNOSTIC = "specific", "agnostic"
 _TEACHER, _SENSITIVITY = "teacher.", "sensitivity"
+
+
+@dataclass(frozen=True)
+class VDPConfig(MethodConfig):
+    """Settings of VDP. No official code could be read: the values are this project's, the teacher's CoTTA's.
+
+    Attributes:
+        prompt_share: Height and width of a prompt, as a share of the image's.
+        teacher_decay: Share of the teacher's prompts that stays at each update.
+        homeostasis: How strongly sensitive numbers of the domain-agnostic prompt are held back.
+    """
+
+    prompt_share: PositiveShare = 0.25
+    teacher_decay: BelowOne = 0.999
+    homeostasis: NonNegative = 1.0
+    unused = NO_WEIGHTS
+    no_layers = "as no weight changes"
 
 
 class VDP(Objective[VDPConfig]):
@@ -33,6 +51,8 @@ class VDP(Objective[VDPConfig]):
     overlap; loss and teacher are CoTTA's, without augmentations.
     """
 
+    settings = VDPConfig
+    passes_per_step = 2, 1  # teacher and student
     chosen = "none"
     delta_refusal = "VDP learns pixel prompts, which are no weights of the model"
 
@@ -48,10 +68,6 @@ class VDP(Objective[VDPConfig]):
         self._teacher = {name: torch.zeros(3, *side, device=net.device) for name in self._places}
         self._sensitivity = torch.zeros_like(self._teacher[_AGNOSTIC])
         self.trained = {name: tensor.clone() for name, tensor in self._teacher.items()}
-
-    def passes(self) -> tuple[float, float]:
-        """Teacher and student; backward the student."""
-        return 2 * self.config.steps, self.config.steps
 
     def logits(self, images: Tensor) -> Tensor:
         return self.net.logits(self._prompted(images, self._teacher))

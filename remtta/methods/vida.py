@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,12 +15,39 @@ from remtta.methods.augmentations import PixelSpace, jitter
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings import ViDAConfig
+from remtta.methods.settings.base import BelowOne, Count, NonNegative, Optimizer, Positive, WholeModelConfig
 from remtta.methods.teacher import Teacher, follow
+from remtta.options.option import Bounds
 
 _TEACHER, _SCALES = "teacher.", "scales"
 _LOW, _HIGH = ".low", ".high"
 _UNSURE = 0.1  # of the variance of logits
+
+
+@dataclass(frozen=True)
+class ViDAConfig(WholeModelConfig):
+    """Settings of ViDA; by default those of the official code for ViT-B on ImageNet-C, at a batch of 50.
+
+    Attributes:
+        low_rank: Rank of the adapters for what the domains share.
+        high_rank: Rank of the adapters for what is each domain's own.
+        adapter_lr: Learning rate of the adapters; lr is that of the weights.
+        teacher_decay: Share of the teacher's weights that stays at each update.
+        adapter_decay: The same for its adapters.
+        num_augmentations: Augmented views that tell how unsure the teacher is.
+        threshold: How unsure it must be for the high-rank adapters to count more.
+    """
+
+    low_rank: Count = 1
+    high_rank: Count = 128
+    adapter_lr: Positive = 2e-7
+    teacher_decay: BelowOne = 0.999
+    adapter_decay: BelowOne = 0.8
+    num_augmentations: Annotated[int, Bounds(min=2)] = 10
+    threshold: NonNegative = 0.2
+    lr: Positive = 5e-7
+    optimizer: Optimizer = "sgd"
+    nesterov: bool = True
 
 
 class ViDA(Teacher[ViDAConfig]):
@@ -40,6 +68,8 @@ class ViDA(Teacher[ViDAConfig]):
     Raises:
         ModelError: If its attention has no linear layers.
     """
+
+    settings = ViDAConfig
 
     def __init__(self, net: Net, config: ViDAConfig) -> None:
         super().__init__(net, config)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 from remtta.methods.masking import keep_indices, num_kept, random_scores
 from remtta.methods.net import Net
@@ -36,11 +36,7 @@ Plain = tuple[Tensor, Tensor]
 
 
 class MaskedViews:
-    """Images as they are, and with more and more of their patches left out.
-
-    Args:
-        net: The model.
-        config: Which patches each view leaves out.
+    """Images as they are, and with more and more of their patches left out, as the config says.
 
     Raises:
         ModelError: If the model does not have the scores that this masking needs.

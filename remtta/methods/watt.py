@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,16 +16,61 @@ from remtta.methods.losses import transductive_loss
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Objective, Targets
 from remtta.methods.rem import rem_loss
-from remtta.methods.settings import REMWATTConfig, WATTConfig
+from remtta.methods.settings.base import Count, MethodConfig, Steps
+from remtta.methods.settings.rem import REMConfig
 from remtta.methods.views import MaskedViews
 from remtta.models.zero_shot import zero_shot_head
 
 _log = logging.getLogger("remtta")
 
-Config = TypeVar("Config", bound=WATTConfig | REMWATTConfig)
-
 Values = Sequence[Tensor]
 """The adapted weights, in the order of their names."""
+
+Order = Literal["parallel", "sequential"]
+_UNUSED = ("answer", "anchor", "bn_momentum", "centre")
+_WHOLE = "WATT, whose steps have the whole batch"
+
+
+@dataclass(frozen=True)
+class WATTConfig(MethodConfig):
+    """Settings of WATT; by default those of the official code, which starts from the source with every batch.
+
+    Attributes:
+        rounds: How often the weights are averaged over all templates.
+        order: "sequential", each template goes on from the last one's weights
+            (WATT-S), or "parallel", each from the round's start (WATT-P).
+        steps: Optimizer steps per template and round.
+    """
+
+    rounds: Count = 5
+    order: Order = "sequential"
+    steps: Steps = 2
+    episodic: bool = True
+    adapt_layers: str | None = "all"
+    unused = _UNUSED
+    whole_batch = _WHOLE
+
+
+@dataclass(frozen=True)
+class REMWATTConfig(REMConfig):
+    """Settings of REM in WATT's loop: both methods', on the norms that REM trains.
+
+    Attributes:
+        rounds: How often the weights are averaged over all templates.
+        order: "sequential", each template goes on from the last one's weights,
+            or "parallel", each from the round's start.
+        steps: Optimizer steps per template and round.
+    """
+
+    rounds: Count = 5
+    order: Order = "sequential"
+    steps: Steps = 2
+    episodic: bool = True
+    unused = (*_UNUSED, "margin", "consistency_weight", "confident_below")
+    whole_batch = _WHOLE
+
+
+Config = TypeVar("Config", bound=WATTConfig | REMWATTConfig)
 
 
 class TemplateAverage(Objective[Config]):
@@ -98,6 +144,8 @@ class WATT(TemplateAverage[WATTConfig]):
     like these texts as images and texts are like one another.
     """
 
+    settings = WATTConfig
+
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         with self.head.embedding():
             image = F.normalize(self.net.logits(images), dim=-1)
@@ -112,6 +160,8 @@ class REMWATT(TemplateAverage[REMWATTConfig]):
     The paper of REM says that the two were combined, and not how; this is
     the plainest way.
     """
+
+    settings = REMWATTConfig
 
     def __init__(self, net: Net, config: REMWATTConfig) -> None:
         super().__init__(net, config)

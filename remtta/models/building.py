@@ -6,21 +6,24 @@ import contextlib
 import difflib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import socket
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import timm
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
-from remtta.models.embedded import EMBEDDED
-from remtta.models.hub import reachable_or_offline
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
+_MOST_NAMED = 3  # names offered in place of one that there is not
 _MOST_BYTES = 2**36  # of weights: twice timm's largest model
 _LEAST_BYTES, _MOST_TIMES = 2**30, 16  # from which on weights may take so many times their file's size
 
@@ -72,28 +75,15 @@ def create(
     return model
 
 
-def is_known(name: str) -> bool:
-    """Return True if a name is one of timm's, of the embedded model, or says where else to look."""
-    return ":" in name or name == EMBEDDED or name.split(".")[0] in timm.list_models()
-
-
-def names_like(name: str, names: Sequence[str], most: int) -> list[str]:
-    """Return the names most like one that there is not, the most alike first."""
-    return difflib.get_close_matches(name, names, n=most, cutoff=0.4)
-
-
-def unknown_model(name: str, like: Sequence[str]) -> UsageError:
-    """Return what to raise of a name that is none, with names that may have been meant."""
-    hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
-    if "/" in name:
-        hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
-    return UsageError(f'unknown model "{name}"; {hint}')
-
-
 def _check_name(name: str) -> None:
     """Raise UsageError, with names that there are, at one that there is not."""
-    if not is_known(name):
-        raise unknown_model(name, names_like(name, timm.list_models(), 3))
+    models = timm.list_models()
+    if ":" not in name and name.partition(".")[0] not in models:
+        like = difflib.get_close_matches(name, models, n=_MOST_NAMED, cutoff=0.4)
+        hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
+        if "/" in name:
+            hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
+        raise UsageError(f'unknown model "{name}"; {hint}')
     if name == _HUB:
         raise UsageError(f"{name} names no repository; write {_HUB}OWNER/NAME")
     if name.startswith(_LOCAL) and not Path(name.removeprefix(_LOCAL), "config.json").is_file():
@@ -179,3 +169,31 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "alloc_cpu" in lines[0] or "overflow" in lines[0]:
         return "it needs more memory than there is"
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+
+
+@contextlib.contextmanager
+def reachable_or_offline() -> Iterator[None]:
+    """Use only weights already downloaded if the hub's name cannot be resolved.
+
+    Without this, a machine without a network waits most of a minute through
+    retries, each with lines of its own on standard error.
+    """
+    log = logging.getLogger("huggingface_hub")
+    level, offline = log.level, constants.HF_HUB_OFFLINE
+    log.setLevel(logging.ERROR)
+    try:
+        constants.HF_HUB_OFFLINE = offline or not _resolves(constants.ENDPOINT)
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        log.setLevel(level)
+
+
+def _resolves(address: str) -> bool:
+    if "https" in urllib.request.getproxies():
+        return True  # the proxy resolves names
+    try:
+        socket.getaddrinfo(urlsplit(address).hostname, 443)
+    except OSError:
+        return False
+    return True

@@ -1,18 +1,22 @@
-"""A model in words and numbers, read off once."""
+"""What travels with a timm model in its `pretrained_cfg`, and a model in words and numbers, read off once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
-from remtta.models.config import origin_of
+from remtta.errors import UsageError
 from remtta.models.hashing import state_sha256
-from remtta.models.labels import labels_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.options import ModelOptions
+
+UNKNOWN = "unknown"  # name of a model that `load_model` did not build
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,78 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
         num_classes=int(model.num_classes),  # type: ignore[arg-type]
         device=next(model.parameters()).device,
     )
+
+
+def origin_of(model: nn.Module) -> dict[str, Any]:
+    """Return what `load_model` built a model from, for records and deltas; the name "unknown" for any other model."""
+    return dict(config_of(model).get("built_from") or {"name": UNKNOWN})
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    return getattr(model, "pretrained_cfg", None) or {}
+
+
+def built_from(given: ModelOptions) -> dict[str, Any]:
+    """Arguments of `load_model` that build the same model from anywhere, ready for JSON: paths are absolute."""
+    texts = given.text_embeddings
+    return {
+        "name": given.name,
+        "checkpoint": None if given.checkpoint is None else str(Path(given.checkpoint).resolve()),
+        "use_ema": given.use_ema,
+        "num_classes": given.num_classes,
+        "model_kwargs": dict(given.model_kwargs),
+        "input_size": given.input_size,
+        **({} if texts is None else {"text_embeddings": str(Path(texts).resolve())}),
+    }
+
+
+def labels_of(model: nn.Module) -> list[str] | None:
+    """The class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
+    return known_labels(model, config_of(model))
+
+
+def set_labels(model: Any, labels: Sequence[str]) -> None:
+    """Name the classes of a timm model; raise UsageError if there are more or fewer names than classes."""
+    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": checked_labels(labels, model)}
+
+
+def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | None:
+    """Class names, which may be in a file of one per line.
+
+    Raises:
+        UsageError: If the file cannot be read.
+    """
+    if not isinstance(labels, (str, Path)):
+        return labels
+    try:
+        lines = Path(labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise UsageError(f"--labels: no such file: {labels}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--labels: {labels} cannot be read as UTF-8 text: {error}") from error
+    return [line.removesuffix("\r") for line in lines]
+
+
+def checked_labels(labels: Sequence[str], model: Any) -> list[str]:
+    if len(labels) != model.num_classes:
+        raise UsageError(f"the label file names {len(labels)} classes, but the model has {model.num_classes}")
+    return list(labels)
+
+
+def known_labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
+    own = _own_labels(config)
+    if own and len(own) == model.num_classes:
+        return own
+    subset = infer_imagenet_subset(model)
+    if subset is None:
+        return None
+    info = ImageNetInfo(subset)
+    return [info.index_to_description(index) for index in range(model.num_classes)]
+
+
+def _own_labels(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("label_names") or ()
+    if isinstance(names, Mapping):  # timm also takes class number -> name, whose numbers JSON makes text
+        by_number = {str(number): name for number, name in names.items()}
+        names = [by_number[str(number)] for number in range(len(by_number)) if str(number) in by_number]
+    return [str(name) for name in names]

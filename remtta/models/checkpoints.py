@@ -22,7 +22,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError
-from remtta.models.config import config_of
+from remtta.models.card import config_of
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 
 _log = logging.getLogger("remtta")
@@ -35,20 +35,14 @@ _SHOWN = 3  # names listed in an error before "and N more"
 
 
 def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, Any]:
-    """Load every weight of `model` from a file, all or nothing.
+    """Load every weight of a timm model from a file, all or nothing; return what their names say of the preprocessing.
 
-    Weights may have timm's names, torchvision's (ResNet, ViT, Swin, ConvNeXt)
-    or, for a model that is built from such a folder, transformers'.
-
-    Args:
-        model: The timm model to fill; weights are converted to its dtype.
-        path: .safetensors, .npz (Google's ViT releases), or a PyTorch file
-            read in weights-only mode: a bare state dict, or one under
-            "state_dict" or "model", with or without wrapper prefixes.
-        use_ema: Take the averaged weights of a timm training checkpoint.
-
-    Returns:
-        What the names say of the preprocessing, in the terms of timm's `pretrained_cfg`.
+    The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read
+    in weights-only mode: a bare state dict, or one under "state_dict" or "model",
+    with or without wrapper prefixes. Weights may have timm's names, torchvision's
+    (ResNet, ViT, Swin, ConvNeXt) or, for a model that is built from such a folder,
+    transformers'. They are converted to the model's dtype; the preprocessing is in
+    the terms of timm's `pretrained_cfg`.
 
     Raises:
         CheckpointError: If the file cannot be read, holds anything but

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
+from remtta.models.building import reachable_or_offline
+from remtta.models.card import built_from
 from remtta.models.checkpoints import mismatch, read_weights
-from remtta.models.config import built_from
-from remtta.models.hub import reachable_or_offline
 from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower
@@ -30,31 +31,12 @@ _log = logging.getLogger("remtta")
 
 
 def load_zero_shot(
-    name: str,
-    *,
-    checkpoint: str | Path | None = None,
-    labels: Sequence[str] | None = None,
-    prompts: str | Sequence[str] | None = None,
-    input_size: tuple[int, int] | None = None,
-    use_ema: bool = False,
-    device: torch.device,
-    on_texts: OnTexts | None = None,
+    given: ModelOptions, name: str, labels: Sequence[str] | None, device: torch.device, on_texts: OnTexts | None
 ) -> nn.Module:
-    """A zero-shot classifier.
+    """Build a zero-shot classifier: a timm model in eval mode and fp32, whose head is a `ZeroShotHead`.
 
-    Args:
-        name: "clip:NAME/PRETRAINED" as open_clip calls them, "clip:NAME" with
-            a checkpoint, "clip:FOLDER" of open_clip's, or "clip:hf-hub:...".
-        checkpoint: Weights of the whole open_clip model; nothing is downloaded then.
-        labels: Class names; ImageNet's 1,000 where there are none.
-        prompts: Templates, as `templates_of` takes them.
-        input_size: Height and width, in pixels.
-        use_ema: Take the averaged weights of a training checkpoint.
-        device: Where the model and its text tower go.
-        on_texts: Told of the class embeddings' progress.
-
-    Returns:
-        A timm model in eval mode and fp32, whose head is a `ZeroShotHead`.
+    Its name is "clip:NAME/PRETRAINED" as open_clip calls them, "clip:NAME" with a checkpoint of the whole open_clip
+    model, "clip:FOLDER" of open_clip's, or "clip:hf-hub:..."; its classes are ImageNet's 1,000 without labels.
 
     Raises:
         UsageError: If there is no such model, or open_clip is not installed.
@@ -62,12 +44,12 @@ def load_zero_shot(
         DownloadError: If it cannot be downloaded.
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
     """
-    open_clip = _open_clip()
+    open_clip, checkpoint, prompts = _open_clip(), given.checkpoint, given.prompts
     wanted, tag = _parsed(name, open_clip, checkpoint is not None)
     templates = templates_of(prompts or DEFAULT_PROMPTS)
-    model, tokenizer = _built(name, wanted, tag, open_clip, checkpoint is not None, input_size)
+    model, tokenizer = _built(name, wanted, tag, open_clip, checkpoint is not None, given.input_size)
     if checkpoint is not None:
-        _load(model, Path(checkpoint), use_ema)
+        _load(model, Path(checkpoint), given.use_ema)
     if labels is None:
         _log.info("%s: no class names were given, so the classes are ImageNet's 1,000", name)
     names = tuple(labels or open_clip.IMAGENET_CLASSNAMES)
@@ -85,7 +67,7 @@ def load_zero_shot(
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
-    origin = built_from(ModelOptions(name, checkpoint, use_ema, input_size=input_size))
+    origin = built_from(replace(given, name=name))
     config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
     return image.model

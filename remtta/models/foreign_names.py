@@ -195,10 +195,7 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
 def joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:
     """Return the same tensors, with those of sibling layers put one below the other, in the place of the first.
 
-    Args:
-        state: Weights by name.
-        parts: Names of the layers, in the order of their rows. Where one is missing, all stay as they are.
-        whole: Name of the layer that has them all.
+    Where one of the parts, in the order of their rows, is missing, all stay as they are.
 
     Raises:
         RuntimeError: If they do not fit one another.

@@ -12,13 +12,11 @@ from torch import nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.models.building import create
+from remtta.models.card import built_from, checked_labels, config_of, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
-from remtta.models.config import built_from, config_of
-from remtta.models.devices import select_device
 from remtta.models.embedded import EMBEDDED, embedded_arguments
 from remtta.models.huggingface import weights_file
-from remtta.models.labels import checked_labels, known_labels, read_labels
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
@@ -57,19 +55,7 @@ def load_model(
             or of transformers), "clip:..." (a zero-shot model, as `load_zero_shot` takes
             it), or "remtta-demo" for the small embedded classifier of road signs.
         checkpoint: Weights file; without one, timm's pretrained weights are
-            used, downloaded at the first time.
-        use_ema: Take the averaged weights of a timm training checkpoint.
-        num_classes: Classes of the checkpoint's head.
-        model_kwargs: More arguments for the model, as in timm.
-        mean: Three values, for pixels in [0, 1].
-        std: Three values, for pixels in [0, 1].
-        input_size: Height and width, in pixels.
-        interpolation: One of INTERPOLATIONS.
-        crop_pct: Share of the short side that the centre crop keeps, in (0, 1].
-        labels: One name per class, or a file of one per line; what the classes of a zero-shot model are.
-        prompts: Templates of a zero-shot model, by name or as they are.
-        text_embeddings: File of `remtta text-embed`, which makes a zero-shot
-            model of timm's image tower.
+            used, downloaded at the first time. This and the others are as in `ModelOptions`.
         on_texts: Told of the progress of a zero-shot model's class embeddings.
         device: Where the model goes.
 
@@ -157,16 +143,7 @@ def _load_zero_shot(
             f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
             "--text-embeddings"
         )
-    model: Any = load_zero_shot(
-        name,
-        checkpoint=given.checkpoint,
-        labels=labels,
-        prompts=given.prompts,
-        input_size=given.input_size,
-        use_ema=given.use_ema,
-        device=place,
-        on_texts=on_texts,
-    )
+    model: Any = load_zero_shot(given, name, labels, place, on_texts)
     return _with_config(model, {**model.pretrained_cfg, **_preprocessing(given)})
 
 
@@ -199,3 +176,23 @@ def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrai
             f"{name} comes with a head for {trained_for} classes; with --num-classes {num_classes} its head "
             "would be untrained, so give your fine-tuned weights with --checkpoint"
         )
+
+
+def select_device(device: str | torch.device) -> torch.device:
+    """A torch device by name; "auto" takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        UsageError: If there is no such device here.
+    """
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f'unknown device "{device}"; choose auto, cpu, cuda or mps') from error
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(chosen.type, False):
+        raise UsageError(f'device "{device}" is not available on this machine; use --device cpu')
+    return chosen

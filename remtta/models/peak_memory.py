@@ -45,11 +45,7 @@ def start_peak(device: torch.device) -> None:
 
 def resident_bytes() -> int:
     """Resident memory of the process now; 0 where the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return _status_bytes("VmRSS")
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -58,11 +54,18 @@ def peak_bytes(device: torch.device) -> int:
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
-    with contextlib.suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if peak := _status_bytes("VmHWM"):
+        return peak
     import resource  # which Windows lacks
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status_bytes(field: str) -> int:
+    """A field of the process's status on Linux; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return 0

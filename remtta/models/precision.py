@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from remtta.models.classes import classifiers_of
+from remtta.models.heads import classifiers_of
 
 _log = logging.getLogger("remtta")
 
@@ -42,14 +42,10 @@ Context = Callable[[torch.device], contextlib.AbstractContextManager[object]]
 class LinearLayers(TorchFunctionMode):
     """Context in which `F.linear` on a CPU runs as this module says, forward and backward.
 
-    In bf16, inputs are rounded to bf16 and so are results; sums are kept in
-    fp32. A frozen parameter is converted once, and again only after somebody
-    changed it in place; others are converted at every call.
-
-    Args:
-        precision: "fp32", or "bf16", which is faster on recent processors and not exact.
-        exact: Parameters whose layers stay in fp32 even so.
-        converted: Where converted parameters are kept, if others keep theirs there, too.
+    In bf16, which is faster on recent processors and not exact, inputs are rounded
+    to bf16 and so are results; sums are kept in fp32. A frozen parameter is
+    converted once, and again only after somebody changed it in place; others are
+    converted at every call. Layers of the exact parameters stay in fp32.
     """
 
     def __init__(
@@ -156,9 +152,7 @@ def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class ForwardContext:
     """The context of a method's forward passes: these linear layers on a CPU, autocast for bf16 elsewhere.
 
-    Args:
-        model: The classifier; its head stays in fp32 on a CPU.
-        precision: "auto" and "fp32" are the same, or "bf16".
+    The model's head stays in fp32 on a CPU.
     """
 
     def __init__(self, model: nn.Module, precision: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from remtta.errors import CheckpointError, ModelError
 from remtta.files import write_atomically
-from remtta.models.classes import classifiers_of
+from remtta.models.heads import classifiers_of
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
 
 _FORMAT = "remtta text embeddings"

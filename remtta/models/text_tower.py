@@ -32,10 +32,7 @@ _log = logging.getLogger("remtta")
 class TextTower:
     """The text half of an open_clip model, which is no part of the image model's state and parameters.
 
-    Args:
-        model: The open_clip model, its image tower taken out.
-        tokenizer: From sentences to token numbers (N, context).
-        on_texts: Told of the progress.
+    The tokenizer makes token numbers (N, context) of sentences; `on_texts` is told of the progress.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None = None) -> None:

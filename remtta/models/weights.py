@@ -22,7 +22,7 @@ class AdaptedWeights:
     the delta gets the last complete update, never half of one.
 
     Args:
-        named: Parameter names and float32 parameters; updated in place.
+        named: float32 parameters by name; updated in place.
         frozen: Every other parameter of the model, and its running statistics;
             a delta may move these too (it was made with another choice of
             layers), training never does.

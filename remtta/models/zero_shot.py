@@ -42,19 +42,14 @@ class ClassTexts:
 class ZeroShotHead(nn.Module):
     """Logits by the cosine of an image's embedding and each class's: scale * image . class + bias.
 
-    The classes' embeddings are no parameters: no method trains them. A state
-    has the hash of what they were made from in their place, as their last bits
-    differ from machine to machine. Sums are in fp32 whatever the precision.
+    The classes' embeddings (C, E), at length one, are no parameters: no method
+    trains them. A state has the hash of what they were made from in their place,
+    as their last bits differ from machine to machine. Sums are in fp32 whatever
+    the precision. The projection is from the tower's pooled features (B, D) to
+    (B, E); the scale is no logarithm, and the bias 0 in CLIP.
 
     SigLIP's sigmoid of each logit is left to whoever wants it: predictions and
     entropies here are of the softmax over the classes.
-
-    Args:
-        projection: From the tower's pooled features (B, D) to (B, E).
-        embeddings: Of the classes, shape (C, E), at length one.
-        scale: The logit scale, not its logarithm.
-        bias: Of all logits, 0 in CLIP.
-        texts: Where the embeddings come from.
     """
 
     scale: Tensor
@@ -121,3 +116,46 @@ def zero_shot_head(model: nn.Module) -> ZeroShotHead:
             "clip:ViT-B-16/openai"
         )
     return head
+
+
+def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the whole state of a model, as `load_model` takes it from a checkpoint.
+
+    Of a zero-shot model that is open_clip's, its text tower in it; of an image
+    tower with text embeddings, timm's, whose classifier is the projection.
+
+    Raises:
+        ModelError: If open_clip has no place for one of the weights.
+    """
+    state: dict[str, Tensor] = model.state_dict()
+    for place, head in model.named_modules():
+        if isinstance(head, ZeroShotHead):
+            return _timms(state, place) if head.texts.source is None else _open_clips(state, place, head)
+    return state
+
+
+def _timms(state: dict[str, Tensor], place: str) -> dict[str, Tensor]:
+    projection = f"{place}.projection."
+    return {
+        name.replace(projection, f"{place}."): tensor
+        for name, tensor in state.items()
+        if name.startswith(projection) or not name.startswith(f"{place}.")
+    }
+
+
+def _open_clips(state: dict[str, Tensor], place: str, head: ZeroShotHead) -> dict[str, Tensor]:
+    written: dict[str, Tensor] = dict(head.texts.tower.model.state_dict())
+    names = head.texts.image_names
+    for name, tensor in state.items():
+        if name in names:
+            written[f"visual.{names[name]}"] = _in_shape(names[name], tensor)
+        elif not name.startswith(f"{place}.") and tensor.any():
+            raise ModelError(f"open_clip's image tower has no {name}, which a delta changes, and cannot be written")
+    return written
+
+
+def _in_shape(name: str, tensor: Tensor) -> Tensor:
+    """A weight of timm's ViT as open_clip's has it."""
+    if name == "proj":
+        return tensor.T
+    return tensor[0].squeeze(0) if name in ("class_embedding", "positional_embedding") else tensor

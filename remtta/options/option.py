@@ -18,8 +18,45 @@ Panel = Literal["Stream", "Data", "Protocol", "Model", "Method", "Answers and gu
 PANELS = get_args(Panel)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a number must be: `momentum: Annotated[float, Bounds(min=0, below=1)]`.
+
+    Attributes:
+        min: Least value.
+        max: Largest value.
+        above: What it must be larger than.
+        below: What it must be smaller than; infinity for any finite number.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        low, high = self._ends
+        return low <= value <= high and value not in (self.above, self.below)
+
+    def __str__(self) -> str:
+        low, high = self._ends
+        if self.min is not None and self.max is not None:
+            return f"from {low} to {high}"
+        if low == -math.inf:
+            return "a finite number"
+        if self.max is not None or (self.below or math.inf) < math.inf:
+            return f"in {'(' if self.min is None else '['}{low}, {high}{')' if self.max is None else ']'}"
+        return f"{'>' if self.min is None else '>='} {low}" + (" and finite" if self.below else "")
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        lows, highs = (self.min, self.above, -math.inf), (self.max, self.below, math.inf)
+        low, high = (next(end for end in ends if end is not None) for ends in (lows, highs))
+        return low, high
+
+
 @dataclass(frozen=True)
-class Option:
+class Option(Bounds):
     """How a field is given on the command line: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`.
 
     Attributes:
@@ -27,9 +64,6 @@ class Option:
         flags: Its names, the long one first; by default that of the field.
         metavar: What stands for its value.
         default: What happens where it is not given, if the field's default does not say.
-        min: Least value.
-        max: Largest value.
-        above: What the value must be larger than.
         panel: Heading that `--help` lists it under.
         common: Whether `--help` shows it; `--help-all` shows every option.
         read: Reads its value from text; by default as the field's type says.
@@ -41,9 +75,6 @@ class Option:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     default: str | None = None
-    min: float | None = None
-    max: float | None = None
-    above: float | None = None
     panel: Panel | None = None
     common: bool = False
     read: Callable[[str], object] | None = None
@@ -167,16 +198,10 @@ def check_options(group: Any) -> None:
             continue
         if get_origin(member.type) is Literal:
             check(value in get_args(member.type), member.name, value, _listed(get_args(member.type)))
+        bounds = member.first(Bounds)
         for number in value if isinstance(value, tuple) else (value,):
-            if member.option and isinstance(number, int | float):
-                _check_bounds(member.name, number, member.option)
-
-
-def _check_bounds(name: str, value: float, option: Option) -> None:
-    least, most, above = option.min, option.max, option.above
-    rule = f"from {least} to {most}" if most is not None else f">= {least}" if above is None else f"> {above}"
-    inside = (least is None or value >= least) and (most is None or value <= most)
-    check(inside and (above is None or value > above) and not math.isnan(value), name, value, rule)
+            if bounds and isinstance(number, int | float):
+                check(number in bounds, member.name, number, str(bounds))
 
 
 def _listed(values: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from remtta.adapt.turns import Turns
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS
+from remtta.methods.settings import METHOD_TABLE
 from remtta.models.hashing import state_sha256
 from remtta.options import RunOptions
 from remtta.report.inspection import describe_folder
@@ -190,7 +190,7 @@ def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
 
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cotta changes every weight, so the streams of --streams could not share"):
-        adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_CONFIGS["cotta"]())
+        adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_TABLE["cotta"].config())
     assert not (tmp_path / "site").exists()
     adapt_tiny(folders["yard"], tmp_path / "one")
     with pytest.raises(UsageError, match="one holds the run of a single stream"):

@@ -307,7 +307,7 @@ def test_frozen_and_folded_batch_norms_are_told() -> None:
         ({"bn": "source"}, "bn must be batch or running, got source"),
         ({"bn_prior": -1}, "bn_prior must be >= 0, got -1"),
         ({"bn_prior": 0.5}, "bn_prior must be a whole number or None, got 0.5"),
-        ({"bn_momentum": 1.5}, r"bn_momentum must be in \[0, 1\], got 1.5"),
+        ({"bn_momentum": 1.5}, "bn_momentum must be from 0 to 1, got 1.5"),
     ],
 )
 def test_settings_of_batch_norms_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:

@@ -16,8 +16,8 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError
 from remtta.guard.guard import Guard
 from remtta.methods.method import Method
-from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import ZERO_SHOT, MethodConfig, REMConfig, method_config
+from remtta.methods.registry import build_method
+from remtta.methods.settings import ALGORITHMS, ZERO_SHOT, MethodConfig, REMConfig, method_config
 from remtta.options import GuardOptions
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
@@ -29,7 +29,7 @@ from tests.runs.tiny import StopAfter, adapt_tiny
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
 ON_WINDOWS = ("tent", "rem", "rem-n1", "sar", "eata", "cotta", "ecotta", "lame")  # of each way to learn, one or two
 RUNNING = [
-    *(("resnet", name) for name in METHODS if name not in (*IN_BETWEEN, *ZERO_SHOT)),
+    *(("resnet", name) for name in ALGORITHMS if name not in (*IN_BETWEEN, *ZERO_SHOT)),
     *(("swin", name) for name in ON_WINDOWS),
 ]
 LABELS = torch.tensor([0, 3, 6, 2, 2])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remtta import REMConfig, RunOptions, adapt_stream
 from remtta.backbones import families
-from remtta.backbones.base import Backbone, Scores
+from remtta.backbones.backbone import Backbone, Scores
 from remtta.backbones.families import backbone_of
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from remtta.cli import COMMANDS
-from remtta.methods.settings import METHOD_CONFIGS, METHOD_SUMMARIES
+from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE
 from tests.command import remtta_here
 
 
@@ -38,7 +38,7 @@ def test_version_names_everything_on_one_line(capfd: pytest.CaptureFixture[str])
 
 def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("methods") == 0
-    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_CONFIGS)
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_TABLE)
     assert remtta_here("methods", "rem") == 0
     told = capfd.readouterr().out
     assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to leave out" in told
@@ -46,15 +46,15 @@ def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str
     assert remtta_here("methods", "tent") == 0
     assert "0.001 at a batch of 64" in capfd.readouterr().out
     assert remtta_here("methods", "tenth") == 2
-    assert set(METHOD_SUMMARIES) == set(METHOD_CONFIGS)
+    assert set(METHOD_SUMMARIES) == set(METHOD_TABLE)
 
 
-@pytest.mark.parametrize("method", METHOD_CONFIGS)
+@pytest.mark.parametrize("method", METHOD_TABLE)
 def test_every_setting_of_a_method_is_explained_and_used(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("methods", method) == 0
     lines = capfd.readouterr().out.splitlines()[2:]
     names = [line.split()[0] for line in lines if re.match(r"  \w+ = ", line)]
-    kind = METHOD_CONFIGS[method]
+    kind = METHOD_TABLE[method].config
     assert names == [field.name for field in dataclasses.fields(kind) if field.name not in kind.unused]
     for number, line in enumerate(lines):
         if re.match(r"  \w+ = ", line):

@@ -16,8 +16,7 @@ import pytest
 
 from remtta.backbones.families import FAMILIES
 from remtta.cli.models import methods_text
-from remtta.methods.registry import METHODS
-from remtta.methods.settings import ZERO_SHOT
+from remtta.methods.settings import ALGORITHMS, ZERO_SHOT
 from remtta.methods.support import Support, kinds, modules_without_family, support_of
 from tests.command import refusal_of, remtta_here
 
@@ -91,7 +90,7 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
     (found,) = json.loads(capfd.readouterr().out)
     assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", *ZERO_SHOT]
-    assert found["methods"] == [name for name in METHODS if name not in found["refused"]]
+    assert found["methods"] == [name for name in ALGORITHMS if name not in found["refused"]]
     assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
 
 

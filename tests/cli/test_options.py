@@ -16,7 +16,7 @@ from remtta.cli.groups import flat
 from remtta.corruptions.options import CorruptOptions
 from remtta.methods.settings import REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
-from remtta.methods.settings.frozen import SourceConfig
+from remtta.methods.source import SourceConfig
 from remtta.options import DataOptions, EvalOptions, ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import Member, Option
 from tests.command import refusal_of, remtta_here

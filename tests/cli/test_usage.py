@@ -14,7 +14,7 @@ import typer
 from remtta.cli import app
 from remtta.cli.usage import spread_values
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS
+from remtta.methods.settings import METHOD_TABLE
 from tests.command import refusal_of, remtta_here
 
 
@@ -83,7 +83,7 @@ def completed(command: str, option: str, incomplete: str) -> list[str]:
 
 def test_methods_and_scenarios_are_completed() -> None:
     assert completed("adapt", "method", "te") == ["tent", "tent-come"]
-    assert set(completed("adapt", "method", "")) == set(METHOD_CONFIGS) - {"supervised"}
+    assert set(completed("adapt", "method", "")) == set(METHOD_TABLE) - {"supervised"}
     assert completed("eval", "methods", "source,ten") == ["source,tent", "source,tent-come"]
     assert completed("methods", "name", "sup") == ["supervised"]
     assert completed("eval", "scenario", "t") == ["time-constrained"]

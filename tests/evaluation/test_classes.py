@@ -14,7 +14,7 @@ from remtta.evaluation import evaluate
 from remtta.evaluation.classes import map_classes, read_class_map
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.plots import draw_plots
-from remtta.models.classes import restrict_classes
+from remtta.models.heads import restrict_classes
 from remtta.models.preprocessing import preprocessing_of
 from tests.conftest import TINY, random_images, tiny_vit
 from tests.evaluation.trees import methods_of, write_tree

@@ -14,7 +14,7 @@ from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.mask_plots import draw_masks
 from remtta.evaluation.plots import draw_plots, draw_reliability, running_error
 from remtta.evaluation.results import tally_rows
-from remtta.models.labels import labels_of
+from remtta.models.card import labels_of
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from tests.conftest import tiny_vit

@@ -17,17 +17,18 @@ from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
 from remtta.methods.method import Updater
+from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
-from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
+from remtta.methods.settings import MethodConfig, REMConfig
+from remtta.methods.source import SourceConfig
+from remtta.methods.vdp import VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
 from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
 from tests.evaluation.trees import open_tree
 from tests.records import parsed, rows_of
 
-SOON_RETIRED = GuardOptions(
-    window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0
-)
+SOON_RETIRED = GuardOptions(window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
 
 
 def write_domain(folder: Path, images: int, first: int = 0) -> None:

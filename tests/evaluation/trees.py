@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta.evaluation.datasets import Dataset, open_dataset
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from tests.conftest import NUM_CLASSES, draw_image
 
 CLASSES = [f"class_{letter}" for letter in "abcdefg"]
@@ -34,7 +34,7 @@ def write_tree(
 
 
 def methods_of(*names: str, **changes: Any) -> dict[str, MethodConfig]:
-    return {name: METHOD_CONFIGS[name](**changes) for name in names}
+    return {name: METHOD_TABLE[name].config(**changes) for name in names}
 
 
 def open_tree(root: str | Path, **changes: Any) -> Dataset:

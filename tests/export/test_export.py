@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from remtta import apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta
+from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
-from remtta.models.labels import labels_of
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, random_images
 from tests.conftest import tiny_vit as any_tiny_vit

@@ -21,9 +21,12 @@ from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
+from remtta.methods.lame import LAMEConfig
 from remtta.methods.registry import build_method
-from remtta.methods.settings import METHOD_CONFIGS, LAMEConfig, SourceConfig, TentConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
+from remtta.methods.source import SourceConfig
+from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
@@ -124,7 +127,7 @@ def test_both_count_for_half_whatever_the_lead() -> None:
 
 
 def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
-    config = dataclasses.replace(METHOD_CONFIGS[name](), **settings)
+    config = dataclasses.replace(METHOD_TABLE[name].config(), **settings)
     options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
     guard = guarded(build_method(name, tiny_vit(), config), options, config)
     assert guard is not None
@@ -135,7 +138,7 @@ def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
 def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> None:
     settings = QUICK.get(name, {})
     guard, source = make(name, "both", **settings), tiny_vit()
-    plain = build_method(name, tiny_vit(), dataclasses.replace(METHOD_CONFIGS[name](), **settings))
+    plain = build_method(name, tiny_vit(), dataclasses.replace(METHOD_TABLE[name].config(), **settings))
     for seed in range(2):
         images = random_images(4, seed)
         torch.manual_seed(seed)
@@ -227,7 +230,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     method: str, batches: int, frames: Path, tmp_path: Path
 ) -> None:
     options = {"guard": GuardOptions("rollback", "both", least=3, renewed=1)}
-    go = partial(adapt_tiny, frames, method=method, config=METHOD_CONFIGS[method](), options=options)
+    go = partial(adapt_tiny, frames, method=method, config=METHOD_TABLE[method].config(), options=options)
     go(tmp_path / "whole")
     with Interrupts() as interrupts:
         go(tmp_path / "parts", on_batch=StopAfter(batches), interrupts=interrupts)
@@ -258,7 +261,7 @@ def test_names_that_are_none_are_refused(name: str) -> None:
 def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     ours = method_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
-    assert dataclasses.replace(ours, lr=1e-3, anchor=0.0, centre=False) == METHOD_CONFIGS["rem"]()
+    assert dataclasses.replace(ours, lr=1e-3, anchor=0.0, centre=False) == METHOD_TABLE["rem"].config()
     small, twenty = (method_config("remtta", {}, batch_size=size) for size in (4, 20))
     assert twenty == ours and small.lr == pytest.approx(ours.lr / 5)
     assert small.anchor == pytest.approx(1 - math.exp(-10 * small.lr))
@@ -267,7 +270,7 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     assert method_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
     sgd = method_config("remtta", {"optimizer": "sgd"}, batch_size=50)
     assert (sgd.lr, sgd.anchor, sgd.centre) == (1e-3, 0.0, True)  # the pair is Adam's
-    assert method_config("fast", {}, batch_size=50) == METHOD_CONFIGS["centre"]()
+    assert method_config("fast", {}, batch_size=50) == METHOD_TABLE["centre"].config()
     assert build_method("remtta", tiny_vit()).objective.config == ours
 
 

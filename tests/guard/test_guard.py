@@ -22,7 +22,8 @@ from remtta.guard.judge import describe
 from remtta.guard.observer import Answers
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method
-from remtta.methods.settings import MethodConfig, REMConfig, TentConfig, method_config
+from remtta.methods.settings import MethodConfig, REMConfig, method_config
+from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from tests.conftest import NUM_CLASSES, draw_image, random_images, tiny_vit
 from tests.guard.asking import ask

@@ -15,7 +15,8 @@ from remtta.errors import UsageError
 from remtta.guard.guard import Guard
 from remtta.guard.pace import NOTHING_NEW, Pace
 from remtta.methods.registry import build_method
-from remtta.methods.settings import MethodConfig, TentConfig
+from remtta.methods.settings import MethodConfig
+from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
 from tests.command import remtta_here
 from tests.conftest import draw_image, random_images, tiny_vit

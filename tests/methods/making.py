@@ -8,13 +8,11 @@ from torch import nn
 
 from remtta.methods.method import Updater
 from remtta.methods.objective import Objective
-from remtta.methods.registry import METHODS
-from remtta.methods.settings import METHOD_CONFIGS, MethodConfig
+from remtta.methods.settings import MethodConfig
 
 Kind = TypeVar("Kind", bound=Objective[Any])
 
 
 def made(objective: type[Kind], model: nn.Module, config: MethodConfig | None = None) -> Updater[Kind]:
     """The method of an objective on a model; with the method's defaults if there is no config."""
-    name = next(name for name, place in METHODS.items() if str(place).rpartition(".")[2] == objective.__name__)
-    return Updater(model, config or METHOD_CONFIGS[name](), objective)
+    return Updater(model, config or objective.settings(), objective)

@@ -33,9 +33,9 @@ def test_a_step_with_the_anchor_is_the_step_and_then_a_share_of_the_way_back(nam
 
 def test_the_pull_holds_the_weights_near_the_source_for_good() -> None:
     drifts = []
-    for anchor in (0.0, 0.1):
+    for anchor in (0.0, 0.4):
         method = build_method("rem", tiny_vit(), REMConfig(lr=0.01, anchor=anchor))
-        for seed in range(40):
+        for seed in range(8):
             method(random_images(4, seed=seed))
         drifts.append(method.drift())
     assert drifts[1] < 0.5 * drifts[0]

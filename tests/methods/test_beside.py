@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError, UsageError
-from remtta.methods.becotta import BECoTTA, mutual_information
-from remtta.methods.ecotta import EcoTTA
-from remtta.methods.settings import BECoTTAConfig, EcoTTAConfig
+from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
+from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.making import made

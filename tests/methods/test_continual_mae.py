@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.continual_mae import ContinualMAE, _dropped
-from remtta.methods.hog import hog_patches, hog_size
-from remtta.methods.settings import ContinualMAEConfig
+from remtta.methods.continual_mae import ContinualMAE, ContinualMAEConfig, _dropped, hog_patches, hog_size
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

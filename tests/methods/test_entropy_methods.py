@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from remtta import RunOptions, adapt_stream, load_delta
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace, clean_jitter
-from remtta.methods.filters import shuffle_patches
+from remtta.methods.deyo import shuffle_patches
 from remtta.methods.losses import come_entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.method import Method
 from remtta.methods.registry import build_method

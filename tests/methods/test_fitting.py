@@ -42,13 +42,16 @@ def most_for(count: int, name: str = "tent") -> int:
     """A limit that lets `count` images of a batch of 8 fit, and not one more, found by bisection."""
     low, high = USED, USED + 2**27
     measured = method(name)
-    while high - low > 1024:
-        middle = (low + high) // 2
-        try:
-            fits = fitting_micro_batch(measured, (32, 32), 8, middle) or 8
-        except UsageError:
-            fits = 0
-        low, high = (middle, high) if fits < count else (low, middle)
+    known = {images: fitting._graph_bytes(measured, images, (32, 32)) for images in (1, 2)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "_graph_bytes", lambda method, images, size: known[images])
+        while high - low > 1024:
+            middle = (low + high) // 2
+            try:
+                fits = fitting_micro_batch(measured, (32, 32), 8, middle) or 8
+            except UsageError:
+                fits = 0
+            low, high = (middle, high) if fits < count else (low, middle)
     return high
 
 
@@ -76,9 +79,10 @@ def test_too_little_for_one_image_is_told_with_what_it_needs() -> None:
         fitting_micro_batch(method(), (32, 32), 8, USED)
 
 
-@pytest.mark.parametrize("name", ["rem", "tent", "cotta", "sar", "vida", "eta"])
+@pytest.mark.parametrize("name", ["rem", "cotta", "sar", "vida", "eta"])
 def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
-    measured, fresh = method(name), method(name)
+    few = {"num_augmentations": 2} if name in ("cotta", "vida") else {}
+    measured, fresh = method(name, **few), method(name, **few)
     fitting_micro_batch(measured, (32, 32), 8, 2**40)
     assert measured.num_updates == 0
     for seed in range(2):

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
-from remtta.methods.foa import FOA
+from remtta.methods.foa import FOA, FOAConfig
 from remtta.methods.method import Updater
-from remtta.methods.settings import FOAConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 
@@ -47,7 +46,7 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
-    torch.testing.assert_close(foa.objective._statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(foa.objective.statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
     cma, generator = CMAES(96, 6), torch.Generator()
     generator.set_state(foa.net.generator.get_state())
     best: Tensor | None = None
@@ -94,7 +93,7 @@ def test_the_prediction_is_of_the_fittest_and_never_less_fit_than_the_source_at_
 
 def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_as_they_were() -> None:
     foa = _foa()
-    foa.objective.memory["running"] = foa.objective._statistics["mean"][-1]  # the shift is then zero
+    foa.objective.memory["running"] = foa.objective.statistics["mean"][-1]  # the shift is then zero
     images = random_images(3)
     with torch.no_grad():
         torch.testing.assert_close(foa.predict(images), tiny_vit()(images))
@@ -183,7 +182,7 @@ def test_one_generation_of_cma_es_moves_to_the_weighted_mean_of_the_better_half(
     expected = torch.tensor([second / total, first / total, 0.0], dtype=torch.float64)
     torch.testing.assert_close(cma.mean, expected)
     shorter = float(expected.norm()) * math.sqrt(1 / float((expected / expected.sum()).square().sum()))
-    assert (float(cma.sigma) < 1) == (shorter < cma._constants.expected_norm)
+    assert (float(cma.sigma) < 1) == (shorter < cma._expected_norm)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +194,15 @@ def test_one_generation_of_cma_es_moves_to_the_weighted_mean_of_the_better_half(
 )
 def test_the_constants_of_cma_es_are_pycmas(dim: int, population: int, expected: tuple[float, ...]) -> None:
     """Read from cma 4.5.0, with AdaptSigma=CMAAdaptSigmaCSA: cs, damps, cc, c1, cmu."""
-    by = CMAES(dim, population)._constants
-    found = (by.sigma_rate, by.damping, by.path_rate, by.rank_one_rate, by.rank_mu_rate)
+    by = CMAES(dim, population)
+    found = (by._sigma_rate, by._damping, by._path_rate, by._rank_one_rate, by._rank_mu_rate)
     assert found == pytest.approx(expected, rel=1e-8)
 
 
 def test_cma_es_goes_on_from_its_state_between_two_renewals_of_its_axes() -> None:
     through, generator = CMAES(100, 4), torch.Generator().manual_seed(0)
-    assert through._constants.renew_every > 1
-    for _ in range(through._constants.renew_every + 1):
+    assert through._renew_every > 1
+    for _ in range(through._renew_every + 1):
         asked = through.ask(generator)
         through.tell(asked, _ellipsoid(asked))
     resumed = CMAES(100, 4)

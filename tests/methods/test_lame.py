@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.lame import LAME, cosine_affinity, gaussian_affinity, laplacian_correction, neighbour_affinity
-from remtta.methods.settings import LAMEConfig, method_config
+from remtta.methods.lame import (
+    LAME,
+    LAMEConfig,
+    cosine_affinity,
+    gaussian_affinity,
+    laplacian_correction,
+    neighbour_affinity,
+)
+from remtta.methods.settings import method_config
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

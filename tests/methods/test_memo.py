@@ -14,8 +14,9 @@ from torchvision.transforms.functional import to_tensor
 
 from remtta.errors import UsageError
 from remtta.methods.augmix import _OPERATIONS, _affine, augmix
-from remtta.methods.memo import MEMO, marginal_entropy
-from remtta.methods.settings import MEMOConfig, method_config
+from remtta.methods.losses import marginal_entropy
+from remtta.methods.memo import MEMO, MEMOConfig
+from remtta.methods.settings import method_config
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

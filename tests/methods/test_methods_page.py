@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remtta.methods.settings import METHOD_CONFIGS, algorithm_of, method_config
+from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
 from remtta.options.option import read_pairs
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()
@@ -43,16 +43,16 @@ def test_a_setting_for_the_official_behaviour_exists_and_changes_something(metho
 
 def test_every_method_with_an_official_code_has_its_rows() -> None:
     named = {method for methods, _ in rows() for method in methods}
-    assert named == set(map(algorithm_of, METHOD_CONFIGS)) - set(PLAIN)
+    assert named == set(map(algorithm_of, METHOD_TABLE)) - set(PLAIN)
 
 
 def test_every_method_is_told_to_be_compared_with_an_official_code_or_not() -> None:
     section = PAGE[PAGE.index("## Compared with the official codes") : PAGE.index("## The official codes")]
     named = set(re.findall(r"`([\w-]+)`", section))
-    assert named >= set(map(algorithm_of, METHOD_CONFIGS)) - {"source", "supervised"}
+    assert named >= set(map(algorithm_of, METHOD_TABLE)) - {"source", "supervised"}
 
 
 def test_every_setting_that_the_page_names_exists() -> None:
-    known = {field for kind in METHOD_CONFIGS.values() for field in kind.__dataclass_fields__}
+    known = {field for kind in (named.config for named in METHOD_TABLE.values()) for field in kind.__dataclass_fields__}
     named = set(re.findall(r"(?:--set |`)(?:[\w-]+\.)?([a-z]\w*)=", PAGE))
     assert named >= {"answer", "affinity", "masking"} and named <= known

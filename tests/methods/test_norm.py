@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError
-from remtta.methods.norm import NORM
+from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.registry import build_method
-from remtta.methods.settings import NORMConfig, method_config
+from remtta.methods.settings import method_config
 from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
 from tests.methods.making import made
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_CONFIGS, REMConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.options import RunOptions
+from remtta.options.option import members_of
 
 
 def test_the_defaults_are_the_papers_for_imagenet_c() -> None:
@@ -42,17 +42,17 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"mask_ratios": (0.0, 0.1, 0.1)}, _ASCEND + "0,0.1,0.1"),
         ({"mask_ratios": (0.0, 1.0)}, _ASCEND + "0,1"),
         ({"mask_ratios": (0.0, math.nan)}, _ASCEND + "0,nan"),
-        ({"ranking_weight": -1.0}, "lambda must be >= 0 and finite, got -1.0"),
-        ({"ranking_weight": math.inf}, "lambda must be >= 0 and finite, got inf"),
+        ({"ranking_weight": -1.0}, "ranking_weight must be >= 0 and finite, got -1.0"),
+        ({"ranking_weight": math.inf}, "ranking_weight must be >= 0 and finite, got inf"),
         ({"margin": -0.1}, "margin must be >= 0 and finite, got -0.1"),
         ({"margin": math.nan}, "margin must be >= 0 and finite, got nan"),
-        ({"lr": 0.0}, "learning rate must be > 0 and finite, got 0.0"),
-        ({"lr": math.inf}, "learning rate must be > 0 and finite, got inf"),
+        ({"lr": 0.0}, "lr must be > 0 and finite, got 0.0"),
+        ({"lr": math.inf}, "lr must be > 0 and finite, got inf"),
         ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
         ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
         ({"momentum": math.nan}, "momentum must be in [0, 1), got nan"),
         ({"steps": 0}, "steps must be from 1 to 10000, got 0"),
-        ({"micro_batch": 0}, "micro-batch must be >= 1, got 0"),
+        ({"micro_batch": 0}, "micro_batch must be >= 1, got 0"),
         ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, got fp16"),
     ],
 )
@@ -62,9 +62,9 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("method", METHOD_CONFIGS)
+@pytest.mark.parametrize("method", METHOD_TABLE)
 def test_no_setting_is_infinite(method: str) -> None:
-    for setting in (each.name for each in fields(METHOD_CONFIGS[method]) if str(each.type).startswith("float")):
+    for setting in (each.name for each in members_of(METHOD_TABLE[method].config) if each.type is float):
         for value in (math.inf, -math.inf, math.nan):
             with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
                 method_config(method, {setting: value}, batch_size=8)

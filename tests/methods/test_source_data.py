@@ -19,12 +19,14 @@ from remtta import RunOptions, adapt_stream
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
+from remtta.methods import tent
+from remtta.methods.eata import EATAConfig
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.registry import METHODS, build_method
-from remtta.methods.settings import METHOD_CONFIGS, METHOD_TABLE, EATAConfig, Named, TentConfig
+from remtta.methods.registry import build_method
+from remtta.methods.settings import METHOD_TABLE, Named
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.source_data import check_source_data, learn_from_source
-from remtta.methods.tent import Tent
+from remtta.methods.tent import Tent, TentConfig
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.streams.images import load_image
@@ -54,9 +56,8 @@ class Anchored(Tent):
 
 @pytest.fixture(autouse=True)
 def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(METHODS, "anchored", Anchored)
-    monkeypatch.setitem(METHOD_CONFIGS, "anchored", TentConfig)
-    monkeypatch.setitem(METHOD_TABLE, "anchored", Named(TentConfig, "for these tests"))
+    monkeypatch.setattr(tent, "Anchored", Anchored, raising=False)
+    monkeypatch.setitem(METHOD_TABLE, "anchored", Named("tent.Anchored", "for these tests"))
     monkeypatch.setenv("REMTTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Anchored, "computed", 0)
 
@@ -146,7 +147,7 @@ def test_statistics_are_kept_under_settings_they_do_not_depend_on(
     method: str, idle: dict[str, Any], mattering: dict[str, Any], clean: Path
 ) -> None:
     def path(**settings: Any) -> str:
-        model, config = tiny_vit(), METHOD_CONFIGS[method](**settings)
+        model, config = tiny_vit(), METHOD_TABLE[method].config(**settings)
         learned = learn_from_source(build_method(method, model, config), model, clean, method=method, config=config)
         return str(learned["path"])
 
@@ -226,7 +227,7 @@ def evaluation(
     root: Path, output: Path, source: Path | None, preprocessing: Preprocessing | None = None, **changes: Any
 ) -> Any:
     dataset = open_dataset(root, num_classes=NUM_CLASSES)
-    methods = {"source": METHOD_CONFIGS["source"](), "anchored": TentConfig(lr=0.01)}
+    methods = {"source": METHOD_TABLE["source"].config(), "anchored": TentConfig(lr=0.01)}
     options = EvalOptions(batch_size=6, seeds=(0, 1), **changes)
     return evaluate(
         tiny_vit(),

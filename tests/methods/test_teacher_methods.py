@@ -14,10 +14,9 @@ from torchvision.transforms.v2 import functional
 from remtta.errors import UsageError
 from remtta.methods import augmentations
 from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
-from remtta.methods.cotta import CoTTA, published_confidence
+from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.petal import PETAL
-from remtta.methods.settings import CoTTAConfig
 from remtta.methods.teacher import follow, restore_at_random
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
@@ -204,7 +203,7 @@ def test_an_augmentation_sees_pixels_and_returns_what_the_model_reads() -> None:
         ({"teacher_decay": 1.0}, "teacher_decay must be in [0, 1), got 1.0"),
         ({"restore": -0.1}, "restore must be in [0, 1), got -0.1"),
         ({"num_augmentations": 0}, "num_augmentations must be >= 1, got 0"),
-        ({"augment_below": 1.5}, "augment_below must be in [0, 1], got 1.5"),
+        ({"augment_below": 1.5}, "augment_below must be from 0 to 1, got 1.5"),
     ],
 )
 def test_a_setting_of_cotta_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.fitting import fitting_micro_batch
-from remtta.methods.settings import VDPConfig
-from remtta.methods.vdp import VDP
+from remtta.methods.vdp import VDP, VDPConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

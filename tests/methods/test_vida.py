@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from remtta.errors import UsageError
 from remtta.methods.augmentations import jitter
 from remtta.methods.method import Updater
-from remtta.methods.settings import ViDAConfig
-from remtta.methods.vida import ViDA
+from remtta.methods.vida import ViDA, ViDAConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

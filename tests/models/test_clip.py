@@ -14,14 +14,13 @@ from remtta.deltas.delta import Delta
 from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
-from remtta.models.classes import restricted_classes
 from remtta.models.hashing import state_sha256
+from remtta.models.heads import restricted_classes
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import TEMPLATES, templates_of
 from remtta.models.text_tower import TextTower
-from remtta.models.writing import checkpoint_state
-from remtta.models.zero_shot import ZeroShotHead, zero_shot_head
+from remtta.models.zero_shot import ZeroShotHead, checkpoint_state, zero_shot_head
 from tests.conftest import random_images, tiny_vit
 from tests.models.tiny_clip import NAMES, VISION, tiny_clip
 

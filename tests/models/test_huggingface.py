@@ -34,10 +34,9 @@ from transformers import (
 
 from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
-from remtta.models.config import origin_of
+from remtta.models.card import labels_of, origin_of
 from remtta.models.foreign_names import from_transformers
 from remtta.models.hashing import state_sha256
-from remtta.models.labels import labels_of
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.command import refusal_of, remtta_here

@@ -18,11 +18,10 @@ from torch import nn
 
 from remtta.backbones.families import backbone_of, check_adaptable
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
-from remtta.models.devices import select_device
+from remtta.models.building import reachable_or_offline
+from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256, tensors_sha256
-from remtta.models.hub import reachable_or_offline
-from remtta.models.labels import labels_of
-from remtta.models.loading import load_model
+from remtta.models.loading import load_model, select_device
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
 from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit
 

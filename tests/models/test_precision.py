@@ -123,7 +123,7 @@ def test_without_onednn_the_products_are_torchs(
 def test_rem_stays_within_a_thousandth_of_plain_torch_after_updates() -> None:
     fast, plain = REM(tiny_vit(), REMConfig(lr=1e-2)), REM(tiny_vit(), REMConfig(lr=1e-2))
     setattr(plain.net, "context", lambda device: contextlib.nullcontext())  # noqa: B010 - another type
-    for seed in range(8):
+    for seed in range(4):
         torch.testing.assert_close(fast(random_images(6, seed)), plain(random_images(6, seed)), rtol=0, atol=1e-3)
 
 

@@ -17,10 +17,10 @@ from remtta.deltas.base import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, ModelError, UsageError
 from remtta.methods.registry import build_method
+from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
-from remtta.models.labels import labels_of
 from remtta.models.loading import load, load_model
-from remtta.models.writing import checkpoint_state
+from remtta.models.zero_shot import checkpoint_state
 from remtta.options import ModelOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images

@@ -13,7 +13,7 @@ from torch import nn
 from remtta import RunOptions, adapt_stream, apply_delta, load_delta, load_model
 from remtta.errors import UsageError
 from remtta.evaluation.runner import evaluate
-from remtta.methods.settings import METHOD_CONFIGS, method_config
+from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions
 from tests.command import remtta_here
@@ -101,7 +101,7 @@ def test_an_evaluation_leaves_the_model_and_only_small_deltas(tmp_path: Path) ->
     methods = {
         name: method_config(name, {**CHANGED.get(name, {}), **small.get(name, {})}, batch_size=4) for name in names
     }
-    assert set(names) < set(METHOD_CONFIGS)
+    assert set(names) < set(METHOD_TABLE)
     model = tiny_vit()
     before = state_sha256(model)
     results = evaluate(model, dataset, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4))

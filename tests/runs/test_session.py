@@ -21,7 +21,9 @@ from remtta.evaluation.results import delta_path
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import Guard
 from remtta.methods.method import Method, Updater
-from remtta.methods.settings import MethodConfig, ROIDConfig, SourceConfig
+from remtta.methods.roid import ROIDConfig
+from remtta.methods.settings import MethodConfig
+from remtta.methods.source import SourceConfig
 from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import Batch, BatchResult, Counts

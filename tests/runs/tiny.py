@@ -13,7 +13,8 @@ from torch import nn
 from remtta import adapt_stream
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
-from remtta.methods.settings import MethodConfig, REMConfig, TentConfig
+from remtta.methods.settings import MethodConfig, REMConfig
+from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
 from tests.conftest import tiny_vit
 

@@ -1,4 +1,4 @@
-"""The methods' settings and their defaults, the published ones. Imports no torch, so that `--help` is fast."""
+"""Every method by its name, and its settings. Imports no torch until one is asked for: `--help` is fast."""
 
 from __future__ import annotations
 
@@ -7,82 +7,28 @@ import difflib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.settings.beside import BECoTTAConfig, EcoTTAConfig
-from remtta.methods.settings.frozen import CentreConfig, FOAConfig, LAMEConfig, NORMConfig, SourceConfig, VDPConfig
-from remtta.methods.settings.norms import (
-    CMFConfig,
-    DeYOConfig,
-    EATAConfig,
-    ETAConfig,
-    PseudoLabelConfig,
-    RDumbConfig,
-    ROIDConfig,
-    SARConfig,
-    SupervisedConfig,
-    TentConfig,
-)
-from remtta.methods.settings.rem import REMConfig, REMN1Config
-from remtta.methods.settings.whole_model import (
-    ContinualMAEConfig,
-    CoTTAConfig,
-    MEMOConfig,
-    PETALConfig,
-    ViDAConfig,
-    WholeModelConfig,
-)
-from remtta.methods.settings.zero_shot import (
-    CLIPArTTConfig,
-    REMWATTConfig,
-    TPTConfig,
-    WATTConfig,
-)
+from remtta.methods.settings.rem import REMConfig
 from remtta.options import Action, Answer
 from remtta.options.option import Member, members_of
 
+if TYPE_CHECKING:
+    from remtta.methods.objective import Objective
+
 __all__ = [
+    "ALGORITHMS",
     "FULL_BATCH",
-    "METHOD_CONFIGS",
     "METHOD_SUMMARIES",
     "METHOD_TABLE",
     "ZERO_SHOT",
-    "BECoTTAConfig",
-    "CLIPArTTConfig",
-    "CMFConfig",
-    "CentreConfig",
-    "CoTTAConfig",
-    "ContinualMAEConfig",
-    "DeYOConfig",
-    "EATAConfig",
-    "ETAConfig",
-    "EcoTTAConfig",
-    "FOAConfig",
-    "LAMEConfig",
-    "MEMOConfig",
     "MethodConfig",
-    "NORMConfig",
     "Named",
-    "PETALConfig",
-    "PseudoLabelConfig",
-    "RDumbConfig",
     "REMConfig",
-    "REMN1Config",
-    "REMWATTConfig",
-    "ROIDConfig",
-    "SARConfig",
-    "SourceConfig",
-    "SupervisedConfig",
-    "TPTConfig",
-    "TentConfig",
-    "VDPConfig",
-    "ViDAConfig",
-    "WATTConfig",
-    "WholeModelConfig",
     "algorithm_of",
-    "check",
     "check_method",
     "method_config",
 ]
@@ -95,12 +41,13 @@ REACH = 0.1
 FULL_BATCH = 20
 """Frames in a batch from which on the whole learning rate of `remtta` is used; below, less in proportion."""
 
+
 @dataclass(frozen=True)
 class Named:
     """What a method's name stands for, in every command and in Python.
 
     Attributes:
-        config: Kind of its settings.
+        place: Its objective: the module in `remtta.methods`, and the class there.
         summary: A line about it.
         algorithm: Name of the published method that runs; its own name if None.
         settings: Settings in place of the published ones; another optimizer leaves out those that are for Adam.
@@ -108,71 +55,83 @@ class Named:
         answer: Who answers.
     """
 
-    config: type[MethodConfig]
+    place: str
     summary: str
     algorithm: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     action: Action = "off"
     answer: Answer = "adapted"
 
+    @property
+    def objective(self) -> type[Objective[Any]]:
+        """What runs, which loads torch."""
+        module, _, kind = self.place.rpartition(".")
+        found: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
+        return found
+
+    @property
+    def config(self) -> type[MethodConfig]:
+        """Kind of its settings."""
+        return self.objective.settings
+
 
 METHOD_TABLE: dict[str, Named] = {
     "remtta": Named(
-        REMConfig,
-        "the default: REM on centred logits at ten times the rate, held near the source, whose answers count for half",
+        "rem.RankedEntropy",
+        "the default: REM on centred logits at ten times the rate, held near the source, which answers for half",
         "rem",
         {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True},  # measured in docs/results.md
         "rollback",
         "both",
     ),
-    "fast": Named(CentreConfig, "centre: what one forward pass and no training gain", "centre"),
-    "source": Named(SourceConfig, "no adaptation, the baseline"),
-    "centre": Named(CentreConfig, "centred logits alone: one forward pass, nothing is trained"),
-    "norm": Named(NORMConfig, "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
-    "pseudo-label": Named(PseudoLabelConfig, "train on its own confident predictions (Lee, 2013)"),
-    "tent": Named(TentConfig, "lower the entropy of predictions (Wang et al., ICLR 2021)"),
-    "tent-come": Named(TentConfig, "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),
-    "eta": Named(ETAConfig, "entropy of certain, varied images (Niu et al., ICML 2022)"),
-    "eata": Named(EATAConfig, "ETA that keeps what matters on source images (Niu et al., ICML 2022)"),
-    "eata-come": Named(EATAConfig, "EATA on COME's entropy"),
-    "rdumb": Named(RDumbConfig, "ETA that starts again now and then (Press et al., NeurIPS 2023)"),
-    "sar": Named(SARConfig, "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)"),
-    "sar-come": Named(SARConfig, "SAR on COME's entropy"),
-    "deyo": Named(DeYOConfig, "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
-    "roid": Named(ROIDConfig, "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
-    "cmf": Named(CMFConfig, "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
-    "rem": Named(REMConfig, "masked views agree and rank by entropy (Han et al., ICML 2025)"),
-    "rem-n1": Named(REMN1Config, "REM with one masked view, for two thirds of the time"),
-    "rem-come": Named(REMConfig, "REM ranking by COME's entropy"),
-    "supervised": Named(SupervisedConfig, "train on the true labels: an upper bound, for remtta eval"),
-    "cotta": Named(CoTTAConfig, "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
-    "lame": Named(LAMEConfig, "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
-    "memo": Named(MEMOConfig, "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)"),
-    "foa": Named(FOAConfig, "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)"),
-    "vida": Named(ViDAConfig, "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)"),
+    "fast": Named("source.CentredSource", "centre: what one forward pass and no training gain", "centre"),
+    "source": Named("source.Source", "no adaptation, the baseline"),
+    "centre": Named("source.CentredSource", "centred logits alone: one forward pass, nothing is trained"),
+    "norm": Named("norm.NORM", "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
+    "pseudo-label": Named("pseudo_label.PseudoLabel", "train on its own confident predictions (Lee, 2013)"),
+    "tent": Named("tent.Tent", "lower the entropy of predictions (Wang et al., ICLR 2021)"),
+    "tent-come": Named("come.TentCOME", "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),
+    "eta": Named("eta.ETA", "entropy of certain, varied images (Niu et al., ICML 2022)"),
+    "eata": Named("eata.EATA", "ETA that keeps what matters on source images (Niu et al., ICML 2022)"),
+    "eata-come": Named("come.EATACOME", "EATA on COME's entropy"),
+    "rdumb": Named("rdumb.RDumb", "ETA that starts again now and then (Press et al., NeurIPS 2023)"),
+    "sar": Named("sar.SAR", "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)"),
+    "sar-come": Named("come.SARCOME", "SAR on COME's entropy"),
+    "deyo": Named("deyo.DeYO", "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
+    "roid": Named("roid.ROID", "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
+    "cmf": Named("cmf.CMF", "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
+    "rem": Named("rem.RankedEntropy", "masked views agree and rank by entropy (Han et al., ICML 2025)"),
+    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, for two thirds of the time"),
+    "rem-come": Named("come.REMCOME", "REM ranking by COME's entropy"),
+    "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, for remtta eval"),
+    "cotta": Named("cotta.CoTTA", "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
+    "lame": Named("lame.LAME", "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
+    "memo": Named("memo.MEMO", "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)"),
+    "foa": Named("foa.FOA", "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)"),
+    "vida": Named("vida.ViDA", "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)"),
     "continual-mae": Named(
-        ContinualMAEConfig,
+        "continual_mae.ContinualMAE",
         "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)",
     ),
-    "petal": Named(PETALConfig, "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
-    "vdp": Named(VDPConfig, "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
-    "ecotta": Named(EcoTTAConfig, "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
-    "becotta": Named(BECoTTAConfig, "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
-    "watt": Named(WATTConfig, "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
-    "rem-watt": Named(REMWATTConfig, "zero-shot: REM's loss in WATT's loop"),
+    "petal": Named("petal.PETAL", "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
+    "vdp": Named("vdp.VDP", "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
+    "ecotta": Named("ecotta.EcoTTA", "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
+    "becotta": Named("becotta.BECoTTA", "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
+    "watt": Named("watt.WATT", "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
+    "rem-watt": Named("watt.REMWATT", "zero-shot: REM's loss in WATT's loop"),
     "clipartt": Named(
-        CLIPArTTConfig,
+        "clipartt.CLIPArTT",
         "zero-shot: sentences of each image's likeliest classes (Vargas Hakim et al., WACV 2025)",
     ),
-    "tpt": Named(TPTConfig, "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
+    "tpt": Named("tpt.TPT", "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
 }
 """Every method by its name: two of this project's choosing, and the published ones to the letter."""
 
-METHOD_CONFIGS: dict[str, type[MethodConfig]] = {name: named.config for name, named in METHOD_TABLE.items()}
-"""The settings of every method, by its name on the command line."""
-
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that only zero-shot models take."""
+
+ALGORITHMS = tuple(name for name, named in METHOD_TABLE.items() if named.algorithm is None)
+"""Names of the published methods."""
 
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
 """A line about every method, by its name on the command line."""
@@ -197,17 +156,14 @@ def check_method(name: str, known: Collection[str]) -> None:
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
-    """A method's config: its defaults with these settings in place of some.
+    """A method's config: its defaults with these settings, by field name, in place of some.
 
-    Args:
-        name: A method's name on the command line.
-        settings: Values by field name; "auto" for the anchor is the one that goes with Adam's rate.
-        batch_size: Images per update; some methods' learning rates grow with it.
+    "auto" for the anchor is the one that goes with Adam's rate; some methods' learning rates grow with the batch size.
 
     Raises:
         UsageError: If there is no such method, it has no such setting, or a value is out of range.
     """
-    check_method(name, METHOD_CONFIGS)
+    check_method(name, METHOD_TABLE)
     kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].settings
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in settings:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from remtta.errors import UsageError, check
-from remtta.options.option import Option
+from remtta.options.option import Bounds, Option, check_options
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 Answer = Literal["last"]
 BatchNorms = Literal["batch", "running"]
-_FINITE = "a finite number"
 
 
-def setting(default: float | None, rule: str, name: str | None = None) -> Any:
-    """A field whose values keep a rule, such as ">= 1", "> 0 and finite" or "in [0, 1)".
-
-    Args:
-        default: Its default; where this is None, None keeps every rule.
-        rule: As messages have it.
-        name: What messages call it; the field's own name if None.
-    """
-    return field(default=default, metadata={"rule": rule, **({"name": name} if name else {})})
-
-
+Positive = Annotated[float, Bounds(above=0, below=math.inf)]
+NonNegative = Annotated[float, Bounds(min=0, below=math.inf)]
+Finite = Annotated[float, Bounds(above=-math.inf, below=math.inf)]
+Share = Annotated[float, Bounds(min=0, max=1)]
+BelowOne = Annotated[float, Bounds(min=0, below=1)]
+PositiveShare = Annotated[float, Bounds(above=0, max=1)]
+ProperShare = Annotated[float, Bounds(above=0, below=1)]
+Count = Annotated[int, Bounds(min=1)]
 MOST_STEPS = 10_000
+Steps = Annotated[int, Bounds(min=1, max=MOST_STEPS)]
 
 
 def _read_anchor(text: str) -> float | str:
@@ -85,22 +79,22 @@ class MethodConfig:
     """
 
     lr: Annotated[
-        float,
+        Positive,
         Option("Learning rate.", default="rem 0.001, remtta 0.01", panel="Method", common=True, more="methods.md"),
-    ] = setting(1e-3, "> 0 and finite", "learning rate")
+    ] = 1e-3
     optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
         "adam"
     )
-    momentum: Annotated[float, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = (
-        setting(0.9, "in [0, 1)")
+    momentum: Annotated[BelowOne, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = (
+        0.9
     )
     nesterov: bool = False
     steps: Annotated[
         int, Option("Optimizer steps per batch.", min=1, max=MOST_STEPS, default="rem 1", panel="Method")
-    ] = setting(1, f"from 1 to {MOST_STEPS}")
+    ] = 1
     answer: Answer | None = None
     anchor: Annotated[
-        float,
+        BelowOne,
         Option(
             "Share of the way back to the source weights after each step, 0 to under 1; auto: 1 - exp(-10 lr), for "
             "Adam.",
@@ -109,13 +103,13 @@ class MethodConfig:
             default="remtta auto, else 0",
             panel="Method",
         ),
-    ] = setting(0.0, "in [0, 1)")
+    ] = 0.0
     episodic: bool = False
     centre: bool = False
     micro_batch: Annotated[
         int | None,
         Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),
-    ] = setting(None, ">= 1", "micro-batch")
+    ] = None
     adapt_layers: Annotated[
         str | None,
         Option(
@@ -123,8 +117,8 @@ class MethodConfig:
         ),
     ] = None
     bn: BatchNorms = "batch"
-    bn_prior: int | None = setting(None, ">= 0")
-    bn_momentum: float = setting(0.0, "in [0, 1]")
+    bn_prior: Annotated[int, Bounds(min=0)] | None = None
+    bn_momentum: Share = 0.0
     precision: Annotated[
         Precision,
         Option(
@@ -158,14 +152,7 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         """Raise UsageError if a value breaks its field's rule, or settings do not go together."""
-        kind: Any = type(self)
-        rules, choices = _rules(kind), _choices(kind)
-        for each in fields(self):
-            value, rule = getattr(self, each.name), rules.get(each.name)
-            if each.name in choices:
-                check(value in choices[each.name], each.name, value, _listed(choices[each.name]))
-            elif rule and not (value is None and each.default is None):
-                check(_holds(value, rule["rule"]), rule["name"], value, rule["rule"])
+        check_options(self)
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
         whole = f"left out with {self.whole_batch}"
@@ -173,45 +160,6 @@ class MethodConfig:
         if self.no_layers is not None:
             check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, f"left out, {self.no_layers}")
             check(not self.bn_momentum, "bn_momentum", self.bn_momentum, f"left out, {self.no_layers}")
-
-
-def _holds(value: float, rule: str) -> bool:
-    """Return whether a number keeps a rule such as ">= 1", "> 0 and finite" or "in [0, 1)"."""
-    if interval := re.fullmatch(r"in ([\[(])(.+), (.+)([\])])", rule):
-        opens, low, high, closes = interval.groups()
-        above = value >= float(low) if opens == "[" else value > float(low)
-        return above and (value <= float(high) if closes == "]" else value < float(high))
-    if rule == _FINITE:
-        return math.isfinite(value)
-    if rule.startswith("from "):
-        low, high = rule.removeprefix("from ").split(" to ")
-        return float(low) <= value <= float(high)
-    compare, _, rest = rule.partition(" ")
-    bound = float(rest.removesuffix(" and finite"))
-    return (value > bound if compare == ">" else value >= bound) and (value < math.inf or "finite" not in rule)
-
-
-@functools.cache
-def _rules(kind: type) -> dict[str, Mapping[str, str]]:
-    """Return the rules of fields, by name; a subclass with a default of its own keeps the rule."""
-    found = (each for base in reversed(kind.__mro__) if is_dataclass(base) for each in fields(base))
-    return {each.name: {"name": each.name, **each.metadata} for each in found if each.metadata}
-
-
-@functools.cache
-def _choices(kind: type) -> dict[str, tuple[object, ...]]:
-    """Return the values that fields with a Literal type may have, by name."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-        if literals:
-            found[name] = (*get_args(literals[0]), *((None,) if type(None) in get_args(hint) else ()))
-    return found
-
-
-def _listed(values: tuple[object, ...]) -> str:
-    *first, last = map(str, values)
-    return f"{', '.join(first)} or {last}"
 
 
 BATCH_NORM_SETTINGS = ("bn", "bn_prior", "bn_momentum")
@@ -222,3 +170,11 @@ NO_WEIGHTS = ("adapt_layers", "anchor", "bn_momentum")
 
 UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "anchor", "adapt_layers")
 """Settings of methods that train weights."""
+
+
+@dataclass(frozen=True)
+class WholeModelConfig(MethodConfig):
+    """Settings of methods that change every weight, so that there are no layers to choose."""
+
+    unused: ClassVar[tuple[str, ...]] = NO_WEIGHTS
+    no_layers = "as every weight changes"

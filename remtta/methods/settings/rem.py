@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
-from remtta.methods.settings.base import MethodConfig, setting
+from remtta.methods.settings.base import MethodConfig, NonNegative, PositiveShare
 from remtta.options.option import Option
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
@@ -60,14 +60,14 @@ class REMConfig(MethodConfig):
         ),
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
-        float, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
-    ] = setting(1.0, ">= 0 and finite", "lambda")
+        NonNegative, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
+    ] = 1.0
     margin: Annotated[
-        float, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
-    ] = setting(0.0, ">= 0 and finite")
-    consistency_weight: float = setting(1.0, ">= 0 and finite")
+        NonNegative, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
+    ] = 0.0
+    consistency_weight: NonNegative = 1.0
     masking: Masking = "auto"
-    confident_below: float | None = setting(None, "in (0, 1]")
+    confident_below: PositiveShare | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratios", tuple(float(ratio) for ratio in self.mask_ratios))

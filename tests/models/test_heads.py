@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remtta import REM, REMConfig
 from remtta.errors import ModelError
-from remtta.models.classes import restrict_classes, restricted_classes
+from remtta.models.heads import restrict_classes, restricted_classes
 from tests.backbones.test_families import images_for, make
 from tests.backbones.tiny_models import FAMILIES, pictures, tiny
 from tests.conftest import NUM_CLASSES, tiny_vit

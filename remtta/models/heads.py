@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError
-from remtta.models.labels import labels_of
+from remtta.models.card import labels_of
 from remtta.models.zero_shot import ZeroShotHead
 
 
