@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,26 +107,19 @@ class AnnotatedVideo:
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.codec_context.time_base = _MS
 
-    @cached_property
-    def _font(self) -> Any:
-        from PIL import ImageFont
-
-        return ImageFont.load_default(_TEXT)
-
     def _picture(self, frame: DecodedFrame, row: Row, guard: str | None) -> Image.Image:
         """The frame, enlarged to a width that can be read, above a band of two lines; both sides are even."""
-        from PIL import Image, ImageDraw
+        from PIL import Image
+
+        from remtta.drawing import Sheet
 
         assert frame.image is not None
         seen = Image.fromarray(frame.image.permute(1, 2, 0).numpy())
         scale = 2 * math.ceil(LEAST_WIDTH / seen.width / 2) if seen.width < LEAST_WIDTH else 1
         width, height = (side * scale + side * scale % 2 for side in seen.size)
-        picture = Image.new("RGB", (width, height + _BAND))
-        picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
-        draw = ImageDraw.Draw(picture)
+        sheet = Sheet(width, height + _BAND, "black", scale=1)
+        sheet.paste(seen, 0, 0, width, height)
         standing = f"guard: {guard}" if guard else "no guard"
-        lines = (answer_of(row), f"{answered_by(row)}; {standing}")
-        for number, line in enumerate(lines):
-            printable = "".join(c if c.isprintable() else "?" for c in line)
-            draw.text((8, height + 8 + number * _BAND // 2.3), printable, font=self._font, fill="white")
-        return picture
+        for number, line in enumerate((answer_of(row), f"{answered_by(row)}; {standing}")):
+            sheet.text(8, height + 8 + number * _BAND // 2.3, line, anchor="la", size=_TEXT, colour="white")
+        return sheet.image
