@@ -65,9 +65,10 @@ class Sheet:
         self._draw.text(place, printable, fill=colour, font=_font(size * self._scale), anchor=anchor)
 
     def paste(self, image: Image.Image, x: int, y: int, width: int, height: int) -> None:
-        """Put an image of any size there, its pixels as they are."""
+        """Put an image of any size there; where it is enlarged, its pixels stay to be seen."""
         sides = (width * self._scale, height * self._scale)
-        self._image.paste(image.resize(sides, Image.Resampling.NEAREST), (x * self._scale, y * self._scale))
+        way = Image.Resampling.NEAREST if image.width <= sides[0] else Image.Resampling.BOX
+        self._image.paste(image.resize(sides, way), (x * self._scale, y * self._scale))
 
     def save(self, path: Path) -> None:
         """Write a PNG.
