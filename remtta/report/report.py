@@ -11,6 +11,7 @@ from remtta._version import __version__
 from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically
 from remtta.report import charts, page
+from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, Look, picture, thumbnails
 from remtta.report.series import Series, has_rate, name_of, read_series
@@ -71,35 +72,11 @@ def _summary(runs: Sequence[_Run]) -> str:
     return f"<section><h2>Runs</h2>{page.facts([run.name for run in runs], [_facts(run) for run in runs])}</section>"
 
 
-def _facts(run: _Run) -> dict[str, object]:
-    record, said = run.content["run"], run.content.get("predictions") or {}
-    counts, timing, method, guard = record["counts"], record["timing"], record["method"], record.get("guard")
-    killed = record["exit_reason"] == "running" and run.content["alive"] is False
-    latency = timing.get("latency_ms")
-    facts: dict[str, object] = {
-        "ended": "was killed" if killed else record["exit_reason"],
-        "started": f"{timing['started']}, took {timing['seconds']:.0f} s",
-        "source": f"{record['source']['name']} ({record['source']['kind']})",
-        "model": f"{record['model'].get('name') or 'unknown'}, {record['model']['num_classes']} classes",
-        "base weights": record["model"]["base_sha256"][:12],
-        "method": f"{method['name']}, batches of {method['batch_size']}",
-        "device": record["environment"]["device"],
-        "frames": f"{counts['frames']}, {counts['skipped']} skipped",
-        "updates": f"{counts['updates']}; {counts.get('not_adapted') or 0} frames not adapted on",
-        "rate": f"{timing['images_per_s']} images/s",
-    }
+def _facts(run: _Run) -> dict[str, str]:
+    facts, latency = run_facts(run.content), run.content["run"]["timing"].get("latency_ms")
     if isinstance(latency, dict):
         told = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
         facts["latency of a full batch in ms"] = ", ".join(told)
-    for name in ("gaps", "dropped"):
-        if counts.get(name):
-            facts[name] = counts[name]
-    if guard:
-        by_source, by_both = guard["answered_by_source"], guard.get("answered_by_both", 0)
-        facts["guard"] = f"{guard['alarms']} alarms; answered by the source {by_source}, by both {by_both}"
-    if said.get("predicted"):
-        facts["mean entropy"] = f"{said['mean_entropy']:.3f} nats"
-        facts["classes predicted"] = said["classes_predicted"]
     if run.series.by_both:
         facts["adapted and source differ"] = f"{run.series.num_differing} frames"
     return facts
@@ -155,16 +132,9 @@ def _captioned(row: Row, said: str) -> str:
 
 
 def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:
-    evaluation = content["evaluation"]
-    settings, methods = evaluation["settings"], evaluation["methods"]
-    options, data = settings["options"], settings["data"]
-    facts = {
-        "status": evaluation["status"],
-        "data": f"{data['root']} ({data['layout']}), {len(data['domains'])} domains",
-        "scenario": f"{options['scenario']}, batches of {options['batch_size']}, {len(options['seeds'])} seed(s)",
-        "model": f"{settings['model'].get('name') or 'unknown'}, base {settings['model']['base_sha256'][:12]}",
-    }
-    parts = [f"<section><h2>Evaluation: {page.text(name)}</h2>{page.facts([name], [facts])}</section>"]
+    methods = content["evaluation"]["methods"]
+    facts = page.facts([name], [evaluation_facts(content)])
+    parts = [f"<section><h2>Evaluation: {page.text(name)}</h2>{facts}</section>"]
     if methods:
         errors = {method: _errors(method, result["error"]) for method, result in methods.items()}
         places = list(next(iter(errors.values())))
