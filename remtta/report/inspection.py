@@ -77,7 +77,7 @@ def describe_delta(path: Path) -> dict[str, Any]:
     fields, arrays = read_arrays(path)
     names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
     return {
-        "path": str(path),
+        "path": fields["path"],
         "bytes": path.stat().st_size,
         **{name: fields[name] for name in names},
         **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version", "lineage")},

@@ -6,10 +6,7 @@ import base64
 import contextlib
 import http.client
 import socket
-import urllib.error
-import urllib.request
-from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from remtta.errors import UsageError
 
@@ -44,7 +41,7 @@ def why_not_open(address: str) -> str | None:
         return None
     try:
         if parts.scheme.lower() in ("http", "https"):
-            return _why_not_served(address)
+            return _why_not_served(parts)
         if port and parts.scheme.lower() in _PORTS:
             socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
     except ConnectionRefusedError:
@@ -56,42 +53,16 @@ def why_not_open(address: str) -> str | None:
     return None
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, and takes the password along only to the server that it is for."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        onward = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if onward is not None and _origin(onward.full_url) != _origin(req.full_url):
-            onward.remove_header("Authorization")
-        return onward
-
-
-_OPENER = urllib.request.build_opener(_Redirects)
-
-
-def _origin(address: str) -> tuple[str, str]:
-    """Return what must be the same for a server to be the same: protocol, host and port."""
-    parts = urlsplit(address)
-    return parts.scheme.lower(), parts.netloc.rpartition("@")[2].lower()
-
-
-def _why_not_served(address: str) -> str | None:
-    parts = urlsplit(address)
-    login, _, place = parts.netloc.rpartition("@")
-    request = urllib.request.Request(urlunsplit((parts.scheme, place, parts.path, parts.query, "")))
-    if login:
-        token = base64.b64encode(unquote(login).encode()).decode()
-        request.add_header("Authorization", f"Basic {token}")
-    try:
-        with contextlib.closing(_OPENER.open(request, timeout=_TIMEOUT_S)) as answer:
-            kind = answer.headers.get_content_type()
-    except urllib.error.HTTPError as error:
-        error.close()
-        return f"the server answers {error.code} {http.client.responses.get(error.code, '')}".rstrip()
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, OSError):
-            raise error.reason from error
-        return None
-    return f"the server sends no video, but {kind}" if kind.partition("/")[0] == "text" else None
+def _why_not_served(parts: SplitResult) -> str | None:
+    """Ask for the first bytes; where that leads elsewhere is not followed, with the password least of all."""
+    server = http.client.HTTPSConnection if parts.scheme.lower() == "https" else http.client.HTTPConnection
+    login, _, _ = parts.netloc.rpartition("@")
+    token = base64.b64encode(unquote(login).encode()).decode()
+    with contextlib.closing(server(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)) as connection:
+        place = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        connection.request("GET", place, headers={"Authorization": f"Basic {token}"} if login else {})
+        answer = connection.getresponse()
+        status, kind = answer.status, answer.headers.get_content_type()
+    if status >= 400:
+        return f"the server answers {status} {http.client.responses.get(status, '')}".rstrip()
+    return f"the server sends no video, but {kind}" if status < 300 and kind.startswith("text/") else None
