@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from remtta.errors import UsageError
 from remtta.report.series import Series, binned
 
 if TYPE_CHECKING:
@@ -48,14 +47,6 @@ _STYLE: dict[str, Any] = {
 _numbers = itertools.count()
 
 P = ParamSpec("P")
-
-
-def check_installed() -> None:
-    """Raise a UsageError if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError('a report takes matplotlib, which is not installed: pip install "remtta[plot]"') from error
 
 
 def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:

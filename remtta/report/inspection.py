@@ -195,13 +195,12 @@ def _describe_evaluation(folder: Path) -> dict[str, Any]:
 def _describe_predictions(path: Path) -> dict[str, Any]:
     classes: Counter[tuple[int, str | None]] = Counter()
     entropy, errors, gaps = 0.0, 0, 0
-    for number, row in enumerate(read_rows(path), 1):
+    for row in read_rows(path, _check_row):
         if "gap" in row:
             gaps += 1
         elif "error" in row:
             errors += 1
         else:
-            _check_row(path, number, row)
             classes[row["class"], row.get("label")] += 1
             entropy += row["entropy"]
     predicted = classes.total()
@@ -218,8 +217,6 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
     }
 
 
-def _check_row(path: Path, number: int, row: Row) -> None:
-    try:
+def _check_row(row: Row) -> None:
+    if "error" not in row and "gap" not in row:
         check_entries(row, {"class": int, "entropy": float}, {"label": str})
-    except ValueError as error:
-        raise RemttaError(f"{path}, line {number} is damaged: {error}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import RemttaError, UsageError, needed
 from remtta.files import write_atomically
 from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
@@ -41,7 +41,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
         RemttaError: If a file is damaged.
         OutputError: If the disk refuses; a page that stood there is untouched.
     """
-    charts.check_installed()  # before rows are read, which may take minutes
+    needed("matplotlib", "plot", "a report")  # before rows are read, which may take minutes
     names = _names(folders)
     contents = [describe_folder(folder) for folder in folders]
     runs = [
@@ -167,13 +167,9 @@ def _outcomes(path: Path) -> tuple[dict[str, list[bool]], dict[str, int]]:
     wrong: dict[str, list[bool]] = {}
     starts: dict[str, int] = {}
     first: int | None = None
-    for number, row in enumerate(read_rows(path) if path.is_file() else (), 1):
+    for row in read_rows(path, _check_outcome) if path.is_file() else ():
         if "error" in row:
             continue
-        try:
-            check_entries(row, _ROW)
-        except ValueError as error:
-            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
         first = row["seed"] if first is None else first
         if row["seed"] == first and row["phase"] == "adapt":
             missed = wrong.setdefault(row["method"], [])
@@ -181,3 +177,8 @@ def _outcomes(path: Path) -> tuple[dict[str, list[bool]], dict[str, int]]:
                 starts.setdefault(row["domain"], len(missed))
             missed.append(row["class"] != row["label_true"])
     return wrong, starts
+
+
+def _check_outcome(row: Row) -> None:
+    if "error" not in row:
+        check_entries(row, _ROW)

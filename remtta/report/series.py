@@ -75,8 +75,8 @@ def read_series(folder: Path, predicted: int) -> Series:
     Raises:
         RemttaError: If a row is damaged.
     """
-    series = Series(events=list(_events(folder / EVENTS)))
-    path = folder / PREDICTIONS
+    events, path = folder / EVENTS, folder / PREDICTIONS
+    series = Series(events=list(read_rows(events, _check_event)) if events.is_file() else [])
     if path.is_file():
         series.unsure = nsmallest(MOST_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
         if series.num_differing:
@@ -119,27 +119,21 @@ def name_of(row: Row) -> str:
 
 
 def _predicted(path: Path) -> Iterator[Row]:
-    for number, row in enumerate(read_rows(path), 1):
-        if "error" in row or "gap" in row:
-            continue
-        try:
-            check_entries(row, _NEEDED, _OPTIONAL)
-            check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
-            for said in (row.get("each") or {}).values():
-                check_entries({"said": said}, {"said": dict})
-                check_entries(said, {"class": int, "prob": float}, {"label": str})
-        except ValueError as error:
-            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-        yield row
+    return (row for row in read_rows(path, _check_prediction) if "error" not in row and "gap" not in row)
 
 
-def _events(path: Path) -> Iterator[Row]:
-    for number, event in enumerate(read_rows(path) if path.is_file() else (), 1):
-        try:
-            check_entries(event, {"frame": int, "event": str}, {"lead": float, "reason": str, "seconds": float})
-        except ValueError as error:
-            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-        yield event
+def _check_prediction(row: Row) -> None:
+    if "error" in row or "gap" in row:
+        return
+    check_entries(row, _NEEDED, _OPTIONAL)
+    check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
+    for said in (row.get("each") or {}).values():
+        check_entries({"said": said}, {"said": dict})
+        check_entries(said, {"class": int, "prob": float}, {"label": str})
+
+
+def _check_event(event: Row) -> None:
+    check_entries(event, {"frame": int, "event": str}, {"lead": float, "reason": str, "seconds": float})
 
 
 def _differ(row: Row) -> bool:

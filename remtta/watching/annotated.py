@@ -7,8 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remtta.errors import UsageError
-from remtta.files import writing
+from remtta.errors import needed
+from remtta.files import check_target, writing
 from remtta.runs.viewing import View, answer_of, answered_by
 
 if TYPE_CHECKING:
@@ -31,18 +31,10 @@ def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> P
     Raises:
         UsageError: If it cannot be made.
     """
-    try:
-        import av  # noqa: F401
-    except ImportError as error:
-        raise UsageError('an annotated video needs PyAV; pip install "remtta[video]"') from error
-    if path.suffix != ".mp4" or path.is_dir():
-        raise UsageError(f"--annotate {path} must be a file that ends in .mp4")
-    if path.parent != folder and not path.parent.is_dir():
-        raise UsageError(f"--annotate: {path.parent}: no such folder; make it first")
+    needed("av", "video", "--annotate")
+    check_target(path, "--annotate", ".mp4", overwrite=overwrite or resume, made_by_then=folder)
     if not path.exists() or overwrite:
         return path
-    if not resume:
-        raise UsageError(f"{path} exists; choose another --annotate or add --overwrite")
     number = 2
     while (part := path.with_stem(f"{path.stem}-{number}")).exists():
         number += 1
