@@ -163,22 +163,6 @@ def _kinds(series: Series) -> list[str]:
 
 
 @_drawn
-def rate(series: Series) -> tuple[Figure, str]:
-    """Frames read per second, of a live source."""
-    times = np.array([seconds for _, seconds in series.seconds])
-    figure, axes = _axes(2.0)
-    counts, edges = np.histogram(times - times[0], bins=min(100, len(times) // 2))
-    rates = counts / np.diff(edges)
-    axes.stairs(rates, edges, color=_BLUE, fill=True, alpha=0.6)
-    axes.set_xlabel("seconds since the first frame")
-    axes.set_ylabel("frames per second")
-    return (
-        figure,
-        f"Frames read per second: {rates.mean():.1f} on average, between {rates.min():.1f} and {rates.max():.1f}.",
-    )
-
-
-@_drawn
 def classes(series: Series) -> tuple[Figure, str]:
     """How often each class was predicted, before and after."""
     names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MOST_BARS)]
@@ -209,31 +193,6 @@ def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
     return figure, f"How far each layer moved, as the root mean square of its change. {rows}."
-
-
-@_drawn
-def domains(errors: Mapping[str, Mapping[str, float]]) -> tuple[Figure, str]:
-    """Error by method, one small panel per domain."""
-    names = list(next(iter(errors.values())))
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure, panels = _axes(
-        0.5 + (0.35 + 0.13 * len(errors)) * rows, rows, columns, sharex=True, sharey=True, squeeze=False
-    )
-    for panel in panels.flat[len(names) :]:
-        panel.set_axis_off()
-    for panel, name in zip(panels.flat, names, strict=False):
-        values = [error.get(name, 0.0) for error in errors.values()]
-        panel.barh(range(len(errors)), values, color=[_COLOURS[place % len(_COLOURS)] for place in range(len(errors))])
-        panel.set_title(name[:24], fontsize=8)
-        panel.set_yticks(range(len(errors)), [method[:18] for method in errors], fontsize=7)
-    panels[0, 0].invert_yaxis()
-    figure.supxlabel("error in %", fontsize=9)
-    told = "; ".join(
-        f"{name}: " + ", ".join(f"{method} {error[name]:.1f}" for method, error in errors.items() if name in error)
-        for name in names
-    )
-    return figure, f"Error in % by domain and method. {told}."
 
 
 @_drawn

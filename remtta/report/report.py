@@ -14,7 +14,7 @@ from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, Look, picture, thumbnails
-from remtta.report.series import Series, has_rate, name_of, read_series
+from remtta.report.series import Series, name_of, read_series
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import Row, check_entries, read_rows
 
@@ -87,8 +87,6 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     yield page.section("Over time", [page.chart(run.name, charts.over_time(run.series)) for run in seen])
     estimated = [run for run in seen if run.series.estimates]
     yield page.section("Estimated accuracy", [page.chart(run.name, charts.accuracy(run.series)) for run in estimated])
-    live = [run for run in seen if has_rate(run.series)]
-    yield page.section("Rate", [page.chart(run.name, charts.rate(run.series)) for run in live])
     yield page.section("Classes before and after", [page.chart(run.name, charts.classes(run.series)) for run in seen])
     moved = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
     yield page.section(
@@ -144,8 +142,6 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         ]
         table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
         parts.append(f"<section><h2>Methods</h2>{table}</section>")
-        if places:
-            parts.append(page.section("Error by domain", [page.chart(name, charts.domains(errors))]))
     wrong, starts = _outcomes(folder / PREDICTIONS)
     if wrong:
         parts.append(page.section("Error over time", [page.chart(name, charts.errors_over_time(wrong, starts))]))

@@ -6,7 +6,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from remtta.errors import RemttaError
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, check_entries, read_rows
 
@@ -25,7 +23,6 @@ _OPTIONAL = {
     "label": str,
     "answered_by": str,
     "weight": float,
-    "time": str,
     "each": dict,
     "frame": int,
     "estimate": dict,
@@ -41,7 +38,6 @@ class Series:
         index: Number of each predicted frame.
         entropy: Of its prediction, in nats.
         share: The adapted model's share in it.
-        seconds: When it was read, of live sources, since the first one was.
         estimates: Frame and estimated accuracy wherever it changed, of the answers and of each model.
         halves: Predicted classes in the first and in the second half of the run; where both models answered, those of
             the source and of the adapted one.
@@ -55,7 +51,6 @@ class Series:
     index: array[int] = field(default_factory=lambda: array("q"))
     entropy: array[float] = field(default_factory=lambda: array("d"))
     share: array[float] = field(default_factory=lambda: array("d"))
-    seconds: list[tuple[int, float]] = field(default_factory=list)
     estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     by_both: bool = False
@@ -108,11 +103,6 @@ def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
     return places, np.array([part.mean() for part in parts])
 
 
-def has_rate(series: Series) -> bool:
-    """Whether there are times enough to tell a rate."""
-    return len(series.seconds) > 2 and series.seconds[-1][1] > series.seconds[0][1]
-
-
 def name_of(row: Row) -> str:
     """What a row's class is called."""
     return str(row.get("label") or row["class"])
@@ -151,13 +141,4 @@ def _add(series: Series, row: Row) -> None:
         points = series.estimates.setdefault(name, [])
         if not points or points[-1][1] != row["estimate"][name]:
             points.append((row["index"], row["estimate"][name]))
-    if row.get("time") is not None:
-        series.seconds.append((row["index"], _seconds(row["time"])))
     series.num_differing += _differ(row)
-
-
-def _seconds(time: str) -> float:
-    try:
-        return datetime.fromisoformat(time).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise RemttaError(f"a row has a time that is none: {time[:40]}") from error

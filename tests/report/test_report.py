@@ -81,8 +81,8 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
         for name in ("src", "href", "xlink:href"):
             assert re.match(r"data:image/jpeg;base64,|#", attributes.get(name) or "#"), attributes
     charts = [attributes for tag, attributes in reader.tags if attributes.get("role") == "img"]
-    # over time, classes and layers of each run; estimates of one; domains and time of the evaluation
-    assert len(charts) == 2 * 3 + 1 + 2
+    # over time, classes and layers of each run; estimates of one; time of the evaluation
+    assert len(charts) == 2 * 3 + 1 + 1
     assert any("answers 71 % at first, 71 % at last; source 64 %" in (each["aria-label"] or "") for each in charts)
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in charts)
     ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
