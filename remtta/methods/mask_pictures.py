@@ -11,7 +11,8 @@ from torch import Tensor
 
 from remtta.drawing import paint_over
 from remtta.methods.losses import entropy
-from remtta.methods.rem import REM
+from remtta.methods.method import Updater
+from remtta.methods.rem import RankedEntropy
 from remtta.models.preprocessing import Preprocessing
 
 
@@ -24,7 +25,9 @@ class MaskPicture(NamedTuple):
 
 
 @torch.no_grad()
-def mask_pictures(rem: REM, pixels: Tensor, preprocessing: Preprocessing) -> Iterator[list[MaskPicture]]:
+def mask_pictures(
+    rem: Updater[RankedEntropy], pixels: Tensor, preprocessing: Preprocessing
+) -> Iterator[list[MaskPicture]]:
     """All images as each view sees them, the plain one first.
 
     Args:
