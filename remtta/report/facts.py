@@ -27,8 +27,8 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
         "guard": _guard(run.get("guard"), run.get("options")),
     }
     if pace := run.get("pace"):
-        share = 100 * pace["adapted_on"] / max(1, pace["frames"])
-        facts["pace"] = f"adapted on {share:.0f} % of frames; {pace['changes']} changes"
+        share = 100 * pace.get("adapted_on", 0) / max(1, pace.get("frames", 0))
+        facts["pace"] = f"adapted on {share:.0f} % of frames; {pace.get('changes', 0)} changes"
     return {**facts, **(_prediction_facts(content["predictions"]) if "predictions" in content else {})}
 
 
@@ -40,8 +40,8 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
     shared = f", {both} by both models" if both else ""
     asked = options.get("guard") if isinstance(options, dict) else None
     kinds = [f"{name} {asked[name]}" for name in ("action", "answer") if isinstance(asked, dict) and name in asked]
-    told = f"{guard['alarms']} alarms, {guard['answered_by_source']} frames answered by the source{shared}{ended}"
-    return ", ".join([*kinds, told])
+    alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
+    return ", ".join([*kinds, f"{alarms} alarms, {by_source} frames answered by the source{shared}{ended}"])
 
 
 def _more(counts: dict[str, int]) -> str:
