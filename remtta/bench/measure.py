@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.families import compile_blocks
-from remtta.bench.options import ANSWER, FORWARD, BenchOptions
+from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
 from remtta.errors import UsageError
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded

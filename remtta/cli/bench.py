@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.bench.options import BenchOptions
+from remtta.bench.subjects import BenchOptions
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options.option import Only
 

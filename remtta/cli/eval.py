@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.cli.loading import import_uncollected, load_classifier, load_start
+from remtta.cli.classifiers import import_uncollected, load_classifier, load_start
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from remtta.cli.config import read_config
+from remtta.cli.config_files import read_config
 from remtta.cli.reporting import command
 from remtta.engines.interrupts import Interrupts
 from remtta.files import check_target

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.record import claim, write_record
-from remtta.corruptions.sources import SourceImage, find_images
+from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.source_images import SourceImage, find_images
+from remtta.corruptions.tree_record import claim, write_record
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes, num_jobs

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas import DELTA
-from remtta.deltas.reading import FORMAT_VERSION, read_arrays
+from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
 from remtta.deltas.tensor_files import save_tensors
 from remtta.errors import DeltaError
 from remtta.models.hashing import state_sha256

@@ -14,7 +14,7 @@ from PIL import Image
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
-from remtta.demo.conditions import CONDITIONS
+from remtta.demo.bad_weather import CONDITIONS
 from remtta.drawing import BAND, CELL, CELL_HEIGHT, COLOURS, PALE, RIGHT, WRONG, Cell, Sheet, draw_grid
 from remtta.methods.mask_pictures import mask_pictures
 from remtta.methods.rem import REM

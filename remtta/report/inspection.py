@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
+from remtta.deltas.delta_files import read_arrays
 from remtta.deltas.layers import layers_apart, layers_moved
-from remtta.deltas.reading import read_arrays
 from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE

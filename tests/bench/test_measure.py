@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remtta.bench.measure import measure_peak, prepare, run_bench
-from remtta.bench.options import ANSWER, FORWARD, SUBJECTS, BenchOptions
+from remtta.bench.subjects import ANSWER, FORWARD, SUBJECTS, BenchOptions
 from remtta.errors import UsageError
 from remtta.methods.method import Updater
 from remtta.options import ModelOptions

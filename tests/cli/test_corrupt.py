@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from remtta.corruptions import STANDARD, corrupt
-from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.sources import find_images, target_names
+from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.source_images import find_images, target_names
 from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import pytest
 from typer.models import ArgumentInfo
 
-from remtta.bench.options import BenchOptions
+from remtta.bench.subjects import BenchOptions
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
-from remtta.corruptions.options import CorruptOptions
+from remtta.corruptions.choices import CorruptOptions
 from remtta.methods.settings import REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.settings.frozen import SourceConfig

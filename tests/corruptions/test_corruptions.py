@@ -13,12 +13,12 @@ from PIL import Image
 
 from remtta.corruptions import CORRUPTIONS, HOLD_OUTS, SEVERITIES, STANDARD, corrupt
 from remtta.corruptions.blur import defocus_blur, disk, glass_blur, shuffled_nearby, zoom_blur
+from remtta.corruptions.choices import CorruptOptions, parse_corruptions
 from remtta.corruptions.digital import brightness, contrast, elastic_transform, pixelate, saturate, to_float, to_image
 from remtta.corruptions.filters import canvas_shape, fit, gaussian, motion_kernel, zoomed
 from remtta.corruptions.functions import FUNCTIONS
 from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
-from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.corruptions.parameters import PARAMETERS, ParameterSet, parameter_set_of
 from remtta.corruptions.weather import fog, frost, plasma, snow, spatter
 from tests.conftest import draw_image
@@ -95,7 +95,7 @@ def test_there_are_15_standard_corruptions_and_4_hold_outs() -> None:
 
 
 def test_the_names_are_there_without_numpy() -> None:
-    code = "import remtta.corruptions.options, sys; print(sys.modules.keys() & {'numpy', 'cv2', 'PIL', 'torch'})"
+    code = "import remtta.corruptions.choices, sys; print(sys.modules.keys() & {'numpy', 'cv2', 'PIL', 'torch'})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
-from remtta.deltas.base import base_options
+from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import state_sha256
@@ -62,7 +62,7 @@ def test_a_header_that_asks_for_too_much_is_refused_before_anything_is_built(
     options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta = saved(tmp_path, **options)
-    monkeypatch.setattr("remtta.deltas.base.load", lambda _: pytest.fail("something was built"))
+    monkeypatch.setattr("remtta.deltas.base_model.load", lambda _: pytest.fail("something was built"))
     with pytest.raises(DeltaError, match=message):
         load_base(delta, checkpoint="mine.safetensors")
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.deltas.base import base_options
+from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta, save_delta, save_weights
 from remtta.errors import DeltaError, OutputError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from remtta import load_delta
+from remtta.deltas.delta_files import parsed_lineage
 from remtta.deltas.layers import layers_apart
-from remtta.deltas.reading import parsed_lineage
 from remtta.errors import DeltaError
 from tests.records import record_of
 from tests.runs.tiny import adapt_tiny

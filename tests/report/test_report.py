@@ -17,7 +17,7 @@ from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
-from remtta.report import report
+from remtta.report import content
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
@@ -142,9 +142,9 @@ def test_a_lack_of_matplotlib_is_told_before_anything_is_read(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(report, "describe_folder", lambda folder: pytest.fail("read first"))
+    monkeypatch.setattr(content, "describe_folder", lambda folder: pytest.fail("read first"))
     with pytest.raises(UsageError, match=r'pip install "remtta\[plot\]"'):
-        report.write_report(folders, tmp_path / "x.html")
+        content.write_report(folders, tmp_path / "x.html")
 
 
 def test_what_cannot_be_reported_is_told(
