@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -476,17 +475,3 @@ def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
     assert record_of(out)["finished"] == 10
     assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 10 * 20
     wait_for_none_in(process.pid)
-
-
-def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from remtta.cli import progress
-
-    caplog.set_level("INFO", logger="remtta")
-    clock = iter((0.0, 29.0, 31.0, 31.0))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with progress.tree_progress(hidden=False) as advance:
-        for finished in (50, 100):
-            advance(TreeSummary(Path("out"), 500, finished=finished, written=15 * finished, seconds=10))
-    assert caplog.messages == ["100 of 500 images, 1500 written, 150.0 images/s"]
