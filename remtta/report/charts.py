@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK, _PALE = "#010203", "#040506"
-_PAGE_COLOURS = {_INK: "currentColor", _PALE: "var(--line)"}
+_INK = "#010203"
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
-_COLOURS = (_GREY, _BLUE, _ORANGE, "#2f9e63", "#9b6bc4", "#c4504f", "#a08a1c", "#2aa5a5")
 _EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
 _WIDTH = 5.0  # inches
 _MOST_BARS = 12
@@ -79,9 +77,7 @@ def _svg(figure: Figure, told: str) -> str:
             elif name == f"{{{_LINK}}}href":
                 element.set(name, f"#{prefix}{value[1:]}")
             else:
-                for colour, own in _PAGE_COLOURS.items():
-                    value = value.replace(colour, own)
-                element.set(name, value.replace("url(#", f"url(#{prefix}"))
+                element.set(name, value.replace(_INK, "currentColor").replace("url(#", f"url(#{prefix}"))
     for name in ("width", "height"):
         del root.attrib[name]
     root.set("role", "img")
@@ -193,21 +189,3 @@ def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
     return figure, f"How far each layer moved, as the root mean square of its change. {rows}."
-
-
-@_drawn
-def errors_over_time(wrong: Mapping[str, Sequence[bool]], starts: Mapping[str, int]) -> tuple[Figure, str]:
-    """Error by method over the images of an evaluation, with where its domains begin."""
-    figure, axes = _axes(2.6)
-    told = []
-    for place, (method, missed) in enumerate(wrong.items()):
-        at, error = binned(missed, most=max(1, min(60, len(missed) // 20)))
-        axes.plot(at * len(missed), 100 * error, color=_COLOURS[place % len(_COLOURS)], lw=1.3, label=method)
-        told.append(f"{method}: {100 * np.mean(missed):.1f} % in all, {100 * error[-1]:.1f} % at last")
-    for start in list(starts.values())[:60]:
-        axes.axvline(start, color=_PALE, lw=0.8, zorder=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("image (a line where a domain begins)")
-    axes.set_ylabel("error in %")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
-    return figure, f"Error over the stream. {'; '.join(told)}. Domains: {', '.join(list(starts)[:60])}."

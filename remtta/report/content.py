@@ -15,10 +15,13 @@ from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, Look, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
-from remtta.runs.folder import PREDICTIONS
-from remtta.runs.reading import Row, check_entries, read_rows
+from remtta.runs.reading import Row
 
-_ROW = {"method": str, "seed": int, "phase": str, "domain": str, "class": int, "label_true": int}
+_PICTURES = (
+    ("Error over time", "running_error.png", "Error of each method over the images, with where domains begin"),
+    ("Masks", "masks.png", "Sample images with the patches that the masks hide hatched"),
+)
+"""Of those that an evaluation draws: title, file, and words for whoever does not see it."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,9 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         ]
         table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
         parts.append(f"<section><h2>Methods</h2>{table}</section>")
-    wrong, starts = _outcomes(folder / PREDICTIONS)
-    if wrong:
-        parts.append(page.section("Error over time", [page.chart(name, charts.errors_over_time(wrong, starts))]))
-    for masks in picture(folder / "plots" / "masks.png"):
-        shown = f'<img class="wide" src="{masks}" alt="Sample images with the patches that the masks hide hatched">'
-        parts.append(f"<section><h2>Masks</h2>{shown}</section>")
+    for title, file, words in _PICTURES:
+        for address in picture(folder / "plots" / file):
+            parts.append(f'<section><h2>{title}</h2><img class="wide" src="{address}" alt="{words}"></section>')
     return parts
 
 
@@ -156,25 +156,3 @@ def _errors(method: str, errors: Mapping[str, Any]) -> dict[str, float]:
         return {name: float(value) for name, value in errors.items()}
     except (TypeError, ValueError) as error:
         raise RemttaError(f"the results of {method} are damaged: {error}") from error
-
-
-def _outcomes(path: Path) -> tuple[dict[str, list[bool]], dict[str, int]]:
-    """By method, whether each image of the first seed was missed, and where the domains begin."""
-    wrong: dict[str, list[bool]] = {}
-    starts: dict[str, int] = {}
-    first: int | None = None
-    for row in read_rows(path, _check_outcome) if path.is_file() else ():
-        if "error" in row:
-            continue
-        first = row["seed"] if first is None else first
-        if row["seed"] == first and row["phase"] == "adapt":
-            missed = wrong.setdefault(row["method"], [])
-            if len(wrong) == 1:
-                starts.setdefault(row["domain"], len(missed))
-            missed.append(row["class"] != row["label_true"])
-    return wrong, starts
-
-
-def _check_outcome(row: Row) -> None:
-    if "error" not in row:
-        check_entries(row, _ROW)
