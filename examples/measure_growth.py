@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from remtta.bench.measure import Measurement, run_bench
-from remtta.bench.options import FORWARD, BenchOptions
+from remtta.bench.subjects import FORWARD, BenchOptions
 from remtta.options import ModelOptions
 
 MODEL = "vit_tiny_patch16_224"

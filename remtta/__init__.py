@@ -12,7 +12,7 @@ from remtta.options import RunOptions
 
 if TYPE_CHECKING:
     from remtta.adapt.one_stream import adapt_stream
-    from remtta.deltas.base import load_base
+    from remtta.deltas.base_model import load_base
     from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
     from remtta.methods.rem import REM
     from remtta.models.loading import load_model
@@ -40,7 +40,7 @@ _HOMES = {
     "Delta": "remtta.deltas.delta",
     "adapt_stream": "remtta.adapt.one_stream",
     "apply_delta": "remtta.deltas.delta",
-    "load_base": "remtta.deltas.base",
+    "load_base": "remtta.deltas.base_model",
     "load_delta": "remtta.deltas.delta",
     "load_model": "remtta.models.loading",
     "open_stream": "remtta.streams.sources",

@@ -15,9 +15,10 @@ UsageError is a ValueError too, so that a wrong setting in Python can be caught 
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 _NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
 _SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
@@ -77,6 +78,18 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
     """
     if not holds:
         raise UsageError(f"{name} must be {rule}, got {value}")
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """Import a library that not every installation has.
+
+    Raises:
+        UsageError: If it is missing: what needs it, and the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(f'{what} needs {module}, which is not installed: pip install "remtta[{extra}]"') from error
 
 
 def without_password(source: str) -> str:

@@ -74,6 +74,27 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
         raise OutputError(f"{nearest} is not writable; choose another {option}")
 
 
+def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:
+    """Refuse a file that is not to be written, before any work.
+
+    Args:
+        path: The file.
+        option: What names it: "--output".
+        suffix: What it must end in.
+        overwrite: Whether it may be there.
+        made_by_then: A folder that need not be there yet.
+
+    Raises:
+        UsageError: If it ends otherwise, is there, or its folder is not.
+    """
+    if path.suffix != suffix or path.is_dir():
+        raise UsageError(f"{option} {path} must end in {suffix}")
+    if path.parent != made_by_then and not path.parent.is_dir():
+        raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; choose another {option} or add --overwrite")
+
+
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
     """Have `write` fill a temporary file beside `path`, then put it in place.
 

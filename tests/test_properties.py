@@ -19,7 +19,7 @@ from torch import nn
 
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.corruptions.options import CorruptOptions, parse_corruptions
+from remtta.corruptions.choices import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from timm.layers import Attention
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.backbones.tokens import Transformer, gather_patches
-from remtta.errors import ModelError
 
 
 class ViT(Transformer):
@@ -55,19 +54,6 @@ class ViT(Transformer):
     def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """All prefix tokens, and the patch tokens at these positions (B, K)."""
         return gather_patches(tokens, kept, self.num_prefix_tokens)
-
-    def write_out_attention(self, keep: Callable[[Tensor], None]) -> None:
-        """From now on, write out every attention map, and hand over the last block's (B, heads, T, T).
-
-        Raises:
-            ModelError: If no class token has a row in it.
-        """
-        if not self._has_class_token:
-            raise ModelError("the model has no class token, whose row of the attention map is to be written out")
-        attentions = [block.attn for block in self.module.blocks]
-        for attention in attentions:
-            attention.fused_attn = False
-        attentions[-1].attn_drop.register_forward_hook(lambda module, inputs, output: keep(output))
 
     def _placed(self, patches: Tensor) -> Tensor:
         tokens: Tensor = self.module.norm_pre(self.module._pos_embed(patches))

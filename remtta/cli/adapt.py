@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
-from remtta.cli.loading import import_uncollected, load_classifier, load_start
+from remtta.cli.classifiers import import_uncollected, load_classifier, load_start
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
 from remtta.cli.running import RunningOptions

@@ -37,7 +37,7 @@ def apply(
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
     with running.command():
-        from remtta.deltas.base import base_options
+        from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.checkpoints import checkpoint_dtypes
         from remtta.models.huggingface import weights_file

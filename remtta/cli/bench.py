@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.bench.options import BenchOptions
+from remtta.bench.subjects import BenchOptions
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options.option import Only
 
@@ -28,19 +27,16 @@ def bench(
     """Measure what a step costs here, as multiples of a plain fp32 forward pass.
 
     The rounds are interleaved: noise of the machine meets all methods alike.
-    forward is a plain timm forward pass, rem-plain is REM as the reference code
-    runs it, remtta and fast those methods of adapt, rem-answer the time to a
-    prediction with --latency. "products" is the share of the time that the bare
-    matrix products would take; "CPU s/1k" and "J/1k" are the time of all cores,
-    and the energy where it can be read, for 1,000 images.
+    forward is a plain timm forward pass, remtta and fast those methods of adapt,
+    rem-answer the time to a prediction with --latency, "CPU s/1k" the time of all
+    cores for 1,000 images.
 
     Example:
 
       remtta bench --model vit_base_patch16_224 --batch-size 8
     """
     with running.command():
-        from remtta.bench.machine import processor
-        from remtta.bench.measure import as_json, run_bench
+        from remtta.bench.measure import as_json, processor, run_bench
         from remtta.models.loading import select_device
         from remtta.runs.environment import environment
 
@@ -55,18 +51,14 @@ def bench(
 
 
 def _machine(told: Mapping[str, Any]) -> str:
-    instructions = ", ".join(told["instructions"]) or "instruction sets unknown"
-    return f"{told['cpu']}, {told['cores']} core(s); {instructions}; PyTorch uses {told['used_by_torch']}"
+    return f"{told['cpu']}, {told['cores']} core(s); PyTorch uses {told['used_by_torch']}"
 
 
 def _table(measured: list[Measurement]) -> str:
-    energy = any(each.joules_per_1000 is not None for each in measured)
-    head = f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'GFLOP':>9} {'products':>9} {'CPU s/1k':>9}"
-    lines = [head + (f" {'J/1k':>9}" if energy else "") + f" {'peak MiB':>9}"]
+    lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'CPU s/1k':>9} {'peak MiB':>9}"]
     for each in measured:
         peak = "" if each.peak_bytes is None else f"{each.peak_bytes / _MIB:.0f}"
         share = "" if each.violating_share is None else f"  {each.violating_share:.0%} of images violate the order"
-        figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {each.gflop:9.1f}"
-        spent = f"{each.cpu_s_per_1000:9.1f}" + (f" {each.joules_per_1000 or math.nan:9.1f}" if energy else "")
-        lines.append(f"{each.subject:<10} {figures} {each.matmul_share:>9.0%} {spent} {peak:>9}{share}".rstrip())
+        figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {each.cpu_s_per_1000:9.1f}"
+        lines.append(f"{each.subject:<10} {figures} {peak:>9}{share}".rstrip())
     return "\n".join(lines)

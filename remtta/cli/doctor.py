@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.loading import load_classifier
+from remtta.cli.classifiers import load_classifier
 from remtta.cli.models import rem_lines
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options import DataOptions, ModelOptions, StreamOptions

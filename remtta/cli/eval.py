@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.cli.loading import import_uncollected, load_classifier, load_start
+from remtta.cli.classifiers import import_uncollected, load_classifier, load_start
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
@@ -258,20 +258,9 @@ def _open(
 
 def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
     """Print a table, by default an evaluation's final one, and tell where it is."""
-    from remtta.evaluation.tables import notes, plain_table, table_rows
+    from remtta.evaluation.tables import plain_table
 
-    if not sys.stdout.isatty():
-        typer.echo(_encodable(plain_table(results, table)))
-    else:
-        from rich.console import Console
-        from rich.table import Table as RichTable
-
-        header, rows = table or table_rows(results)
-        num_domains = len(next(iter(results["methods"].values()))["error"])
-        shown = RichTable(header[0], *(row[0] for row in rows))
-        for position, title in enumerate(header[1:], 1):
-            shown.add_row(title, *(row[position] for row in rows), end_section=position == num_domains)
-        Console().print(shown, *notes(results, table), sep="\n")
+    typer.echo(_encodable(plain_table(results, table)))
     if not quiet:
         typer.echo(str(place), err=True)
 

@@ -53,7 +53,7 @@ def export(
     """
     with running.command():
         exported.check()
-        from remtta.deltas.base import base_options
+        from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
         from remtta.export.adapted import adapted_model
         from remtta.export.formats import export as write

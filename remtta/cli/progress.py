@@ -7,33 +7,26 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from remtta.adapt.many_streams import SiteSummary
     from remtta.corruptions.tree import TreeSummary
+    from remtta.runs.summary import RunSummary
 
 SECONDS_BETWEEN_LINES = 30.0
 
 _log = logging.getLogger("remtta")
 
 
-class _Counts(Protocol):
-    """What a run, or many, have come to."""
-
-    @property
-    def num_frames(self) -> int: ...
-    @property
-    def num_updates(self) -> int: ...
-    @property
-    def images_per_s(self) -> float: ...
-
-
-class _Show(Protocol):
-    def __call__(self, done: int, total: int | None, detail: str, images_per_s: float) -> None: ...
+_Show = Callable[[int, int | None, str, float], None]
+"""Shows how much is done, of how much, a detail, and the rate a second."""
 
 
 @contextlib.contextmanager
-def progress(num_frames: int | None, *, hidden: bool, lines: bool = False) -> Iterator[Callable[[_Counts], None]]:
+def progress(
+    num_frames: int | None, *, hidden: bool, lines: bool = False
+) -> Iterator[Callable[[RunSummary | SiteSummary], None]]:
     """Yield a function that shows the counts of a run so far.
 
     Args:
@@ -71,14 +64,9 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False, rate: str =
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn(doing),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, transient=True) as bar:
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(TextColumn(doing), *columns, console=console, redirect_stdout=False, transient=True) as bar:
         task = bar.add_task(doing, total=None, rate="")
 
         def show(done: int, total: int | None, detail: str, images_per_s: float) -> None:

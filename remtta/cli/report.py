@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.loading import load_adapted
+from remtta.cli.classifiers import load_adapted
 from remtta.cli.reporting import say
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
@@ -50,7 +50,7 @@ def report(
     with running.command() as interrupts:
         target.check(".html")
 
-        from remtta.report.report import write_report
+        from remtta.report.content import write_report
 
         for folder in folders:
             if not folder.is_dir():

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from remtta.cli.config import read_config
+from remtta.cli.config_files import read_config
 from remtta.cli.reporting import command
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import UsageError
+from remtta.files import check_target
 from remtta.options.option import Option
 
 if TYPE_CHECKING:
@@ -98,9 +98,4 @@ class TargetOptions:
         Raises:
             UsageError: Saying which.
         """
-        if self.output.suffix != suffix:
-            raise UsageError(f"--output {self.output} must end in {suffix}")
-        if not self.output.parent.is_dir():
-            raise UsageError(f"--output: {self.output.parent}: no such folder; make it first")
-        if self.output.exists() and not self.overwrite:
-            raise UsageError(f"{self.output} exists; choose another --output or add --overwrite")
+        check_target(self.output, "--output", suffix, overwrite=self.overwrite)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.loading import load_classifier
+from remtta.cli.classifiers import load_classifier
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
 from remtta.options import DEFAULT_MODEL, ModelOptions

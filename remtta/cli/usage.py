@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from remtta.cli.config import config_text
+from remtta.cli.config_files import config_text
 from remtta.cli.reporting import EXIT_CODES, one_line, say
 from remtta.errors import UsageError, without_password
 

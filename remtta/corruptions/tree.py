@@ -6,18 +6,23 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.pool import outcomes
-from remtta.corruptions.record import claim, write_record
-from remtta.corruptions.sources import find_images
-from remtta.corruptions.worker import Outcome
+from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.source_images import SourceImage, find_images
+from remtta.corruptions.tree_record import claim, write_record
+from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.engines.interrupts import Interrupts, Stopped
+from remtta.engines.processes import in_processes, num_jobs
 from remtta.errors import StreamError
+from remtta.streams.opencv import load_opencv
+
+_CHUNKS_PER_JOB = 16  # at the least; so that none works long after the others are done
+_LARGEST_CHUNK = 16  # images; beyond it, handing them out costs next to nothing
 
 _log = logging.getLogger("remtta")
 
@@ -105,7 +110,7 @@ def corrupt_tree(
     summary = TreeSummary(destination, len(images))
     started = time.monotonic()
     try:
-        with contextlib.closing(outcomes(images, destination, options, interrupts)) as finished:
+        with contextlib.closing(_outcomes(images, destination, options, interrupts)) as finished:
             for outcome in finished:
                 if outcome.error is not None:
                     _log.warning("skipping %s: %s", outcome.name, outcome.error)
@@ -132,3 +137,35 @@ def _outcome(summary: TreeSummary) -> dict[str, Any]:
         "skipped": [{"source": name, "error": error} for name, error in summary.skipped],
         "seconds": round(summary.seconds, 3),
     }
+
+
+def _outcomes(
+    images: Sequence[SourceImage], destination: Path, options: CorruptOptions, interrupts: Interrupts
+) -> Generator[Outcome]:
+    """What became of each image, as they are finished."""
+    jobs = min(num_jobs(options.jobs), len(images))
+    if jobs == 1 and options.engine == "processes":
+        for image in images:
+            with interrupts.held():
+                yield corrupt_file(image, destination, options, lambda: interrupts.pending)
+        return
+    size = max(1, min(_LARGEST_CHUNK, len(images) // (_CHUNKS_PER_JOB * jobs)))
+    chunks, shared = [images[start : start + size] for start in range(0, len(images), size)], (destination, options)
+    if options.engine == "ray":
+        from remtta.engines.cluster import on_ray
+
+        done = on_ray(_corrupt_files, shared, chunks, interrupts=interrupts)
+    else:
+        done = in_processes(_corrupt_files, shared, chunks, jobs=jobs, interrupts=interrupts)
+    with contextlib.closing(done):
+        for _, results in done:
+            yield from results
+
+
+def _corrupt_files(
+    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
+) -> list[Outcome]:
+    destination, options = shared
+    warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same
+    load_opencv("corrupting images").setNumThreads(1)  # the processes share the cores already
+    return [corrupt_file(image, destination, options, stopped) for image in images if not stopped()]

@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from remtta.corruptions import corrupt
+from remtta.corruptions.choices import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.filters import MAX_SIDE
-from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import parameter_set_of
-from remtta.corruptions.sources import SourceImage
+from remtta.corruptions.source_images import SourceImage
 from remtta.errors import FrameError, RemttaError
 from remtta.files import write_atomically, writing
 from remtta.streams.images import load_image

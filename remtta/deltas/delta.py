@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas import DELTA
-from remtta.deltas.reading import CHECKSUM, FORMAT_VERSION, delta_errors, delta_fields
-from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
+from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
+from remtta.deltas.tensor_files import save_tensors
 from remtta.errors import DeltaError
 from remtta.models.hashing import state_sha256
 from remtta.models.weights import check_delta
@@ -113,16 +113,8 @@ def load_delta(path: str | Path) -> Delta:
             holds a value that is not finite.
         UsageError: If there is no such file.
     """
-    if Path(path).is_dir():
-        path = Path(path, DELTA)
-    with delta_errors(path):
-        header, tensors = read_tensors(path)
-        sha256 = file_sha256(path)
-    fields = delta_fields(path, header)
-    check_delta(tensors, tensors)
-    if CHECKSUM not in header:
-        _log.info("%s has no checksum, as files of older versions have none: damage to it would go unseen", path)
-    return Delta(tensors=tensors, path=str(path), file_sha256=sha256, **fields)
+    fields, arrays = read_arrays(Path(path, DELTA) if Path(path).is_dir() else Path(path))
+    return Delta(tensors={name: torch.tensor(array) for name, array in arrays.items()}, **fields)
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from remtta.deltas.reading import CHECKSUM, check_content, check_header_size, content_sha256
+from remtta.deltas.delta_files import CHECKSUM, check_content, check_header_size, content_sha256
 from remtta.files import write_atomically
 from remtta.models.hashing import tensors_sha256
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from remtta.adapt.one_stream import adapt_stream
 from remtta.deltas import DELTA
-from remtta.demo.conditions import CONDITIONS
+from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.signs import render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError

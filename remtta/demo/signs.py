@@ -8,8 +8,8 @@ roadside background with random perspective, size, position and daylight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -30,6 +30,8 @@ _BLACK = (25, 25, 25)
 
 Point = tuple[float, float]
 Colour = tuple[int, int, int]
+Shape = tuple[Any, ...]
+"""A method of `_Canvas` by its name, and its arguments."""
 
 
 class _Canvas:
@@ -64,149 +66,78 @@ class _Canvas:
         )
 
 
-def _limit(text: str) -> Callable[[_Canvas], None]:
-    def draw(canvas: _Canvas) -> None:
-        canvas.disc(48, _RED)
-        canvas.disc(37, _WHITE)
-        canvas.text(text, 46 if len(text) == 2 else 34, _BLACK)
-
-    return draw
+_RED_RING: list[Shape] = [("disc", 48, _RED), ("disc", 37, _WHITE)]
+_NO_PARKING: list[Shape] = [("disc", 48, _RED), ("disc", 37, _BLUE), ("line", [(24, 24), (76, 76)], 10, _RED)]
+_WARNING: list[Shape] = [("regular", 3, 54, -90, _RED), ("regular", 3, 37, -90, _WHITE)]
 
 
-def _arrow(turn: float) -> Callable[[_Canvas], None]:
+def _limit(text: str) -> list[Shape]:
+    return [*_RED_RING, ("text", text, 46 if len(text) == 2 else 34, _BLACK)]
+
+
+def _arrow(turn: float) -> list[Shape]:
     """A white arrow on a blue disc; `turn` is its direction, 0 = right, 90 = down."""
+    cos, sin = math.cos(math.radians(turn)), math.sin(math.radians(turn))
 
-    def draw(canvas: _Canvas) -> None:
-        canvas.disc(48, _BLUE)
-        cos, sin = math.cos(math.radians(turn)), math.sin(math.radians(turn))
+    def at(along: float, across: float) -> Point:
+        return 50 + along * cos - across * sin, 50 + along * sin + across * cos
 
-        def at(along: float, across: float) -> Point:
-            return 50 + along * cos - across * sin, 50 + along * sin + across * cos
-
-        canvas.line([at(-32, 0), at(14, 0)], 11, _WHITE)
-        canvas.polygon([at(34, 0), at(6, -21), at(6, 21)], _WHITE)
-
-    return draw
+    shaft, head = [at(-32, 0), at(14, 0)], [at(34, 0), at(6, -21), at(6, 21)]
+    return [("disc", 48, _BLUE), ("line", shaft, 11, _WHITE), ("polygon", head, _WHITE)]
 
 
-def _warning(canvas: _Canvas) -> None:
-    canvas.regular(3, 54, -90, _RED)
-    canvas.regular(3, 37, -90, _WHITE)
+def _roundabout() -> list[Shape]:
+    """Three curved arrows on a blue disc."""
 
+    def at(radius: float, angle: float) -> Point:
+        return 50 + radius * math.cos(math.radians(angle)), 50 + radius * math.sin(math.radians(angle))
 
-def _stop(canvas: _Canvas) -> None:
-    canvas.regular(8, 49, 22.5, _WHITE)
-    canvas.regular(8, 46, 22.5, _RED)
-    canvas.text("STOP", 30, _WHITE)
-
-
-def _give_way(canvas: _Canvas) -> None:
-    canvas.regular(3, 54, 90, _RED)
-    canvas.regular(3, 33, 90, _WHITE)
-
-
-def _priority_road(canvas: _Canvas) -> None:
-    canvas.regular(4, 49, 0, _WHITE)
-    canvas.regular(4, 35, 0, _YELLOW)
-
-
-def _no_entry(canvas: _Canvas) -> None:
-    canvas.disc(48, _RED)
-    canvas.line([(20, 50), (80, 50)], 18, _WHITE)
-
-
-def _no_vehicles(canvas: _Canvas) -> None:
-    canvas.disc(48, _RED)
-    canvas.disc(37, _WHITE)
-
-
-def _no_parking(canvas: _Canvas) -> None:
-    canvas.disc(48, _RED)
-    canvas.disc(37, _BLUE)
-    canvas.line([(24, 24), (76, 76)], 10, _RED)
-
-
-def _no_stopping(canvas: _Canvas) -> None:
-    _no_parking(canvas)
-    canvas.line([(76, 24), (24, 76)], 10, _RED)
-
-
-def _end_of_limits(canvas: _Canvas) -> None:
-    canvas.disc(48, _BLACK)
-    canvas.disc(44, _WHITE)
-    canvas.line([(78, 22), (22, 78)], 12, _BLACK)
-
-
-def _roundabout(canvas: _Canvas) -> None:
-    canvas.disc(48, _BLUE)
+    shapes: list[Shape] = [("disc", 48, _BLUE)]
     for turn in (0.0, 120.0, 240.0):
-        angles = [math.radians(turn + step) for step in range(0, 75, 15)]
-        canvas.line([(50 + 24 * math.cos(a), 50 + 24 * math.sin(a)) for a in angles], 9, _WHITE)
-        tip, base = math.radians(turn + 92), math.radians(turn + 58)
-        canvas.polygon(
-            [
-                (50 + 24 * math.cos(tip), 50 + 24 * math.sin(tip)),
-                (50 + 36 * math.cos(base), 50 + 36 * math.sin(base)),
-                (50 + 12 * math.cos(base), 50 + 12 * math.sin(base)),
-            ],
-            _WHITE,
-        )
+        shapes.append(("line", [at(24, turn + step) for step in range(0, 75, 15)], 9, _WHITE))
+        shapes.append(("polygon", [at(24, turn + 92), at(36, turn + 58), at(12, turn + 58)], _WHITE))
+    return shapes
 
 
-def _danger(canvas: _Canvas) -> None:
-    _warning(canvas)
-    canvas.line([(50, 34), (50, 56)], 8, _BLACK)
-    canvas.disc(4.5, _BLACK, (50, 66))
-
-
-def _crossroads(canvas: _Canvas) -> None:
-    _warning(canvas)
-    canvas.line([(50, 32), (50, 68)], 8, _BLACK)
-    canvas.line([(35, 54), (65, 54)], 8, _BLACK)
-
-
-def _bend_left(canvas: _Canvas) -> None:
-    _warning(canvas)
-    canvas.line([(58, 69), (58, 54), (42, 46)], 7, _BLACK)
-    canvas.polygon([(34, 42), (47, 38), (42, 53)], _BLACK)
-
-
-def _bend_right(canvas: _Canvas) -> None:
-    _warning(canvas)
-    canvas.line([(42, 69), (42, 54), (58, 46)], 7, _BLACK)
-    canvas.polygon([(66, 42), (53, 38), (58, 53)], _BLACK)
-
-
-_SIGNS: dict[str, Callable[[_Canvas], None]] = {
-    "speed limit 20": _limit("20"),
-    "speed limit 30": _limit("30"),
-    "speed limit 50": _limit("50"),
-    "speed limit 70": _limit("70"),
-    "speed limit 80": _limit("80"),
-    "speed limit 100": _limit("100"),
-    "end of limits": _end_of_limits,
-    "stop": _stop,
-    "give way": _give_way,
-    "priority road": _priority_road,
-    "no entry": _no_entry,
-    "no vehicles": _no_vehicles,
-    "no parking": _no_parking,
-    "no stopping": _no_stopping,
+_SIGNS: dict[str, list[Shape]] = {
+    **{f"speed limit {limit}": _limit(str(limit)) for limit in (20, 30, 50, 70, 80, 100)},
+    "end of limits": [("disc", 48, _BLACK), ("disc", 44, _WHITE), ("line", [(78, 22), (22, 78)], 12, _BLACK)],
+    "stop": [("regular", 8, 49, 22.5, _WHITE), ("regular", 8, 46, 22.5, _RED), ("text", "STOP", 30, _WHITE)],
+    "give way": [("regular", 3, 54, 90, _RED), ("regular", 3, 33, 90, _WHITE)],
+    "priority road": [("regular", 4, 49, 0, _WHITE), ("regular", 4, 35, 0, _YELLOW)],
+    "no entry": [("disc", 48, _RED), ("line", [(20, 50), (80, 50)], 18, _WHITE)],
+    "no vehicles": _RED_RING,
+    "no parking": _NO_PARKING,
+    "no stopping": [*_NO_PARKING, ("line", [(76, 24), (24, 76)], 10, _RED)],
     "turn left": _arrow(180),
     "turn right": _arrow(0),
     "straight ahead": _arrow(270),
-    "roundabout": _roundabout,
-    "danger": _danger,
-    "crossroads": _crossroads,
-    "bend left": _bend_left,
-    "bend right": _bend_right,
+    "roundabout": _roundabout(),
+    "danger": [*_WARNING, ("line", [(50, 34), (50, 56)], 8, _BLACK), ("disc", 4.5, _BLACK, (50, 66))],
+    "crossroads": [
+        *_WARNING,
+        ("line", [(50, 32), (50, 68)], 8, _BLACK),
+        ("line", [(35, 54), (65, 54)], 8, _BLACK),
+    ],
+    "bend left": [
+        *_WARNING,
+        ("line", [(58, 69), (58, 54), (42, 46)], 7, _BLACK),
+        ("polygon", [(34, 42), (47, 38), (42, 53)], _BLACK),
+    ],
+    "bend right": [
+        *_WARNING,
+        ("line", [(42, 69), (42, 54), (58, 46)], 7, _BLACK),
+        ("polygon", [(66, 42), (53, 38), (58, 53)], _BLACK),
+    ],
 }
+"""Each sign's shapes, in the order in which they are drawn."""
 
 
 @cache
 def _template(label: int) -> Image.Image:
     canvas = _Canvas()
-    _SIGNS[CLASS_NAMES[label]](canvas)
+    for shape, *how in _SIGNS[CLASS_NAMES[label]]:
+        getattr(canvas, shape)(*how)
     # Half size: close to what the camera sees, so the bilinear placement below does not alias.
     return canvas.image.reduce(2)
 

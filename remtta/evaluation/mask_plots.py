@@ -1,87 +1,80 @@
-"""Sample images under their masks, with matplotlib: what a method hides, and what it then predicts."""
+"""Sample images under their masks: what a method hides, and what it then predicts."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import nn
 
 from remtta.deltas.delta import load_delta
+from remtta.drawing import CELL, CELL_HEIGHT, RIGHT, WRONG, Cell, Sheet, draw_grid
 from remtta.errors import FrameError, ModelError, StreamError
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.domains import Domain
 from remtta.evaluation.results import delta_path
-from remtta.methods.losses import entropy
-from remtta.methods.masking import paint_over
+from remtta.methods.mask_pictures import MaskPicture, mask_pictures
 from remtta.methods.rem import REM
 from remtta.models.card import labels_of
 from remtta.models.preprocessing import Preprocessing
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 OVERLAYS = 4  # domains shown
 MASKED = 4  # methods shown
-_RIGHT, _WRONG = "#14783c", "#be2828"
+_LEFT, _TOP, _STEP = 150, 36, 124  # pixels
 
 
-@torch.no_grad()
 def draw_masks(
-    figure: Figure,
-    folder: Path,
-    results: Mapping[str, Any],
-    model: nn.Module,
-    dataset: Dataset,
-    preprocessing: Preprocessing,
-) -> Figure | None:
+    folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
+) -> Sheet | None:
     """Sample images under each mask, with prediction and entropy, as in the paper's figure.
 
     Shown are the source and a few methods, those that mask first, whose delta is there: of the others the weights
     are not known any more.
     """
+    domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
+    columns = mask_cells(folder, results["methods"], model, dataset, domains, preprocessing)
+    if not columns:
+        return None
+    width = _LEFT + _STEP * len(columns)
+    sheet = Sheet(width, _TOP + CELL_HEIGHT * len(domains))
+    for number, title in enumerate(columns):
+        sheet.text(_LEFT + _STEP * (number + 0.5), _TOP / 2, title, anchor="mm", size=12)
+    for line, domain in enumerate(domains):
+        sheet.text(8, _TOP + CELL_HEIGHT * line + CELL / 2, domain.title[:22], size=12)
+    draw_grid(sheet, (_LEFT, _TOP, width), list(zip(*columns.values(), strict=True)))
+    return sheet
+
+
+def mask_cells(
+    folder: Path,
+    methods: Mapping[str, Any],
+    model: nn.Module,
+    dataset: Dataset,
+    domains: Sequence[Domain],
+    preprocessing: Preprocessing,
+) -> dict[str, list[Cell]]:
+    """A picture of each domain by method and mask ratio; none of a model that has no masks."""
     try:
         rem = REM(model)
     except (ModelError, ValueError):  # evaluated with methods that need no masks, or with masks of its own
-        return None
-    deltas = _known_deltas(folder, results["methods"])
-    if not deltas:
-        return None
-    domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
-    transform = preprocessing.transform()
+        return {}
     samples = [_first_readable(domain) for domain in domains]
-    pixels = torch.stack([transform(image) for image, _ in samples])
-    images = preprocessing.normalise(pixels.to(next(model.parameters()).device))
-    ratios = rem.objective.config.mask_ratios
-    panels = figure.subplots(len(domains), len(deltas) * len(ratios), squeeze=False)
-    figure.set_size_inches(1.55 * len(deltas) * len(ratios), 2.0 * len(domains))
+    pixels = torch.stack(list(map(preprocessing.transform(), (image for image, _ in samples))))
     labels, numbers = labels_of(model), dataset.class_numbers if dataset.restricted_to else None
-    for column, (name, delta) in enumerate(deltas.items()):
+    columns = {}
+    for name, delta in _known_deltas(folder, methods).items():
         rem.load_delta(delta)
-        views, masks = rem.objective.views(images)
-        kept = [None, *masks]
-        for place, ratio in enumerate(ratios):
-            positions = kept[place]
-            column_panels = panels[:, column * len(ratios) + place]
-            column_panels[0].set_title(f"{name}, {ratio:.0%}", fontsize=8)
-            for line, (_, truth) in enumerate(samples):
-                shown = pixels[line].permute(1, 2, 0).numpy()
-                axes = column_panels[line]
-                axes.imshow(
-                    paint_over(shown, None if positions is None else positions[line], rem.net.backbone.patch_size)
-                )
-                axes.set_xticks([])
-                axes.set_yticks([])
-                _tell_prediction(axes, views[place, line], truth, labels, numbers)
-    for line, domain in enumerate(domains):
-        panels[line][0].set_ylabel(domain.title, fontsize=8)
+        views = mask_pictures(rem, pixels, preprocessing)
+        for ratio, view in zip(rem.objective.config.mask_ratios, views, strict=True):
+            columns[f"{name}, {ratio:.0%}"] = [
+                _cell(picture, truth, labels, numbers) for picture, (_, truth) in zip(view, samples, strict=True)
+            ]
     rem.reset()
-    return figure
+    return columns
 
 
 def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping[str, torch.Tensor]]:
@@ -94,22 +87,19 @@ def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping
     return {name: load_delta(paths[name]).tensors if paths[name].is_file() else {} for name in shown}
 
 
-def _tell_prediction(
-    axes: Axes, logits: torch.Tensor, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None
-) -> None:
-    """Below a picture: the predicted class and the entropy in nats.
+def _cell(picture: MaskPicture, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None) -> Cell:
+    """A picture above the predicted class and the entropy in nats.
 
     Args:
-        axes: The picture's.
-        logits: Shape (C,).
+        picture: As a view sees it.
         truth: Number of the right class.
         labels: Names of the C classes.
         numbers: Their numbers, where they are not all of the model's.
     """
-    guess, nats = int(logits.argmax()), float(entropy(logits))
-    number = guess if numbers is None else numbers[guess]
-    label = labels[guess].split(",")[0] if labels else f"class {number}"
-    axes.set_xlabel(f"{label[:16]}\nentropy {abs(nats):.2f}", fontsize=7, color=_RIGHT if number == truth else _WRONG)
+    number = picture.guess if numbers is None else numbers[picture.guess]
+    label = labels[picture.guess].split(",")[0] if labels else f"class {number}"
+    colour = RIGHT if number == truth else WRONG
+    return Cell(picture.pixels, label[:16], f"entropy {picture.nats:.2f}", colour)
 
 
 def _first_readable(domain: Domain) -> tuple[Image.Image, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from remtta.drawing import COLOURS, Sheet
 from remtta.evaluation.datasets import Dataset
 from remtta.evaluation.mask_plots import draw_masks
 from remtta.evaluation.metrics import ECE_BINS, Tally
@@ -34,15 +35,6 @@ _MOST_POINTS = 2000  # drawn of a visit
 _MOST_STARTS = 50  # of domains that are told; in some streams they change at every image
 _PANELS = 4  # reliability diagrams beside one another
 _HALF_BAR = 0.45 / ECE_BINS
-_COLOURS = {
-    "source": "#969696",
-    "tent": "#d98c1f",
-    "pseudo-label": "#8c6bb1",
-    "remtta": "#1a1a1a",
-    "rem": "#195fbe",
-    "rem-n1": "#41a6d9",
-    "supervised": "#14783c",
-}
 
 _log = logging.getLogger("remtta")
 
@@ -74,12 +66,12 @@ def draw_plots(
     seeds = list(next(iter(results["methods"].values()))["seeds"])
     which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"
     colours = _colours(list(results["methods"]))
-    pictures: dict[str, Callable[[], Figure | None]] = {
+    pictures: dict[str, Callable[[], Figure | Sheet | None]] = {
         "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
         "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
         "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(), results, which, colours),
         "reliability": lambda: draw_reliability(Figure(), tallies, colours),
-        "masks": lambda: draw_masks(Figure(), folder, results, model, dataset, preprocessing),
+        "masks": lambda: draw_masks(folder, results, model, dataset, preprocessing),
     }
     drawn = []
     for name, draw in pictures.items():
@@ -88,8 +80,11 @@ def draw_plots(
         if figure is not None:
             path = folder / PLOTS / f"{name}.png"
             path.parent.mkdir(exist_ok=True)
-            figure.set_layout_engine("tight")
-            write_atomically(path, _saver(figure))
+            if isinstance(figure, Sheet):
+                figure.save(path)
+            else:
+                figure.set_layout_engine("tight")
+                write_atomically(path, _saver(figure))
             drawn.append(path)
     return drawn
 
@@ -103,7 +98,7 @@ def _colours(methods: Sequence[str]) -> dict[str, Any]:
     from matplotlib import colormaps
 
     free = cycle(colormaps["tab20"](range(4, 20)))  # the first four are much like REM's and Tent's
-    return {name: _COLOURS.get(name) or next(free) for name in methods}
+    return {name: COLOURS.get(name) or next(free) for name in methods}
 
 
 def _legend(axes: Axes) -> None:

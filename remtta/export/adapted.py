@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.deltas.delta import Delta, apply_delta
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import RemttaError
 from remtta.models.card import ModelCard, card_of
 from remtta.models.loading import load
 from remtta.options import ModelOptions
@@ -103,15 +102,3 @@ def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
     return AdaptedModel(model, base, card_of(model), delta)
-
-
-def needed(package: str) -> Any:
-    """A package of the extra `export`.
-
-    Raises:
-        UsageError: If it is not installed, with how to.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(f'this takes {package}, which is not installed: pip install "remtta[export]"') from error

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from remtta.backbones.norms import norm_modules
-from remtta.errors import DeltaError, RemttaError, UsageError
-from remtta.export.adapted import AdaptedModel, needed
+from remtta.errors import DeltaError, RemttaError, UsageError, needed
+from remtta.export.adapted import AdaptedModel
 
 FILE = "model.onnx"
 _MOST_BYTES = 2**31 - 1  # of a protobuf message
@@ -34,7 +34,7 @@ def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) ->
         DeltaError: If the ONNX is of other weights, or has no norms to replace.
         RemttaError: If the model cannot be exported, or answers otherwise than torch does.
     """
-    onnx = needed("onnx")
+    onnx = needed("onnx", "export", "an export")
     proto = _exported(adapted) if onto is None else _patched(adapted, onto)
     known = {entry.key for entry in proto.metadata_props} & adapted.facts.keys()
     for entry in [entry for entry in proto.metadata_props if entry.key in known]:
@@ -50,7 +50,7 @@ def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) ->
 
 
 def _runner(content: bytes) -> Any:
-    runtime = needed("onnxruntime")
+    runtime = needed("onnxruntime", "export", "an export")
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
@@ -67,7 +67,7 @@ def _runner(content: bytes) -> Any:
 
 
 def _exported(adapted: AdaptedModel) -> Any:
-    needed("onnxscript")
+    needed("onnxscript", "export", "an export")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -93,7 +93,7 @@ def _exported(adapted: AdaptedModel) -> Any:
 
 def _patched(adapted: AdaptedModel, path: Path) -> Any:
     """An ONNX in whose norms the adapted values are."""
-    onnx = needed("onnx")
+    onnx = needed("onnx", "export", "an export")
     if not path.is_file():
         raise UsageError(f"{path}: no such ONNX file")
     try:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from remtta.backbones.norms import norm_modules
-from remtta.errors import UsageError
-from remtta.export.adapted import AdaptedModel, needed
+from remtta.errors import UsageError, needed
+from remtta.export.adapted import AdaptedModel
 
 _log = logging.getLogger("remtta")
 
@@ -26,7 +26,7 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
         UsageError: If PEFT is missing, or the delta changes what LayerNorm tuning does not.
         RemttaError: If PEFT's model answers otherwise than the adapted one.
     """
-    peft = needed("peft")
+    peft = needed("peft", "export", "an export")
     layers = sorted({name.rpartition(".")[0] for name in adapted.delta.tensors})
     tunable = {
         name

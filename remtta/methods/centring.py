@@ -104,7 +104,8 @@ class Centre:
     def _plain_share(self, answers: Tensor) -> Tensor:
         """How much to centre, by the plain answers (B, C): nothing where they have been of one class for long."""
         plain, classes = self._means["plain"], answers.shape[1]
-        common, spread = _agreement(*plain.add(answers, answers.square().sum(-1)), plain.alike)
+        mean, square = plain.add(answers, answers.square().sum(-1))
+        common, spread = _agreement(mean, square, plain.alike)
         bound = _ONE[0] + _ONE[1] / classes
         return 1 - _ramp(common / (common + spread), bound, 2 * bound)
 
@@ -149,7 +150,7 @@ class _Mean:
     @property
     def alike(self) -> float:
         """How often two images drawn from it are the same one: the sum of squared shares, at most a half."""
-        return min((2 / self._weight - (1 - self._keep)) / (1 + self._keep), 0.5)
+        return float(min((2 / self._weight - (1 - self._keep)) / (1 + self._keep), 0.5))
 
     def state(self) -> dict[str, Tensor]:
         """Return all of it."""

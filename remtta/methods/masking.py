@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
-
-_STRIPES = (70, 235)  # greys of a patch that is left out, in pictures: on any image one of them is seen
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
@@ -46,21 +43,3 @@ def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> T
     Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
     """
     return torch.stack([torch.randperm(num_patches, generator=generator) for _ in range(batch)])
-
-
-def paint_over(pixels: np.ndarray, kept: Tensor | None, patch_size: tuple[int, int]) -> np.ndarray:
-    """Return an image (H, W, 3), uint8, as a masked view sees it: patches hatched in two greys but those kept (K,).
-
-    Positions are row by row, None for all patches; their size is height and width, in pixels.
-    """
-    if kept is None:
-        return pixels
-    painted, (height, width) = pixels.copy(), patch_size
-    down, across = np.indices(pixels.shape[:2])
-    hatching = np.array(_STRIPES, dtype=np.uint8)[(down + across) // max(1, min(patch_size) // 4) % 2][..., None]
-    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
-    for position in set(range(rows * columns)) - set(kept.tolist()):
-        row, column = divmod(position, columns)
-        place = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
-        painted[place] = hatching[place]
-    return painted

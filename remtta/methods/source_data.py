@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.deltas.reading import UNREADABLE
+from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.files import cache_folder, remove_leftovers, writing

@@ -32,18 +32,7 @@ _PROTOCOL_BATCH = {"rem-paper-cifar": 20}
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Which labelled images, and how they become inputs.
-
-    Attributes:
-        domains: Names, in this order; None for the standard order.
-        severities: Which ones; None for 5, or the only one there is.
-        apart: Evaluate each severity by itself, from the source weights.
-        image_list: File of the only images, in this order: wnid/name per line.
-        labels_file: File of images and their classes, which are one domain.
-        class_map: File of class folders and class numbers.
-        limit: At most so many images per domain.
-        resize: Whether images are resized: "auto" leaves those of the input size as they are.
-    """
+    """Which labelled images, and how they become inputs."""
 
     domains: Annotated[
         tuple[str, ...] | None,
@@ -107,36 +96,11 @@ class DataOptions:
 class EvalOptions:
     """How an evaluation is run; every method has its own settings.
 
-    Attributes:
-        protocol: Name of the publication whose settings are used, which fixes input size and batch size.
-        scenario: "continual" (reset only at the start), "episodic" (reset at
-            each domain), "gradual" (severities 1 to 5 and back in each
-            corruption), "recurring" (all domains again and again),
-            "irregular" (domains in pieces of random lengths, in random
-            order), "mixed" (all domains shuffled together), "label-shift",
-            or "time-constrained".
-        batch_size: Images per update; batches do not reach across domains.
-        seeds: One run per method and seed; a seed decides the order of images.
-        order: "shuffled" by the seed within each domain, or "stored"; None for stored where the data have an order.
-        unseen: Domains that are tested after the others, without learning.
-        revisit: Test all domains again at the end, without learning.
-        imbalance: Label shift: how much likelier the class of the moment is.
-        dirichlet: Label shift: a Dirichlet concentration instead. Irregular:
-            that of the pieces' lengths, by default 1.
-        visits: Recurring: how often each domain comes; by default 20.
-        cost_ratio: Time-constrained: time of an adapting batch over that of a
-            plain forward pass; measured if None.
-        reset_every: Go back to the source weights before the first batch
-            after this many images that entered an update; None for never.
-            Tests without learning see the weights as they are.
-        on_error: "stop" or "skip" at an image that cannot be read.
-        guard: What watches the methods named with +guard.
-        save_every_s: Seconds between two saves of the progress.
-        overwrite: Replace an earlier evaluation in the folder.
-        resume: Go on with the one in the folder.
-        engine: Where the runs of methods and seeds are made: "serial", one after the other, here; "processes" of this
-            machine, or "ray": the workers of a cluster.
-        jobs: Processes at a time; None for one per core.
+    Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
+    and back in each corruption), "recurring" (all domains again and again), "irregular" (domains in pieces of random
+    lengths, in random order), "mixed" (all domains shuffled together), "label-shift", or "time-constrained".
+    Batches do not reach across domains; tests without learning see the weights as they are, whatever `reset_every`.
+    `guard` watches the methods named with +guard. Progress is saved every `save_every_s` seconds.
     """
 
     scenario: Annotated[

@@ -19,23 +19,7 @@ _CHECKPOINTS = "the checkpoint's"
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What `load_model` takes; None, or empty, is what was not given.
-
-    Attributes:
-        name: timm name, "hf-hub:...", "local-dir:...", "clip:..." or "remtta-demo".
-        checkpoint: Weights file.
-        use_ema: Take the averaged weights of a timm training checkpoint.
-        num_classes: Classes of the checkpoint's head.
-        model_kwargs: More arguments for the model, as in timm.
-        labels: One name per class, or a file of one per line.
-        prompts: Templates of a zero-shot model, by name or as they are.
-        text_embeddings: File of `remtta text-embed`.
-        mean: For pixels in [0, 1].
-        std: Likewise.
-        input_size: Height and width, in pixels.
-        interpolation: Resize filter.
-        crop_pct: Share of the short side that the centre crop keeps.
-    """
+    """What `load_model` takes; None, or empty, is what was not given."""
 
     name: Annotated[
         str | None,

@@ -181,6 +181,13 @@ def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
     return Member(name, inner, len(known) < len(parts), default, tuple(metadata))
 
 
+def documented(group: type[T]) -> type[T]:
+    """Add to a dataclass's docstring what its options do, for Python's `help` and the documents."""
+    lines = [f"        {each.name}: {each.option.help}" for each in members_of(group) if each.option]
+    group.__doc__ = "\n".join([(group.__doc__ or "").rstrip(), "", "    Attributes:", *lines, "    "])
+    return group
+
+
 def fixed_fields(group: type) -> dict[str, Any]:
     """Names and defaults of the fields that must be the same where a run goes on."""
     return {each.name: each.default for each in members_of(group) if each.first(Fixed)}

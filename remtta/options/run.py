@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, check_finite
 from remtta.options.guard import GuardOptions
-from remtta.options.option import Fixed, Option, check_options, read_size
+from remtta.options.option import Fixed, Option, check_options, documented, read_size
 
 _method = partial(Option, panel="Method")
 _answers = partial(Option, panel="Answers and guard")
@@ -23,41 +23,14 @@ _BY_METHOD = GuardOptions()
 MOST_SEED = 2**63 - 1
 
 
+@documented
 @dataclass(frozen=True)
 class RunOptions:
     """How a stream is run; the method has its own settings.
 
-    Attributes:
-        batch_size: Frames per update; the last batch may be smaller.
-        adapt: "auto" leaves out updates that teach next to nothing: those on more of the same; "always" none.
-        reset_every: Go back to the source weights before the first batch
-            after this many frames, so after whole batches; None for never.
-        guard: Who answers, and when harm is undone, by methods that train
-            weights and in no episodic run; None for the adapted model, and never.
-        smooth: "auto" has answers go by the frames before, too, where frames come in order; "off" never.
-        estimate: Accuracy of the model on clean images, from which that of the last frames is estimated; None for no
-            estimate.
-        expire_below: Estimated accuracy of the answers below which an event tells to train the model again.
-        overwrite: Replace an earlier run in the same folder.
-        resume: Go on with the run in the folder, or begin it if there is none.
-        replay: When going on, first pass on again what the reader of the predictions may not have had.
-        topk: Classes listed per prediction.
-        logits: Write all logits as well.
-        each: Write what the adapted and the source model said, where both were asked.
-        save_every: Updates between two saves of state and delta.
-        save_every_s: Seconds after which they are saved all the same.
-        save_full: Save a delta also of a method that changes every weight,
-            which is as large as the model.
-        max_ms: Mean time per frame in ms; updates are left out to keep it.
-        realtime: Leave out updates while a video's or live source's own time
-            has run ahead.
-        latency: Write predictions before the update on their batch begins.
-        flush_after: Seconds after which frames that wait for their batch to be full are predicted all the same;
-            they are learned from with the whole batch. None for never.
-        max_memory: Most bytes the process, or the GPU, is to need: the
-            micro-batch is chosen by it where the config leaves it open.
-        on_error: "skip" or "stop" at a frame that cannot be read.
-        seed: Seeds torch before the first frame.
+    `guard` is None where the adapted model is to answer and harm is never undone. `topk` classes are listed per
+    prediction. `each` writes what the adapted and the source model said wherever both were asked. State and delta are
+    saved after `save_every_s` seconds, however few updates there were.
     """
 
     batch_size: Annotated[int, _method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (

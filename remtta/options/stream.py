@@ -22,8 +22,8 @@ class LiveOptions:
     """How a camera or a network stream is read.
 
     Attributes:
-        reconnect_for: Seconds to try to get a lost source back; 0 ends the stream at the first loss, which is an error
-            where it is known not to be the source's own end.
+        reconnect_for: Seconds; 0 ends the stream at the first loss, which is an error where it is known not to be the
+            source's own end.
         buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
             that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
         open_timeout_s: Seconds that a source may take to open.
@@ -60,12 +60,7 @@ class LiveOptions:
 class StreamOptions:
     """Which frames of a source, and in what order.
 
-    Attributes:
-        sort: Order of a folder's or glob's files: natural by "name", by "mtime", or "none".
-        frame_stride: Take every frame_stride-th frame.
-        limit: Stop after this many frames.
-        null: Paths on standard input end in NUL instead of newline.
-        live: How cameras and network streams are read; None for the defaults, which any source may have.
+    `live` is how cameras and network streams are read; None for the defaults, which any source may have.
     """
 
     limit: Annotated[int | None, _stream("Stop after so many frames.", metavar="N", min=1, common=True)] = None

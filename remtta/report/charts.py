@@ -11,17 +11,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from remtta.errors import UsageError
 from remtta.report.series import Series, binned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK, _PALE = "#010203", "#040506"
-_PAGE_COLOURS = {_INK: "currentColor", _PALE: "var(--line)"}
+_INK = "#010203"
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
-_COLOURS = (_GREY, _BLUE, _ORANGE, "#2f9e63", "#9b6bc4", "#c4504f", "#a08a1c", "#2aa5a5")
 _EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
 _WIDTH = 5.0  # inches
 _MOST_BARS = 12
@@ -48,14 +45,6 @@ _STYLE: dict[str, Any] = {
 _numbers = itertools.count()
 
 P = ParamSpec("P")
-
-
-def check_installed() -> None:
-    """Raise a UsageError if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError('a report takes matplotlib, which is not installed: pip install "remtta[plot]"') from error
 
 
 def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:
@@ -88,9 +77,7 @@ def _svg(figure: Figure, told: str) -> str:
             elif name == f"{{{_LINK}}}href":
                 element.set(name, f"#{prefix}{value[1:]}")
             else:
-                for colour, own in _PAGE_COLOURS.items():
-                    value = value.replace(colour, own)
-                element.set(name, value.replace("url(#", f"url(#{prefix}"))
+                element.set(name, value.replace(_INK, "currentColor").replace("url(#", f"url(#{prefix}"))
     for name in ("width", "height"):
         del root.attrib[name]
     root.set("role", "img")
@@ -172,22 +159,6 @@ def _kinds(series: Series) -> list[str]:
 
 
 @_drawn
-def rate(series: Series) -> tuple[Figure, str]:
-    """Frames read per second, of a live source."""
-    times = np.array([seconds for _, seconds in series.seconds])
-    figure, axes = _axes(2.0)
-    counts, edges = np.histogram(times - times[0], bins=min(100, len(times) // 2))
-    rates = counts / np.diff(edges)
-    axes.stairs(rates, edges, color=_BLUE, fill=True, alpha=0.6)
-    axes.set_xlabel("seconds since the first frame")
-    axes.set_ylabel("frames per second")
-    return (
-        figure,
-        f"Frames read per second: {rates.mean():.1f} on average, between {rates.min():.1f} and {rates.max():.1f}.",
-    )
-
-
-@_drawn
 def classes(series: Series) -> tuple[Figure, str]:
     """How often each class was predicted, before and after."""
     names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MOST_BARS)]
@@ -218,46 +189,3 @@ def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
     return figure, f"How far each layer moved, as the root mean square of its change. {rows}."
-
-
-@_drawn
-def domains(errors: Mapping[str, Mapping[str, float]]) -> tuple[Figure, str]:
-    """Error by method, one small panel per domain."""
-    names = list(next(iter(errors.values())))
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure, panels = _axes(
-        0.5 + (0.35 + 0.13 * len(errors)) * rows, rows, columns, sharex=True, sharey=True, squeeze=False
-    )
-    for panel in panels.flat[len(names) :]:
-        panel.set_axis_off()
-    for panel, name in zip(panels.flat, names, strict=False):
-        values = [error.get(name, 0.0) for error in errors.values()]
-        panel.barh(range(len(errors)), values, color=[_COLOURS[place % len(_COLOURS)] for place in range(len(errors))])
-        panel.set_title(name[:24], fontsize=8)
-        panel.set_yticks(range(len(errors)), [method[:18] for method in errors], fontsize=7)
-    panels[0, 0].invert_yaxis()
-    figure.supxlabel("error in %", fontsize=9)
-    told = "; ".join(
-        f"{name}: " + ", ".join(f"{method} {error[name]:.1f}" for method, error in errors.items() if name in error)
-        for name in names
-    )
-    return figure, f"Error in % by domain and method. {told}."
-
-
-@_drawn
-def errors_over_time(wrong: Mapping[str, Sequence[bool]], starts: Mapping[str, int]) -> tuple[Figure, str]:
-    """Error by method over the images of an evaluation, with where its domains begin."""
-    figure, axes = _axes(2.6)
-    told = []
-    for place, (method, missed) in enumerate(wrong.items()):
-        at, error = binned(missed, most=max(1, min(60, len(missed) // 20)))
-        axes.plot(at * len(missed), 100 * error, color=_COLOURS[place % len(_COLOURS)], lw=1.3, label=method)
-        told.append(f"{method}: {100 * np.mean(missed):.1f} % in all, {100 * error[-1]:.1f} % at last")
-    for start in list(starts.values())[:60]:
-        axes.axvline(start, color=_PALE, lw=0.8, zorder=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("image (a line where a domain begins)")
-    axes.set_ylabel("error in %")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
-    return figure, f"Error over the stream. {'; '.join(told)}. Domains: {', '.join(list(starts)[:60])}."

@@ -1,23 +1,30 @@
-"""Frames of a run as its model sees them, and as REM's most masked view of them does."""
+"""Frames of a run, read again, as its model sees them, and as REM's most masked view of them does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 from torch import nn
 
-from remtta.errors import UsageError
-from remtta.methods.masking import paint_over
+from remtta.errors import FrameError, RemttaError, UsageError
+from remtta.methods.mask_pictures import mask_pictures
 from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of
 from remtta.report.inspection import read_run
 from remtta.report.pictures import address_of
-from remtta.report.rereading import FrameKey, check_rereadable, frame_of, read_again
 from remtta.runs.folder import RECORD
 from remtta.runs.reading import Row
+from remtta.streams.frames import Frame
+from remtta.streams.images import load_image
+from remtta.streams.video import iter_video
+
+_log = logging.getLogger("remtta")
 
 
 def largest_mask(folders: Sequence[Path]) -> REMConfig:
@@ -31,7 +38,10 @@ def largest_mask(folders: Sequence[Path]) -> REMConfig:
     if len(folders) > 1 or not (folder / RECORD).is_file():
         raise UsageError("--masks is for one run of remtta adapt; give its folder alone")
     run = read_run(folder)
-    check_rereadable(folder, run["source"]["kind"])
+    if run["source"]["kind"] in ("camera", "url"):
+        raise UsageError(
+            f"{folder} is a run of a live source, whose frames cannot be read again; record it to files first"
+        )
     method = run["method"]
     if not method.get("mask_ratios"):
         raise UsageError(f"--masks shows what REM hides, and {folder} is a run of {method['name']}; leave it out")
@@ -49,7 +59,7 @@ def masked_frames(
     Args:
         model: The run's, with its delta.
         config: With one mask.
-        wait: Called while frames are read; may raise to stop.
+        wait: Called between frames; may raise to stop.
         rows: Predictions of the run.
 
     Raises:
@@ -57,10 +67,33 @@ def masked_frames(
         RemttaError: If none of the frames can be read again.
     """
     rem, preprocessing = REM(model, config), preprocessing_of(model)
-    drawn: dict[FrameKey, tuple[str, ...]] = {}
-    for frames, pixels in read_again(rows, preprocessing, wait):
-        _, (kept,) = rem.objective.views(preprocessing.normalise(pixels.to(rem.net.device)))
-        for frame, image, positions in zip(frames, pixels.permute(0, 2, 3, 1).numpy(), kept, strict=True):
-            views = image, paint_over(image, positions, rem.net.backbone.patch_size)
-            drawn[frame] = tuple(address_of(Image.fromarray(view)) for view in views)
-    return [drawn.get(frame_of(row), ()) for row in rows]
+    transform, drawn, reasons = preprocessing.transform(), {}, []
+    for frame in _read_again(rows, wait):
+        try:
+            views = mask_pictures(rem, transform(frame.load())[None], preprocessing)
+        except FrameError as error:
+            reasons.append(f"{frame.source}: {error}")
+            continue
+        drawn[frame.source, frame.number] = tuple(address_of(Image.fromarray(view.pixels)) for (view,) in views)
+    if rows and not drawn:
+        such = f", such as {reasons[0]}" if reasons else ""
+        raise RemttaError(f"none of the {len(rows)} frames can be read again{such}")
+    if reasons:
+        _log.warning("%d of %d frames cannot be read again, such as %s", len(reasons), len(rows), reasons[0])
+    return [drawn.get((row["source"], row.get("frame")), ()) for row in rows]
+
+
+def _read_again(rows: Sequence[Row], wait: Callable[[], None]) -> Iterator[Frame]:
+    """The frames that rows are of, stills first, each video read once."""
+    videos: dict[str, set[int]] = {}
+    for row in rows:
+        if "frame" in row:
+            videos.setdefault(row["source"], set()).add(row["frame"])
+        else:
+            wait()
+            yield Frame(row["source"], partial(load_image, Path(row["source"])))
+    for source, numbers in videos.items():
+        for frame in itertools.islice(iter_video(source), max(numbers) + 1):
+            wait()
+            if frame.number in numbers:
+                yield frame

@@ -6,7 +6,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from remtta.errors import RemttaError
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, check_entries, read_rows
 
@@ -25,7 +23,6 @@ _OPTIONAL = {
     "label": str,
     "answered_by": str,
     "weight": float,
-    "time": str,
     "each": dict,
     "frame": int,
     "estimate": dict,
@@ -41,7 +38,6 @@ class Series:
         index: Number of each predicted frame.
         entropy: Of its prediction, in nats.
         share: The adapted model's share in it.
-        seconds: When it was read, of live sources, since the first one was.
         estimates: Frame and estimated accuracy wherever it changed, of the answers and of each model.
         halves: Predicted classes in the first and in the second half of the run; where both models answered, those of
             the source and of the adapted one.
@@ -55,7 +51,6 @@ class Series:
     index: array[int] = field(default_factory=lambda: array("q"))
     entropy: array[float] = field(default_factory=lambda: array("d"))
     share: array[float] = field(default_factory=lambda: array("d"))
-    seconds: list[tuple[int, float]] = field(default_factory=list)
     estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     by_both: bool = False
@@ -75,8 +70,8 @@ def read_series(folder: Path, predicted: int) -> Series:
     Raises:
         RemttaError: If a row is damaged.
     """
-    series = Series(events=list(_events(folder / EVENTS)))
-    path = folder / PREDICTIONS
+    events, path = folder / EVENTS, folder / PREDICTIONS
+    series = Series(events=list(read_rows(events, _check_event)) if events.is_file() else [])
     if path.is_file():
         series.unsure = nsmallest(MOST_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
         if series.num_differing:
@@ -108,38 +103,27 @@ def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
     return places, np.array([part.mean() for part in parts])
 
 
-def has_rate(series: Series) -> bool:
-    """Whether there are times enough to tell a rate."""
-    return len(series.seconds) > 2 and series.seconds[-1][1] > series.seconds[0][1]
-
-
 def name_of(row: Row) -> str:
     """What a row's class is called."""
     return str(row.get("label") or row["class"])
 
 
 def _predicted(path: Path) -> Iterator[Row]:
-    for number, row in enumerate(read_rows(path), 1):
-        if "error" in row or "gap" in row:
-            continue
-        try:
-            check_entries(row, _NEEDED, _OPTIONAL)
-            check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
-            for said in (row.get("each") or {}).values():
-                check_entries({"said": said}, {"said": dict})
-                check_entries(said, {"class": int, "prob": float}, {"label": str})
-        except ValueError as error:
-            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-        yield row
+    return (row for row in read_rows(path, _check_prediction) if "error" not in row and "gap" not in row)
 
 
-def _events(path: Path) -> Iterator[Row]:
-    for number, event in enumerate(read_rows(path) if path.is_file() else (), 1):
-        try:
-            check_entries(event, {"frame": int, "event": str}, {"lead": float, "reason": str, "seconds": float})
-        except ValueError as error:
-            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-        yield event
+def _check_prediction(row: Row) -> None:
+    if "error" in row or "gap" in row:
+        return
+    check_entries(row, _NEEDED, _OPTIONAL)
+    check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
+    for said in (row.get("each") or {}).values():
+        check_entries({"said": said}, {"said": dict})
+        check_entries(said, {"class": int, "prob": float}, {"label": str})
+
+
+def _check_event(event: Row) -> None:
+    check_entries(event, {"frame": int, "event": str}, {"lead": float, "reason": str, "seconds": float})
 
 
 def _differ(row: Row) -> bool:
@@ -157,13 +141,4 @@ def _add(series: Series, row: Row) -> None:
         points = series.estimates.setdefault(name, [])
         if not points or points[-1][1] != row["estimate"][name]:
             points.append((row["index"], row["estimate"][name]))
-    if row.get("time") is not None:
-        series.seconds.append((row["index"], _seconds(row["time"])))
     series.num_differing += _differ(row)
-
-
-def _seconds(time: str) -> float:
-    try:
-        return datetime.fromisoformat(time).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise RemttaError(f"a row has a time that is none: {time[:40]}") from error

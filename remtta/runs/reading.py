@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,12 @@ _WHEN_GOING_ON: Shape = {
 _NAMES: Mapping[type, str] = {str: "text", int: "whole number", float: "number", dict: "group of entries", list: "list"}
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
     """The rows of a JSON Lines file such as `predictions.jsonl`.
+
+    Args:
+        path: The file.
+        check: Raises a ValueError at a row that is not what it should be.
 
     Raises:
         RemttaError: If a line is damaged.
@@ -46,6 +50,7 @@ def read_rows(path: Path) -> Iterator[Row]:
                 row = json.loads(line.decode())
                 if not isinstance(row, dict):
                     raise ValueError("it is no row")
+                check(row)
             except (ValueError, RecursionError) as error:
                 raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
             yield row

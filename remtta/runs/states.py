@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from remtta.deltas.reading import UNREADABLE
+from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.runs.removed import kept_tensors

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from remtta.errors import UsageError
+from remtta.options.option import read_regular
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
+_MOST_BYTES = 1024**2
 
 
 def read_sources(path: Path) -> dict[str, str]:
@@ -41,12 +43,8 @@ def read_sources(path: Path) -> dict[str, str]:
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Return the lines that say something, with their numbers."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}; --streams takes a list, {_FORM}"
-        ) from error
-    except ValueError as error:
+        text = read_regular(path, _MOST_BYTES, f"a list of sources, {_FORM}").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no text in UTF-8; --streams takes a list of sources, {_FORM}") from error
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return [(number, line) for number, line in lines if line and not line.startswith("#")]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remtta.errors import UsageError
-from remtta.files import writing
+from remtta.errors import needed
+from remtta.files import check_target, writing
 from remtta.runs.viewing import View, answer_of, answered_by
 
 if TYPE_CHECKING:
@@ -32,18 +31,10 @@ def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> P
     Raises:
         UsageError: If it cannot be made.
     """
-    try:
-        import av  # noqa: F401
-    except ImportError as error:
-        raise UsageError('an annotated video needs PyAV; pip install "remtta[video]"') from error
-    if path.suffix != ".mp4" or path.is_dir():
-        raise UsageError(f"--annotate {path} must be a file that ends in .mp4")
-    if path.parent != folder and not path.parent.is_dir():
-        raise UsageError(f"--annotate: {path.parent}: no such folder; make it first")
+    needed("av", "video", "--annotate")
+    check_target(path, "--annotate", ".mp4", overwrite=overwrite or resume, made_by_then=folder)
     if not path.exists() or overwrite:
         return path
-    if not resume:
-        raise UsageError(f"{path} exists; choose another --annotate or add --overwrite")
     number = 2
     while (part := path.with_stem(f"{path.stem}-{number}")).exists():
         number += 1
@@ -108,26 +99,19 @@ class AnnotatedVideo:
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.codec_context.time_base = _MS
 
-    @cached_property
-    def _font(self) -> Any:
-        from PIL import ImageFont
-
-        return ImageFont.load_default(_TEXT)
-
     def _picture(self, frame: DecodedFrame, row: Row, guard: str | None) -> Image.Image:
         """The frame, enlarged to a width that can be read, above a band of two lines; both sides are even."""
-        from PIL import Image, ImageDraw
+        from PIL import Image
+
+        from remtta.drawing import Sheet
 
         assert frame.image is not None
         seen = Image.fromarray(frame.image.permute(1, 2, 0).numpy())
         scale = 2 * math.ceil(LEAST_WIDTH / seen.width / 2) if seen.width < LEAST_WIDTH else 1
         width, height = (side * scale + side * scale % 2 for side in seen.size)
-        picture = Image.new("RGB", (width, height + _BAND))
-        picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
-        draw = ImageDraw.Draw(picture)
+        sheet = Sheet(width, height + _BAND, "black", scale=1)
+        sheet.paste(seen, 0, 0, width, height)
         standing = f"guard: {guard}" if guard else "no guard"
-        lines = (answer_of(row), f"{answered_by(row)}; {standing}")
-        for number, line in enumerate(lines):
-            printable = "".join(c if c.isprintable() else "?" for c in line)
-            draw.text((8, height + 8 + number * _BAND // 2.3), printable, font=self._font, fill="white")
-        return picture
+        for number, line in enumerate((answer_of(row), f"{answered_by(row)}; {standing}")):
+            sheet.text(8, height + 8 + number * _BAND // 2.3, line, anchor="la", size=_TEXT, colour="white")
+        return sheet.image

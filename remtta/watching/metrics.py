@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from remtta._version import __version__
-from remtta.errors import UsageError
+from remtta.errors import UsageError, needed
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -61,10 +61,7 @@ class Metrics:
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
-        try:
-            import prometheus_client
-        except ImportError as error:
-            raise UsageError('metrics need prometheus-client; pip install "remtta[metrics]"') from error
+        prometheus_client = needed("prometheus_client", "metrics", "--metrics")
         self._watch: Watch = dict
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
         registry.register(_Runs(lambda: self._watch()))

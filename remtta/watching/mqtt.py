@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from remtta.errors import OutputError, UsageError
+from remtta.errors import OutputError, UsageError, needed
 from remtta.files import write_json
 from remtta.runs.folder import MQTT, PREDICTIONS
 
@@ -61,10 +61,7 @@ def parse_topic(text: str) -> Topic:
     Raises:
         UsageError: If it names none, or paho-mqtt is missing.
     """
-    try:
-        import paho.mqtt.client  # noqa: F401
-    except ImportError as error:
-        raise UsageError('--mqtt needs paho-mqtt; pip install "remtta[mqtt]"') from error
+    needed("paho.mqtt.client", "mqtt", "--mqtt")
     try:
         url = urlsplit(text)
         host, port, name = url.hostname, url.port, unquote(url.path.removeprefix("/"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -15,7 +14,6 @@ from remtta import REM, REMConfig
 from remtta.backbones.families import backbone_of
 from remtta.backbones.image import paint_out
 from remtta.backbones.norms import adapted_norms
-from remtta.bench.products import BareProduct
 from remtta.errors import ModelError
 from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
@@ -189,10 +187,3 @@ def test_masks_by_attention_are_refused_and_by_default_go_by_features(masking: A
     images = pictures(3)
     default, features = (REM(tiny("resnet"), REMConfig(**MASKS, masking=m)) for m in ("auto", "features"))
     assert all(map(torch.equal, default.objective.views(images)[1], features.objective.views(images)[1]))
-
-
-def test_a_product_of_a_convolution_is_measured() -> None:
-    backbone = backbone_of(tiny("resnet"))
-    product = BareProduct(backbone, 2, contextlib.nullcontext())
-    positions = 2 * (SIZE // 4) ** 2
-    assert product().shape == (positions, 8) and product.flop == 2.0 * positions * 64 * 8 * 9

@@ -115,7 +115,7 @@ def test_a_run_takes_its_options_from_a_file(
         ("3: 4", 'has no option "3"'),
         ("lr: [", "run.yaml cannot be read as YAML: while parsing a flow"),
         ("lr: \x07", "run.yaml cannot be read as YAML"),
-        ("lr: !!python/object/apply:os.getcwd []", "run.yaml cannot be read as YAML: could not determine a constr"),
+        ("lr: !!python/object/apply:os.getcwd []", "run.yaml: Invalid value for '--lr'"),
         ("batch-size: -1", "run.yaml: Invalid value for '--batch-size'"),
         ("output: ''", "run.yaml: output is empty; give a value, or leave it out"),
         (None, "run.yaml: no such file"),

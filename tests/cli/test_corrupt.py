@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -16,8 +15,8 @@ import pytest
 from PIL import Image
 
 from remtta.corruptions import STANDARD, corrupt
-from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.sources import find_images, target_names
+from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.source_images import find_images, target_names
 from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
@@ -27,6 +26,7 @@ from tests.conftest import draw_folder, draw_image, happens
 from tests.records import json_of
 
 HAS_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+CHEAP = ("fog", "brightness", "contrast", "pixelate")
 FAST = ("--corruptions", "contrast,impulse_noise", "--jobs", "1")
 
 
@@ -80,7 +80,7 @@ def test_a_labelled_folder_becomes_an_imagenet_c_tree(
 
 def test_every_file_holds_what_the_library_makes(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert remtta_here("corrupt", photos, out, "--jobs", "1", "--seed", "7") == 0
+    assert remtta_here("corrupt", photos, out, "--jobs", "1", "--seed", "7", "--limit", "1") == 0
     source = load_image(photos / "dog" / "dog_2.png")
     for name in STANDARD:
         expected = corrupt(source, name, 5, generator_of(7, name, 5, "dog/dog_2.png"))
@@ -127,32 +127,19 @@ def test_prepare_resizes_and_crops_as_imagenet_c_does() -> None:
     assert prepare(draw_image(0, 32_000, 1), 224).size == (224, 224)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "I;16", "P"])
-def test_other_kinds_of_images_become_rgb(mode: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    image = draw_image(0)
-    image = (
-        Image.fromarray(np.asarray(image)[..., 0].astype(np.uint16) * 257) if mode == "I;16" else image.convert(mode)
-    )
-    image.save(tmp_path / "in" / "a.tif")
-    assert remtta_here("corrupt", tmp_path / "in", tmp_path / "out", *FAST) == 0
-    with Image.open(tmp_path / "out/contrast/5/a.png") as made:
-        assert made.mode == "RGB"
-
-
 def test_the_tree_does_not_depend_on_the_number_of_processes_or_on_stops(
     photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--corruptions", "glass_blur,frost", "--quiet")
+    options = ("--corruptions", "impulse_noise,fog", "--quiet")
     assert remtta_here("corrupt", photos, tmp_path / "one", *options, "--jobs", "1") == 0
     assert remtta_here("corrupt", photos, tmp_path / "two", *options, "--jobs", "2") == 0
     expected = tree_of(tmp_path / "one")
     assert tree_of(tmp_path / "two") == expected
     assert len(set(expected.values())) == len(expected)
 
-    (tmp_path / "two/frost/5/cat/cat_2.png").unlink()
-    (tmp_path / "two/frost/5/dog/dog_2.png").write_bytes(b"")  # what a power failure may leave
-    untouched = tmp_path / "two/glass_blur/5/cat/cat_2.png"
+    (tmp_path / "two/fog/5/cat/cat_2.png").unlink()
+    (tmp_path / "two/fog/5/dog/dog_2.png").write_bytes(b"")  # what a power failure may leave
+    untouched = tmp_path / "two/impulse_noise/5/cat/cat_2.png"
     os.utime(untouched, (1, 1))
     capfd.readouterr()
     assert remtta_here("corrupt", photos, tmp_path / "two", *options[:2], "--jobs", "1") == 0
@@ -410,7 +397,8 @@ def in_group(group: int) -> list[int]:
 
 def start(source: Path, out: Path) -> Started:
     """Begin a long run in two processes, in a session of its own; back once the first files are there."""
-    process = Started("corrupt", source, out, "--jobs", "2", "--severity", "1,2,3,4,5", before=in_a_session)
+    options = "--jobs", "2", "--severity", "1,2,3,4,5", "--corruptions", ",".join(CHEAP)
+    process = Started("corrupt", source, out, *options, before=in_a_session)
     assert happens(lambda: sum(1 for _ in out.glob("*/*/*.JPEG")) >= 20, within_s=60)
     assert process.returncode is None
     return process
@@ -418,13 +406,13 @@ def start(source: Path, out: Path) -> Started:
 
 @pytest.mark.parametrize(
     ("signum", "code", "to_all"),
-    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, True)],
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)],  # of all three: tests/engines
     ids=str,
 )
 def test_a_signal_leaves_whole_files_and_no_process(
     signum: signal.Signals, code: int, to_all: bool, tmp_path: Path
 ) -> None:
-    source, out = many(tmp_path / "photos", 40), tmp_path / "out"
+    source, out = many(tmp_path / "photos", 60), tmp_path / "out"
     with start(source, out) as process:
         if to_all:  # as a terminal does
             os.killpg(process.pid, signum)
@@ -436,7 +424,7 @@ def test_a_signal_leaves_whole_files_and_no_process(
     assert b"written" in stderr
     wait_for_none_in(process.pid)
     made = tree_of(out)
-    assert 20 <= len(made) < 40 * 75
+    assert 20 <= len(made) < 60 * 20
     assert record_of(out)["written"] == len(made)
     for path in made:
         assert path.endswith(".JPEG")
@@ -446,15 +434,15 @@ def test_a_signal_leaves_whole_files_and_no_process(
 
 @HAS_PROC
 def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: Path) -> None:
-    source, out = many(tmp_path / "photos", 3), tmp_path / "out"
+    source, out = many(tmp_path / "photos", 10), tmp_path / "out"
     with start(source, out) as process:
         process.kill()
     wait_for_none_in(process.pid)
     before = len([path for path in tree_of(out) if path.endswith(".JPEG")])
-    options = CorruptOptions(severities=(1, 2, 3, 4, 5), jobs=1)
+    options = CorruptOptions(corruptions=CHEAP, severities=(1, 2, 3, 4, 5), jobs=1)
     summary: TreeSummary = corrupt_tree(source, out, options)
     assert summary.kept == before
-    assert summary.written == 3 * 75 - before
+    assert summary.written == 10 * 20 - before
     corrupt_tree(source, tmp_path / "whole", options)
     for path in out.rglob(".*.tmp"):
         os.utime(path, (0, 0))  # as long after the kill
@@ -473,7 +461,7 @@ def wait_for_none_in(group: int) -> None:
 
 @HAS_PROC
 def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
-    source, out = many(tmp_path / "photos", 3), tmp_path / "out"
+    source, out = many(tmp_path / "photos", 10), tmp_path / "out"
     with start(source, out) as process:
         workers = [
             worker
@@ -484,20 +472,6 @@ def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 0
     assert stderr.startswith(b"Warning: a worker process died; what it had is begun again")
-    assert record_of(out)["finished"] == 3
-    assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 3 * 75
+    assert record_of(out)["finished"] == 10
+    assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 10 * 20
     wait_for_none_in(process.pid)
-
-
-def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from remtta.cli import progress
-
-    caplog.set_level("INFO", logger="remtta")
-    clock = iter((0.0, 29.0, 31.0, 31.0))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with progress.tree_progress(hidden=False) as advance:
-        for finished in (50, 100):
-            advance(TreeSummary(Path("out"), 500, finished=finished, written=15 * finished, seconds=10))
-    assert caplog.messages == ["100 of 500 images, 1500 written, 150.0 images/s"]

@@ -60,11 +60,3 @@ def test_every_setting_of_a_method_is_explained_and_used(method: str, capfd: pyt
         if re.match(r"  \w+ = ", line):
             assert len(lines[number + 1].strip()) > 10, line
     assert ("lr" in names) == (method not in ("source", "norm", "lame", "foa"))
-
-
-def test_one_model_kwargs_option_takes_several_pairs() -> None:
-    from remtta.cli.usage import spread_values
-
-    args = ["adapt", "--model-kwargs", "img_size=32", "depth=6", "frames", "--lr", "1"]
-    expected = ["adapt", "--model-kwargs", "img_size=32", "--model-kwargs", "depth=6", "frames", "--lr", "1"]
-    assert spread_values(args) == expected

@@ -143,7 +143,7 @@ def header_of(path: Path) -> dict[str, str]:
         ("timing", [], "its timing.started is missing"),
         ("counts", {"frames": "many", "skipped": 0, "updates": 0}, "its counts.frames is no whole number"),
         ("guard", 3, "its guard is no group of entries"),
-        ("guard", {}, "its alarms is missing"),
+        ("guard", {"alarms": "many"}, "its guard.alarms is no whole number"),
         ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is no number"),
     ],
 )

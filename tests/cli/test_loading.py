@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remtta.cli.loading import import_uncollected
+from remtta.cli.classifiers import import_uncollected
 
 
 def test_what_a_run_needs_is_imported_without_the_garbage_collector(

@@ -10,15 +10,15 @@ from typing import Any, get_args
 import pytest
 from typer.models import ArgumentInfo
 
-from remtta.bench.options import BenchOptions
+from remtta.bench.subjects import BenchOptions
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
-from remtta.corruptions.options import CorruptOptions
+from remtta.corruptions.choices import CorruptOptions
 from remtta.methods.settings import REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.source import SourceConfig
 from remtta.options import DataOptions, EvalOptions, ModelOptions, RunOptions, StreamOptions
-from remtta.options.option import Member, Option
+from remtta.options.option import Member
 from tests.command import refusal_of, remtta_here
 
 LIBRARY = (RunOptions, EvalOptions, DataOptions, StreamOptions, ModelOptions, CorruptOptions, BenchOptions)
@@ -74,18 +74,6 @@ def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.Capture
     assert remtta_here("corrupt", "--help") == 0
     told = capfd.readouterr().out
     assert all(flag in told for flag in OPTIONS["corrupt"])  # a command of fewer shows all
-
-
-def test_an_option_is_one_field() -> None:
-    """What docs/options.md, --help, --config and the library have of it all comes from here."""
-    option = OPTIONS["adapt"]["--smooth"].option
-    assert isinstance(option, Option) and option.panel == "Answers and guard" and option.common
-
-
-@pytest.mark.parametrize("args", [("apply", "delta", "-o", "out.safetensors"), ("bench",)])
-def test_bad_pairs_are_told_on_one_line(args: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here(*args, "--model-kwargs", "depth") == 2
-    assert capfd.readouterr().err == "Error: --model-kwargs takes key=value pairs, got 'depth'\n"
 
 
 @pytest.mark.parametrize(

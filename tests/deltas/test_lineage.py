@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from remtta import load_delta
+from remtta.deltas.delta_files import parsed_lineage
 from remtta.deltas.layers import layers_apart
-from remtta.deltas.lineage import parsed_lineage
 from remtta.errors import DeltaError
 from tests.records import record_of
 from tests.runs.tiny import adapt_tiny
@@ -48,7 +48,6 @@ def test_a_runs_delta_says_where_it_comes_from(frames: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "lineage",
     [
-        [],
         {"run": 1},
         {"parents": {}},
         {"parents": [{}]},

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import remtta
-from remtta.demo.conditions import CONDITIONS
+from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import draw_drive, run_demo
 from remtta.demo.signs import IMAGE_SIZE, render_sign
 from remtta.errors import UsageError

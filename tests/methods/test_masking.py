@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from remtta.backbones.tokens import gather_patches
-from remtta.methods.masking import keep_indices, num_kept, paint_over, random_scores
+from remtta.methods.masking import keep_indices, num_kept, random_scores
 
 
 @pytest.mark.parametrize(
@@ -83,13 +82,3 @@ def test_gradients_reach_the_kept_tokens_only() -> None:
     gather_patches(tokens, torch.tensor([[1]]), num_prefix_tokens=1).sum().backward()
     assert tokens.grad is not None
     assert tokens.grad[0, :, 0].tolist() == [1, 0, 1, 0]
-
-
-def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
-    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    painted = paint_over(pixels, torch.tensor([0, 4]), (2, 2))  # of two rows of three patches
-    grey = np.array([[False, True, True], [True, False, True]]).repeat(2, 0).repeat(2, 1)
-    assert sorted(set(painted[grey].flatten().tolist())) == [70, 235]
-    assert painted[0, 2:, 0].tolist() == [70, 235] * 2 and painted[1, 2:, 0].tolist() == [235, 70] * 2  # diagonally
-    assert (painted[~grey] == pixels[~grey]).all()
-    assert paint_over(pixels, None, (2, 2)) is pixels

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.deltas.base import load_base
+from remtta.deltas.base_model import load_base
 from remtta.deltas.delta import Delta
 from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
 from remtta.methods.registry import build_method

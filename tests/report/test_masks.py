@@ -14,8 +14,8 @@ from PIL import Image
 
 from remtta import apply_delta, load_delta, load_model
 from remtta.backbones.families import backbone_of
+from remtta.drawing import paint_over
 from remtta.errors import RemttaError
-from remtta.methods.masking import paint_over
 from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of
 from remtta.report.masks import masked_frames
@@ -58,7 +58,7 @@ def hatched(run: Path) -> dict[int, str]:
         with torch.no_grad():
             embedded = backbone.embed(preprocessing.normalise(pixels[None]))
             order = backbone.classify_with_scores(embedded, "attention")[1][0].argsort()
-        view = paint_over(pixels.permute(1, 2, 0).numpy(), order[: int(0.6 * len(order))], backbone.patch_size)
+        view = paint_over(pixels.permute(1, 2, 0).numpy(), order[: int(0.6 * len(order))].tolist(), backbone.patch_size)
         addresses[row["index"]] = address_of(Image.fromarray(view))
     return addresses
 

@@ -41,12 +41,6 @@ def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
     assert not any(thread.name == "remtta-health" for thread in threading.enumerate())
 
 
-def test_a_file_that_cannot_be_written_is_told_at_once(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere: no such folder"):
-        adapt_stream(vit, frames, tmp_path / "run", health=tmp_path / "nowhere" / "health.json")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     health = HealthFile(tmp_path / "there" / "health.json", dict, every_s=0.01)
@@ -145,10 +139,3 @@ def test_it_is_written_through_a_link_to_a_file_like_it_or_none(content: str | N
     check_health_path(link, tmp_path / "run")
     HealthFile(link, lambda: {"state": "running"}).close()
     assert link.is_symlink() and json_of(target)["state"] == "running"
-
-
-def test_the_command_writes_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    args: list[str | Path] = ["-b", "6", "-o", tmp_path / "run", "--health", tmp_path / "health.json"]
-    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
-    health = json_of(tmp_path / "health.json")
-    assert (health["state"], health["frames"], health["updates"]) == ("completed", 12, 2)

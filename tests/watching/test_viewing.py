@@ -68,7 +68,7 @@ def test_a_video_that_cannot_be_made_is_told_in_a_line(
     (tmp_path / "there.mp4").touch()
     (tmp_path / "cams.txt").write_text(f"a={frames}\n")
     for source, name, told in (
-        (frames, "x.avi", "must be a file that ends in .mp4"),
+        (frames, "x.avi", "must end in .mp4"),
         (frames, "none/x.mp4", "no such folder"),
         (frames, "there.mp4", "choose another --annotate or add --overwrite"),
         (tmp_path / "cams.txt", "x.mp4", "leave them out with --streams"),

@@ -24,19 +24,8 @@ _GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "hold-out": HOLD_OUTS}
 class CorruptOptions:
     """What is made of each image.
 
-    Attributes:
-        corruptions: Names, each made once, in the standard order.
-        severities: 1 to 5.
-        seed: With a file's corruption, severity and path below the source, it decides every random choice.
-        size: First resize the short side to 256/224 of this and cut out the centre, this many pixels high and wide,
-            as in ImageNet-C; None keeps every image as it is.
-        parameters: "imagenet" or "cifar"; "auto" is CIFAR-10-C's for images with a short side of up to 64 px.
-        format: "jpeg" (quality 85, as in ImageNet-C) or "png" (lossless, as CIFAR-10-C is); "auto" goes with the
-            parameters.
-        limit: Take the first so many images of every class, in natural order; None for all.
-        jobs: Processes; None for one per core.
-        engine: "processes" of this machine, or "ray": those of a cluster.
-        overwrite: Remove a tree made earlier in the same place.
+    With a file's corruption, severity and path below the source, `seed` decides every random choice. Corruptions and
+    severities are kept in their standard order, each once.
 
     Raises:
         UsageError: If a value is out of range; the text names it.

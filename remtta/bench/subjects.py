@@ -12,9 +12,8 @@ from remtta.options.run import MOST_SEED
 
 FORWARD = "forward"
 SOURCE = "source"
-PLAIN_REM = "rem-plain"
 ANSWER = "rem-answer"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "fast", ANSWER, PLAIN_REM)
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "fast", ANSWER)
 
 _MODEL = "vit_small_patch16_224"
 _SMALL = ModelOptions(_MODEL)
@@ -22,23 +21,7 @@ _SMALL = ModelOptions(_MODEL)
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure.
-
-    Attributes:
-        model: The model, by a name of timm's. Without a checkpoint its weights are random, since they matter for speed
-            only by the share of images that violate the order of entropies. Or a zero-shot model, whose weights are
-            loaded and classes ImageNet's.
-        batch_size: Images per step.
-        repeats: Rounds; in each round every subject has one step, so that noise meets all alike.
-        subjects: Which of SUBJECTS.
-        memory: Measure peak memory as well, each subject in a process of its own.
-        precision: Of all but the plain fp32 forward pass that they are compared with; "auto" is fp32.
-        compile: Compile the blocks; the plain forward pass and "rem-plain" stay as they are.
-        device: Where to run.
-        threads: CPU threads, or None for all.
-        seed: Seeds the random weights and images.
-        mask_ratios: Those of "rem", "remtta", "fast" and "rem-answer", in place of the default ones.
-    """
+    """What to measure, on a model of timm's by name, with random weights but for a checkpoint, or a zero-shot one."""
 
     model: Annotated[
         ModelOptions, Only("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", name=_MODEL)

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import RemttaError, UsageError, needed
 from remtta.files import write_atomically
 from remtta.report import charts, page
+from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, Look, picture, thumbnails
-from remtta.report.series import Series, has_rate, name_of, read_series
-from remtta.runs.folder import PREDICTIONS
-from remtta.runs.reading import Row, check_entries, read_rows
+from remtta.report.series import Series, name_of, read_series
+from remtta.runs.reading import Row
 
-_ROW = {"method": str, "seed": int, "phase": str, "domain": str, "class": int, "label_true": int}
+_PICTURES = (
+    ("Error over time", "running_error.png", "Error of each method over the images, with where domains begin"),
+    ("Masks", "masks.png", "Sample images with the patches that the masks hide hatched"),
+)
+"""Of those that an evaluation draws: title, file, and words for whoever does not see it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
         RemttaError: If a file is damaged.
         OutputError: If the disk refuses; a page that stood there is untouched.
     """
-    charts.check_installed()  # before rows are read, which may take minutes
+    needed("matplotlib", "plot", "a report")  # before rows are read, which may take minutes
     names = _names(folders)
     contents = [describe_folder(folder) for folder in folders]
     runs = [
@@ -71,35 +75,11 @@ def _summary(runs: Sequence[_Run]) -> str:
     return f"<section><h2>Runs</h2>{page.facts([run.name for run in runs], [_facts(run) for run in runs])}</section>"
 
 
-def _facts(run: _Run) -> dict[str, object]:
-    record, said = run.content["run"], run.content.get("predictions") or {}
-    counts, timing, method, guard = record["counts"], record["timing"], record["method"], record.get("guard")
-    killed = record["exit_reason"] == "running" and run.content["alive"] is False
-    latency = timing.get("latency_ms")
-    facts: dict[str, object] = {
-        "ended": "was killed" if killed else record["exit_reason"],
-        "started": f"{timing['started']}, took {timing['seconds']:.0f} s",
-        "source": f"{record['source']['name']} ({record['source']['kind']})",
-        "model": f"{record['model'].get('name') or 'unknown'}, {record['model']['num_classes']} classes",
-        "base weights": record["model"]["base_sha256"][:12],
-        "method": f"{method['name']}, batches of {method['batch_size']}",
-        "device": record["environment"]["device"],
-        "frames": f"{counts['frames']}, {counts['skipped']} skipped",
-        "updates": f"{counts['updates']}; {counts.get('not_adapted') or 0} frames not adapted on",
-        "rate": f"{timing['images_per_s']} images/s",
-    }
+def _facts(run: _Run) -> dict[str, str]:
+    facts, latency = run_facts(run.content), run.content["run"]["timing"].get("latency_ms")
     if isinstance(latency, dict):
         told = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
         facts["latency of a full batch in ms"] = ", ".join(told)
-    for name in ("gaps", "dropped"):
-        if counts.get(name):
-            facts[name] = counts[name]
-    if guard:
-        by_source, by_both = guard["answered_by_source"], guard.get("answered_by_both", 0)
-        facts["guard"] = f"{guard['alarms']} alarms; answered by the source {by_source}, by both {by_both}"
-    if said.get("predicted"):
-        facts["mean entropy"] = f"{said['mean_entropy']:.3f} nats"
-        facts["classes predicted"] = said["classes_predicted"]
     if run.series.by_both:
         facts["adapted and source differ"] = f"{run.series.num_differing} frames"
     return facts
@@ -110,8 +90,6 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     yield page.section("Over time", [page.chart(run.name, charts.over_time(run.series)) for run in seen])
     estimated = [run for run in seen if run.series.estimates]
     yield page.section("Estimated accuracy", [page.chart(run.name, charts.accuracy(run.series)) for run in estimated])
-    live = [run for run in seen if has_rate(run.series)]
-    yield page.section("Rate", [page.chart(run.name, charts.rate(run.series)) for run in live])
     yield page.section("Classes before and after", [page.chart(run.name, charts.classes(run.series)) for run in seen])
     moved = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
     yield page.section(
@@ -155,16 +133,9 @@ def _captioned(row: Row, said: str) -> str:
 
 
 def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:
-    evaluation = content["evaluation"]
-    settings, methods = evaluation["settings"], evaluation["methods"]
-    options, data = settings["options"], settings["data"]
-    facts = {
-        "status": evaluation["status"],
-        "data": f"{data['root']} ({data['layout']}), {len(data['domains'])} domains",
-        "scenario": f"{options['scenario']}, batches of {options['batch_size']}, {len(options['seeds'])} seed(s)",
-        "model": f"{settings['model'].get('name') or 'unknown'}, base {settings['model']['base_sha256'][:12]}",
-    }
-    parts = [f"<section><h2>Evaluation: {page.text(name)}</h2>{page.facts([name], [facts])}</section>"]
+    methods = content["evaluation"]["methods"]
+    facts = page.facts([name], [evaluation_facts(content)])
+    parts = [f"<section><h2>Evaluation: {page.text(name)}</h2>{facts}</section>"]
     if methods:
         errors = {method: _errors(method, result["error"]) for method, result in methods.items()}
         places = list(next(iter(errors.values())))
@@ -174,14 +145,9 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         ]
         table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
         parts.append(f"<section><h2>Methods</h2>{table}</section>")
-        if places:
-            parts.append(page.section("Error by domain", [page.chart(name, charts.domains(errors))]))
-    wrong, starts = _outcomes(folder / PREDICTIONS)
-    if wrong:
-        parts.append(page.section("Error over time", [page.chart(name, charts.errors_over_time(wrong, starts))]))
-    for masks in picture(folder / "plots" / "masks.png"):
-        shown = f'<img class="wide" src="{masks}" alt="Sample images with the patches that the masks hide hatched">'
-        parts.append(f"<section><h2>Masks</h2>{shown}</section>")
+    for title, file, words in _PICTURES:
+        for address in picture(folder / "plots" / file):
+            parts.append(f'<section><h2>{title}</h2><img class="wide" src="{address}" alt="{words}"></section>')
     return parts
 
 
@@ -190,24 +156,3 @@ def _errors(method: str, errors: Mapping[str, Any]) -> dict[str, float]:
         return {name: float(value) for name, value in errors.items()}
     except (TypeError, ValueError) as error:
         raise RemttaError(f"the results of {method} are damaged: {error}") from error
-
-
-def _outcomes(path: Path) -> tuple[dict[str, list[bool]], dict[str, int]]:
-    """By method, whether each image of the first seed was missed, and where the domains begin."""
-    wrong: dict[str, list[bool]] = {}
-    starts: dict[str, int] = {}
-    first: int | None = None
-    for number, row in enumerate(read_rows(path) if path.is_file() else (), 1):
-        if "error" in row:
-            continue
-        try:
-            check_entries(row, _ROW)
-        except ValueError as error:
-            raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
-        first = row["seed"] if first is None else first
-        if row["seed"] == first and row["phase"] == "adapt":
-            missed = wrong.setdefault(row["method"], [])
-            if len(wrong) == 1:
-                starts.setdefault(row["domain"], len(missed))
-            missed.append(row["class"] != row["label_true"])
-    return wrong, starts

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from remtta.deltas.lineage import parsed_lineage
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import parts_sha256
 
@@ -36,48 +34,41 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
         UsageError: If there is no such file.
     """
-    with delta_errors(path):
-        check_header_size(path)
-        content = path.read_bytes()
-        try:
-            arrays = load(content)
-        except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
-        # What `load` took has a header of JSON after its length.
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
-        parts = (
-            (name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays)
-        )
-        check_content(header, parts_sha256(parts))
-    fields = delta_fields(path, header)
+    try:
+        content, header, arrays = _read(path)
+    except FileNotFoundError as error:
+        deltas = path.parent / "deltas"
+        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
+        raise UsageError(f"{path}: no such delta file{hint}") from error
+    except UNREADABLE as error:
+        raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
+    fields = _fields(path, header)
     for name, array in arrays.items():
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             raise DeltaError(f"the delta's {name} holds values that are not finite numbers")
-    return fields, arrays
+    return {**fields, "path": str(path), "file_sha256": hashlib.sha256(content).hexdigest()}, arrays
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, str], dict[str, np.ndarray]]:
+    """The file, its header, and its arrays, which are those of its checksum."""
+    check_header_size(path)
+    content = path.read_bytes()
+    try:
+        arrays = load(content)
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
+    # What `load` took has a header of JSON after its length.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
+    parts = ((name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays))
+    check_content(header, parts_sha256(parts))
+    return content, header, arrays
 
 
 def _bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-@contextlib.contextmanager
-def delta_errors(path: str | Path) -> Iterator[None]:
-    """Tell what reading a delta's file raises.
-
-    Raises:
-        UsageError, DeltaError: In place of `UNREADABLE`.
-    """
-    try:
-        yield
-    except FileNotFoundError as error:
-        deltas = Path(path).parent / "deltas"
-        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
-        raise UsageError(f"{path}: no such delta file{hint}") from error
-    except UNREADABLE as error:
-        raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
-
-
-def delta_fields(path: str | Path, header: Mapping[str, str]) -> dict[str, Any]:
+def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
     """Fields of a `Delta` but its tensors, from a file's header.
 
     Raises:
@@ -101,6 +92,32 @@ def delta_fields(path: str | Path, header: Mapping[str, str]) -> dict[str, Any]:
         }
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error
+
+
+def parsed_lineage(text: str) -> dict[str, Any]:
+    """Where a delta comes from: the run that made it, what that saw, and the deltas it builds on, its "parents".
+
+    Raises:
+        ValueError: If it is none.
+    """
+    lineage = _mapping(text)
+    parents = lineage.get("parents", [])
+    if not (isinstance(parents, list) and all(map(_is_parent, parents)) and _has_texts(lineage)):
+        raise ValueError("its lineage is none")
+    return lineage
+
+
+def _is_parent(content: Any) -> bool:
+    kinds = {"file_sha256": str, "method": str, "frames": int, "updates": int, "created": str}
+    return (
+        isinstance(content, Mapping)
+        and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+        and _has_texts(content)
+    )
+
+
+def _has_texts(content: Mapping[str, Any]) -> bool:
+    return all(isinstance(content.get(name, ""), str) for name in ("made_by", "run", "source", "kind", "started"))
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from remtta.corruptions.record import RECORD
+from remtta.corruptions.tree_record import RECORD
 from remtta.errors import UsageError
 from remtta.streams.images import image_suffixes, list_files
 

@@ -28,7 +28,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     options = {_key(option): option for option in _options(ctx)}
     names = {name.replace("_", "-"): key for key, option in options.items() for name in _names(option)}
     values: dict[str, Any] = {}
-    for given, value in _load(path).items():
+    for given, value in _load(path):
         key = names.get(given.replace("_", "-"))
         if key is None:
             close = difflib.get_close_matches(given.replace("_", "-"), names, n=1)
@@ -65,38 +65,29 @@ def _key(option: Any) -> str:
     return name
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> list[tuple[str, Any]]:
     """A file's options; every value is a text, a list or mapping of them, or None."""
     import yaml
 
-    # All but null is taken as it is written, so that the option decides what it is: `off`, `1e-3`, `0,1`.
-    resolvers = {
-        first: [each for each in kinds if each[0] == "tag:yaml.org,2002:null"]
-        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    loader = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
     text = read_regular(path, _MOST_BYTES, "a file of options")
     try:
-        _refuse_twice(path, yaml.compose(text, loader))
-        content = yaml.load(text, loader)
-    except UsageError:
-        raise
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is None:
+            return []
+        if node.id == "mapping":
+            return [(str(name.value), _as_written(value)) for name, value in node.value]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as YAML: {error}") from error
-    if content is None:
-        return {}
-    if isinstance(content, dict) and None in content:  # the option --null, not quoted
-        content["null"] = content.pop(None)
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise UsageError(f'{path} holds no options; write one per line, such as "batch-size: 20"')
-    return content
+    raise UsageError(f'{path} holds no options; write one per line, such as "batch-size: 20"')
 
 
-def _refuse_twice(path: Path, content: Any) -> None:
-    """Refuse an option that is given twice, of which YAML would take the last."""
-    names = [name.value for name, _ in content.value] if getattr(content, "id", None) == "mapping" else []
-    if twice := {str(name) for name in names if names.count(name) > 1}:
-        raise UsageError(f"{path}: {', '.join(sorted(twice))} is given twice")
+def _as_written(node: Any) -> Any:
+    """A value of which the option decides what it is: `off`, `1e-3`, `0,1`."""
+    if node.id == "sequence":
+        return [_as_written(each) for each in node.value]
+    if node.id == "mapping":
+        return {name.value: _as_written(value) for name, value in node.value}
+    return None if node.tag == "tag:yaml.org,2002:null" else node.value
 
 
 def _value(where: str, option: Any, value: Any) -> Any:

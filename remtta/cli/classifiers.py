@@ -48,7 +48,7 @@ def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
     Raises:
         RemttaError: If the run left no delta, or the model cannot be loaded or is not the one of the delta.
     """
-    from remtta.deltas.base import base_options
+    from remtta.deltas.base_model import base_options
     from remtta.deltas.delta import apply_delta, load_delta
     from remtta.models.loading import load
 
@@ -70,7 +70,7 @@ def load_classifier(
         RemttaError: If it cannot be adapted or loaded, or is not that of the delta.
     """
     from remtta.backbones.families import check_adaptable
-    from remtta.deltas.base import base_options
+    from remtta.deltas.base_model import base_options
     from remtta.models.loading import load
 
     if start is not None:

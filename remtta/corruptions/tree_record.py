@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
+from remtta.corruptions.choices import JPEG_QUALITY, CorruptOptions
 from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
 from remtta.errors import UsageError
 from remtta.files import check_can_hold, remove_leftovers, write_json, writing

@@ -1,0 +1,87 @@
+"""What `remtta inspect` and the page tell of a run or an evaluation, in a few named lines; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Facts = dict[str, str]
+
+
+def state_of(told: str, alive: bool | None, end: str = "killed") -> str:
+    """How it is; one that says it is running, and that no process is writing to, came to this end."""
+    return f"was {end}, and --resume goes on with it" if told == "running" and alive is False else told
+
+
+def run_facts(content: Mapping[str, Any]) -> Facts:
+    """Of a run, as `describe_folder` has it."""
+    run = content["run"]
+    counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
+    facts = {
+        "run": f"{state_of(run['exit_reason'], content['alive'])}; started {timing['started']}, {timing['seconds']} s, "
+        f"{timing['images_per_s']} images/s on {run['environment']['device']}",
+        "source": f"{run['source']['name']} ({run['source']['kind']})",
+        "model": f"{model.get('name') or 'unknown'}, {model['num_classes']} classes, base {model['base_sha256'][:12]}",
+        "method": f"{method['name']}, batch {method['batch_size']}{_settings(method)}",
+        "frames": f"{counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
+        "guard": _guard(run.get("guard"), run.get("options")),
+    }
+    if pace := run.get("pace"):
+        share = 100 * pace.get("adapted_on", 0) / max(1, pace.get("frames", 0))
+        facts["pace"] = f"adapted on {share:.0f} % of frames; {pace.get('changes', 0)} changes"
+    return {**facts, **(_prediction_facts(content["predictions"]) if "predictions" in content else {})}
+
+
+def _guard(guard: dict[str, Any] | None, options: Any) -> str:
+    if guard is None:
+        return "none; the adapted model answers"
+    ended = "; adaptation has ended" if guard.get("retired") else ""
+    both = guard.get("answered_by_both", 0)
+    shared = f", {both} by both models" if both else ""
+    asked = options.get("guard") if isinstance(options, dict) else None
+    kinds = [f"{name} {asked[name]}" for name in ("action", "answer") if isinstance(asked, dict) and name in asked]
+    alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
+    return ", ".join([*kinds, f"{alarms} alarms, {by_source} frames answered by the source{shared}{ended}"])
+
+
+def _more(counts: dict[str, int]) -> str:
+    """Counts that are seldom anything but 0."""
+    texts = {"not_adapted": "not adapted on", "dropped": "dropped for newer ones", "gaps": "gaps"}
+    return "".join(f"; {counts[name]} {text}" for name, text in texts.items() if counts.get(name))
+
+
+def _settings(method: dict[str, Any]) -> str:
+    settings = [f"lr {method['lr']:g} ({method.get('optimizer')})"] if method.get("lr") is not None else []
+    if method.get("mask_ratios") is not None:
+        settings.append(f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}")
+    if method.get("ranking_weight") is not None:
+        settings.append(f"lambda {method['ranking_weight']:g}")
+    if method.get("anchor"):
+        settings.append(f"anchor {method['anchor']:.3g}")
+    return "".join(f", {setting}" for setting in settings)
+
+
+def _prediction_facts(predictions: dict[str, Any]) -> Facts:
+    if not predictions["predicted"]:
+        return {"predictions": "none"}
+    common = [f"{entry['label'] or entry['class']} ({entry['frames']})" for entry in predictions["most_common"]]
+    return {
+        "predictions": f"{predictions['predicted']}, mean entropy {predictions['mean_entropy']:.3f} nats, "
+        f"{predictions['classes_predicted']} classes",
+        "most common": ", ".join(common),
+    }
+
+
+def evaluation_facts(content: Mapping[str, Any]) -> Facts:
+    """Of an evaluation, as `describe_folder` has it."""
+    evaluation = content["evaluation"]
+    settings = evaluation["settings"]
+    data, model, options = settings["data"], settings["model"], settings["options"]
+    state, seeds = state_of(evaluation["status"], content["alive"], "stopped"), ",".join(map(str, options["seeds"]))
+    device = f" on {settings['device']}" if settings.get("device") else ""
+    return {
+        "evaluation": f"{state}; {options['scenario']}, batch {options['batch_size']}, seeds {seeds}{device}",
+        "data": f"{data['root']} ({data['layout']}), {len(data['domains'])} domains",
+        "model": f"{model.get('name') or 'unknown'}, base {model['base_sha256'][:12]}",
+        "methods": ", ".join(settings["methods"]) + ("" if evaluation["methods"] else "; no results yet"),
+    }
