@@ -110,7 +110,13 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         "",
         f"{'layer':<{width}}  rms change  largest change",
         *(f"{layer['layer']:<{width}}  {layer['rms']:10.2e}  {layer['max']:14.2e}" for layer in layers),
+        *_class_lines(delta["classes"]),
     ]
+
+
+def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
+    moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in classes)
+    return ["", f"centred head: the bias moved most of class {moved}"] if moved else []
 
 
 def _lineage_lines(lineage: dict[str, Any]) -> list[str]:

@@ -9,12 +9,26 @@ import numpy as np
 
 from remtta.errors import DeltaError
 
+_MOST_CLASSES = 5
 _LONGEST_NUMBER = 10  # digits; no model has so many blocks
 
 
 def layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Of each layer, in the model's order: root of the mean square of its change, and its largest."""
     return [{"layer": name, "rms": _rms(change), "max": _most(change)} for name, change in _layers(arrays).items()]
+
+
+def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Of a head that was centred, whose bias alone moved: the classes that it says most more or less often, by number.
+
+    A norm moves with its weight, and the head of a method that trains it all.
+    """
+    alone = [name for name in arrays if name.endswith("bias") and name.removesuffix("bias") + "weight" not in arrays]
+    if not alone:
+        return []
+    change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in alone], axis=0)
+    most = np.argsort(-np.abs(change), kind="stable")[:_MOST_CLASSES]
+    return [{"class": int(number), "bias": float(change[number])} for number in most if change[number]]
 
 
 def layers_apart(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:

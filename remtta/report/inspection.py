@@ -8,7 +8,7 @@ from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
-from remtta.deltas.layers import layers_apart, layers_moved
+from remtta.deltas.layers import classes_moved, layers_apart, layers_moved
 from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
@@ -87,6 +87,7 @@ def describe_delta(path: Path) -> dict[str, Any]:
         "tensors": len(arrays),
         "parameters": sum(array.size for array in arrays.values()),
         "layers": layers_moved(arrays),
+        "classes": classes_moved(arrays),
     }
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -19,6 +20,7 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta, save_weights
+from remtta.deltas.layers import classes_moved
 from remtta.errors import DeltaError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.hashing import state_sha256
@@ -296,3 +298,11 @@ def test_others_may_read_what_was_saved_as_the_umask_says(save: Any, umask: int,
     finally:
         os.umask(before)
     assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == mode
+
+
+def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:
+    norm = {"norm.weight": np.ones(4), "norm.bias": np.ones(4)}
+    bias = np.array([0.0, -0.5, 0.25, 0.0], dtype=np.float32)
+    assert classes_moved({**norm, "head.bias": bias}) == [{"class": 1, "bias": -0.5}, {"class": 2, "bias": 0.25}]
+    assert classes_moved({**norm, "head.bias": bias, "head_dist.bias": -bias}) == []
+    assert classes_moved(norm) == classes_moved({**norm, "head.bias": bias, "head.weight": np.ones((4, 2))}) == []
