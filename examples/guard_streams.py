@@ -156,7 +156,7 @@ def guard_options(text: str) -> GuardOptions | None:
     """A guard from "default", "none", or NAME=VALUE,... in place of some of the defaults."""
     if text == "none":
         return None
-    default = GuardOptions("rollback", "auto")
+    default = GuardOptions("rollback", "both")
     defaults = vars(default)
     settings = {}
     for pair in [] if text == "default" else text.split(","):

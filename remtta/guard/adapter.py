@@ -93,6 +93,8 @@ class Adapter:
         learned = torch.zeros_like(fit) if left_out or self.retired else fit
         answers = Answers(self.method, images, learned, fit=fit, early=early)
         if learned.any():
+            if self.guard is not None:  # the source's answers come first: the adapted model's are centred by them
+                answers.ask_source()
             answers.adapted = self._step(images, learned, labels, later=later)
             if not later:
                 self._note_update(answers)

@@ -73,7 +73,8 @@ class Answers:
         elif weight == 1:
             self.logits = self.ask_adapted()
         else:
-            self.logits = mixture(self.ask_adapted(), self.ask_source(), weight)
+            source = self.ask_source()  # first: the adapted model's logits are centred by its answers
+            self.logits = mixture(self.ask_adapted(), source, weight)
 
 
 class Observer:

@@ -49,7 +49,9 @@ class Centre:
         """Begin anew."""
         self.offset = self._shift = torch.zeros_like(self._bias)
         self.share = torch.ones((), device=self._bias.device)
-        self._led = torch.zeros((), dtype=torch.bool)  # by the source model's share
+        self._led = torch.zeros((), dtype=torch.bool)  # by the source model's answers
+        self._answers: Tensor | None = None  # to the last batch, (B, C)
+        self._told: Tensor | None = None  # the source model's to the next one
         self._means = {
             "window": _Mean(HALF_LIFE),
             "recent": _Mean(_RECENT),
@@ -80,14 +82,19 @@ class Centre:
         if fit.any():
             self._follow(whole[fit.to(whole.device)])
 
-    def share_of(self, other: Centre) -> None:
-        """Take away as much of the shift as another centre does: the source model's, whose answers do not collapse."""
-        self.share, self._led = other.share, torch.ones((), dtype=torch.bool)
-        self.offset = self.share * self._shift
+    def follow(self, source: Centre) -> None:
+        """Go by the source model's answers to the same batch, which is to come, and centre as much as it does.
+
+        A class that takes over in the adapted model's own answers would pass for one that the stream shows.
+        """
+        self._told, self.share = source._answers, source.share
+        self._led = torch.ones((), dtype=torch.bool)
 
     def _follow(self, logits: Tensor) -> None:
         count, classes = logits.shape
-        values, answers = logits - self._bias, (logits - self._shift).softmax(-1)
+        values, told = logits - self._bias, self._told
+        answers = (logits - self._shift).softmax(-1) if told is None or len(told) != count else told
+        self._answers, self._told = answers, None
         window = self._means["window"]
         z, q, zq, qq = window.add(values, answers, (values * answers).sum(-1), answers.square().sum(-1))
         common, spread = _agreement(q, qq, window.alike)

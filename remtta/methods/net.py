@@ -135,7 +135,7 @@ class Net:
         if fit is not None:
             self.source_centre.expect(fit)
             self.source_centre.note(logits)
-            self.centre.share_of(self.source_centre)
+            self.centre.follow(self.source_centre)
         return logits - self.source_centre.offset
 
     def forget_centres(self) -> None:

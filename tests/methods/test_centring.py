@@ -161,3 +161,18 @@ def test_the_delta_carries_the_offset() -> None:
     assert all(torch.equal(tensor, again.method.delta()[name]) for name, tensor in delta.items())
     adapter.reset()
     assert not any(tensor.any() for tensor in adapter.method.delta().values())
+
+
+def test_the_source_models_answers_tell_the_labels() -> None:
+    """A class that takes over in the adapted model is no class that the stream shows."""
+    labels = shuffled(400)
+    logits = logits_of(labels)
+    taken_over = logits + 2.5 * torch.nn.functional.one_hot(torch.tensor(3), CLASSES)
+    source, alone, led = (Centre(torch.zeros(CLASSES)) for _ in range(3))
+    wrong = {"alone": 0.0, "led": 0.0}
+    for truth, plain, other in zip(labels.split(20), logits.split(20), taken_over.split(20), strict=True):
+        follow(source, plain)
+        led.follow(source)
+        wrong["led"] += errors(follow(led, other), truth) / 20
+        wrong["alone"] += errors(follow(alone, other), truth) / 20
+    assert wrong["led"] < errors(logits, labels) + 0.05 < wrong["alone"]
