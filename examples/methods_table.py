@@ -32,7 +32,7 @@ from remtta.evaluation.datasets import Dataset
 from remtta.files import write_atomically
 from remtta.guard.evidence import mixture
 from remtta.guard.judge import Judge
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.methods.source_data import learn_from_source
 from remtta.models.preprocessing import preprocessing_of

@@ -23,8 +23,7 @@ from remtta.bench.products import BareProduct, count_flop
 from remtta.errors import ModelError, UsageError
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.models.building import create
 from remtta.models.loading import load, select_device

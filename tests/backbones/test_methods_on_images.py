@@ -15,8 +15,7 @@ from remtta.deltas.delta import apply_delta, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError
 from remtta.guard.guard import Guard
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import ALGORITHMS, ZERO_SHOT, MethodConfig, REMConfig, method_config
 from remtta.options import GuardOptions
 from tests.backbones.tiny_models import pictures, tiny

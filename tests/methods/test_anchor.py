@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from remtta.errors import UsageError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import REMConfig, method_config
 from tests.conftest import random_images, tiny_vit
 

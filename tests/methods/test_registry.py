@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, ZERO_SHOT, REMConfig, algorithm_of, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
