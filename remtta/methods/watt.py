@@ -48,25 +48,15 @@ class WATTConfig(MethodConfig):
 
 
 @dataclass(frozen=True)
-class REMWATTConfig(REMConfig):
-    """Settings of REM in WATT's loop: both methods', on the norms that REM trains.
+class REMWATTConfig(REMConfig, WATTConfig):
+    """Settings of REM in WATT's loop: both methods', on the norms that REM trains."""
 
-    Attributes:
-        rounds: How often the weights are averaged over all templates.
-        order: "sequential", each template goes on from the last one's weights,
-            or "parallel", each from the round's start.
-        steps: Optimizer steps per template and round.
-    """
-
-    rounds: Count = 5
-    order: Order = "sequential"
     steps: Steps = 2
     episodic: bool = True
     unused = (*_UNUSED, "margin", "consistency_weight", "confident_below")
-    whole_batch = _WHOLE
 
 
-Config = TypeVar("Config", bound=WATTConfig | REMWATTConfig)
+Config = TypeVar("Config", bound=WATTConfig)
 
 
 class TemplateAverage(Objective[Config]):
