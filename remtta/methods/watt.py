@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class WATTConfig(MethodConfig):
     steps: Steps = 2
     episodic: bool = True
     adapt_layers: str | None = "all"
-    unused = _UNUSED
+    unused: ClassVar[tuple[str, ...]] = _UNUSED
     whole_batch = _WHOLE
 
 

@@ -41,21 +41,6 @@ def test_the_pull_holds_the_weights_near_the_source_for_good() -> None:
     assert drifts[1] < 0.5 * drifts[0]
 
 
-def test_going_on_from_a_state_gives_the_same_weights() -> None:
-    first, second = tiny_vit(), tiny_vit()
-    config = REMConfig(lr=0.01, anchor=0.05)
-    whole, begun = build_method("rem", first, config), build_method("rem", tiny_vit(), config)
-    for seed in range(4):
-        whole(random_images(4, seed=seed))
-    for seed in range(2):
-        begun(random_images(4, seed=seed))
-    resumed = build_method("rem", second, config)
-    resumed.load_state(begun.state())
-    for seed in range(2, 4):
-        resumed(random_images(4, seed=seed))
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("anchor", [-0.1, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(anchor: float) -> None:
     with pytest.raises(UsageError, match=r"anchor must be in \[0, 1\), got"):

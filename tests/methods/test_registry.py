@@ -143,9 +143,11 @@ def test_a_batch_of_one_and_a_reset(name: str) -> None:
     method = make(name)
     source = method.predict(random_images(3, 2))
     numbers = copy.deepcopy(method.state().get("generator"))
+    fresh = copy.deepcopy(method.objective.memory)
     first = run(method, 0, count=1)
     method.reset()
-    assert method.num_updates == 0
+    assert method.num_updates == 0 and method.objective.memory.keys() == fresh.keys()
+    assert all(torch.equal(tensor, fresh[key]) for key, tensor in method.objective.memory.items())
     assert torch.equal(method.predict(random_images(3, 2)), source)
     if numbers is not None:  # a reset does not draw the same random numbers again
         method.load_state({**method.state(), "generator": numbers})
