@@ -25,7 +25,7 @@ from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions

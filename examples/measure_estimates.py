@@ -30,7 +30,7 @@ from remtta.evaluation import open_dataset
 from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator
 from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import Smoother
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of

@@ -28,8 +28,7 @@ from remtta.evaluation.domains import Domain
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.pace import Pace
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions

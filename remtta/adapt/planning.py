@@ -21,8 +21,7 @@ from remtta.guard.guard import guarded
 from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard

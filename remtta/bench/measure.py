@@ -22,8 +22,7 @@ from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
 from remtta.errors import UsageError
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
 from remtta.models.building import create
 from remtta.models.loading import load, select_device

@@ -32,8 +32,7 @@ from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
 from remtta.guard.smoothing import Smoother
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import MethodConfig
 from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import check_source_data, learn_from_source

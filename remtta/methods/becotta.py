@@ -13,10 +13,10 @@ from torchvision.transforms.v2 import functional as T
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import check
+from remtta.methods.augmentations import spawn
 from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.randomness import spawn
 from remtta.methods.settings.base import Count, NonNegative, Positive
 
 _DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # brightness, and the blur's deviation over 5 pixels

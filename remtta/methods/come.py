@@ -13,25 +13,21 @@ from remtta.methods.sar import SAR
 from remtta.methods.tent import Tent
 
 
-class TentCOME(Tent):
+class _COME:
+    entropy = staticmethod(come_entropy)
+
+
+class TentCOME(_COME, Tent):
     """Tent on COME's entropy."""
 
-    entropy = staticmethod(come_entropy)
 
-
-class EATACOME(EATA):
+class EATACOME(_COME, EATA):
     """EATA on COME's entropy, whose filter and weights go by it as well."""
 
-    entropy = staticmethod(come_entropy)
 
-
-class SARCOME(SAR):
+class SARCOME(_COME, SAR):
     """SAR on COME's entropy, whose filter and collapse check go by it as well."""
 
-    entropy = staticmethod(come_entropy)
 
-
-class REMCOME(RankedEntropy):
+class REMCOME(_COME, RankedEntropy):
     """REM whose views are ranked by COME's entropy; the consistency loss is unchanged."""
-
-    entropy = staticmethod(come_entropy)

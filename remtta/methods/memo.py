@@ -9,12 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from remtta.methods.augmentations import PixelSpace
-from remtta.methods.augmix import augmix
+from remtta.methods.augmentations import PixelSpace, augmix
 from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
 
 Border = Literal["red", "grey", "black"]
@@ -80,25 +78,20 @@ class MEMO(Objective[MEMOConfig]):
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         weights = self.net.weights
-        start = {name: parameter.detach().clone() for name, parameter in weights.parameters.items()}
+        start = weights.copy()
         logits = []
         for image in images:
             try:
                 predicted, adapted = self._predict_adapted(descent, image)
             finally:
-                self._put_back(descent.optimizer, start)
+                weights.put(start)
+                descent.optimizer.zero_grad()
+                if not self.config.keep_optimizer:
+                    descent.optimizer.restart()
             logits.append(predicted)
             if adapted:
                 weights.commit()  # counts the update
         return torch.stack(logits).unsqueeze(0)
-
-    @torch.no_grad()
-    def _put_back(self, optimizer: NamedOptimizer, start: dict[str, Tensor]) -> None:
-        optimizer.zero_grad()
-        if not self.config.keep_optimizer:
-            optimizer.restart()
-        for name, parameter in self.net.weights.parameters.items():
-            parameter.copy_(start[name])
 
     @torch.enable_grad()
     def _predict_adapted(self, descent: Descent, image: Tensor) -> tuple[Tensor, bool]:

@@ -12,8 +12,9 @@ from remtta.backbones.backbone import check_images
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
 from remtta.models.weights import Committed
+from remtta.options import DEFAULT_BATCH_SIZE
 
 DELTA, _UPDATES = "delta.", "updates"
 _NO_SOURCE = (
@@ -235,3 +236,20 @@ class Updater(Generic[Kind]):
 
 Method: TypeAlias = Updater[Any]
 """A method of any kind."""
+
+
+def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
+    """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its defaults if there is no config.
+
+    Raises:
+        UsageError: If there is no such method, or its settings do not suit the model.
+        ModelError: If the method cannot adapt the model.
+    """
+    check_method(name, METHOD_TABLE)
+    config = config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE)
+    try:
+        return Updater(model, config, METHOD_TABLE[name].objective)
+    except UsageError:
+        raise
+    except ValueError as error:  # such as a mask ratio that leaves no patch of this model
+        raise UsageError(str(error)) from error

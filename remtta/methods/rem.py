@@ -97,8 +97,10 @@ class RankedEntropy(Objective[REMConfig]):
 
         Random masks are the ones that the next update would draw.
         """
-        with self._views.undrawn():
-            return self._views(images)
+        state = self.net.generator.get_state()
+        views = self._views(images)
+        self.net.generator.set_state(state)
+        return views
 
 
 class OneMaskedView(RankedEntropy):

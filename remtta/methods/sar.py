@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from remtta.methods.losses import entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, MethodConfig, NonNegative, Optimizer, Positive
+from remtta.models.weights import AdaptedWeights
 
 _LOSS = "mean_loss"
 
@@ -82,7 +83,7 @@ class SAR(Objective[SARConfig]):
         views = descent.gradients(images, ())
         certain = self.entropy(views[0]) < self._margin
         if certain.any():
-            with _climbed(self.net.weights.parameters.values(), self.config.rho):
+            with _climbed(self.net.weights, self.config.rho):
                 if self.net.batch_norms.mixes:  # the other images belong to the batch
                     above = descent.gradients(images, (certain,))[:, certain]
                 else:
@@ -106,18 +107,14 @@ class SAR(Objective[SARConfig]):
 
 
 @contextlib.contextmanager
-def _climbed(parameters: Iterable[nn.Parameter], length: float) -> Iterator[None]:
-    """Move parameters a step of this length up their gradient, within the block; put back the same bits afterwards."""
-    moving = [parameter for parameter in parameters if parameter.grad is not None]
-    before = [parameter.detach().clone() for parameter in moving]
-    gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
-    scale = length / (nn.utils.get_total_norm(gradients) + 1e-12)
+def _climbed(weights: AdaptedWeights, length: float) -> Iterator[None]:
+    """Move weights a step of this length up their gradient, within the block; put back the same bits afterwards."""
+    moving = [(parameter, parameter.grad) for parameter in weights.parameters.values() if parameter.grad is not None]
+    before, scale = weights.copy(), length / (nn.utils.get_total_norm([each for _, each in moving]) + 1e-12)
     try:
         with torch.no_grad():
-            for parameter, gradient in zip(moving, gradients, strict=True):
+            for parameter, gradient in moving:
                 parameter.add_(gradient * scale)
         yield
     finally:
-        with torch.no_grad():
-            for parameter, value in zip(moving, before, strict=True):
-                parameter.copy_(value)
+        weights.put(before)

@@ -16,7 +16,7 @@ from remtta.backbones.backbone import Scores
 from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import ALGORITHMS
 
 _MOST_NAMED = 3

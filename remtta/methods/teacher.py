@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.backbone import Backbone
+from remtta.methods.augmentations import spawn
 from remtta.methods.net import Net
 from remtta.methods.objective import Config, Objective, Targets
-from remtta.methods.randomness import spawn
 
 _STUDENT = "student."
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
-from remtta.methods.augmentations import PixelSpace
-from remtta.methods.augmix import augmix, random_view
+from remtta.methods.augmentations import PixelSpace, augmix, random_view
 from remtta.methods.losses import entropy, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remtta.methods.augmentations import integer
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.randomness import integer
 from remtta.methods.settings.base import NO_WEIGHTS, BelowOne, MethodConfig, NonNegative, PositiveShare
 from remtta.methods.teacher import follow
 from remtta.models.preprocessing import preprocessing_of

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -79,15 +78,6 @@ class MaskedViews:
     def masks(self, scores: Tensor) -> list[Tensor]:
         """Return the positions (B, K) of the patches that each masked view keeps, by scores (B, N)."""
         return [keep_indices(scores, ratio) for ratio in self._ratios]
-
-    @contextlib.contextmanager
-    def undrawn(self) -> Iterator[None]:
-        """Leave the random numbers as they were: who looks at the masks must not change the next ones."""
-        state = self.net.generator.get_state()
-        try:
-            yield
-        finally:
-            self.net.generator.set_state(state)
 
 
 class LeanViews:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +21,6 @@ from remtta.methods.views import MaskedViews
 from remtta.models.zero_shot import zero_shot_head
 
 _log = logging.getLogger("remtta")
-
-Values = Sequence[Tensor]
-"""The adapted weights, in the order of their names."""
 
 Order = Literal["parallel", "sequential"]
 _UNUSED = ("answer", "anchor", "bn_momentum", "centre")
@@ -47,30 +43,20 @@ class WATTConfig(MethodConfig):
     steps: Steps = 2
     episodic: bool = True
     adapt_layers: str | None = "all"
-    unused = _UNUSED
+    unused: ClassVar[tuple[str, ...]] = _UNUSED
     whole_batch = _WHOLE
 
 
 @dataclass(frozen=True)
-class REMWATTConfig(REMConfig):
-    """Settings of REM in WATT's loop: both methods', on the norms that REM trains.
+class REMWATTConfig(REMConfig, WATTConfig):
+    """Settings of REM in WATT's loop: both methods', on the norms that REM trains."""
 
-    Attributes:
-        rounds: How often the weights are averaged over all templates.
-        order: "sequential", each template goes on from the last one's weights,
-            or "parallel", each from the round's start.
-        steps: Optimizer steps per template and round.
-    """
-
-    rounds: Count = 5
-    order: Order = "sequential"
     steps: Steps = 2
     episodic: bool = True
     unused = (*_UNUSED, "margin", "consistency_weight", "confident_below")
-    whole_batch = _WHOLE
 
 
-Config = TypeVar("Config", bound=WATTConfig | REMWATTConfig)
+Config = TypeVar("Config", bound=WATTConfig)
 
 
 class TemplateAverage(Objective[Config]):
@@ -101,21 +87,22 @@ class TemplateAverage(Objective[Config]):
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         descent.optimizer.restart()
-        before = self._values()
+        before = self.net.weights.copy()
         if all(self._round(descent, images, first=number == 0) for number in range(self.config.rounds)):
             self.net.weights.commit()
         else:
-            self._put(before)
+            self.net.weights.put(before)
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
         with torch.no_grad():
             return self.predict(images).unsqueeze(0)
 
     def _round(self, descent: Descent, images: Tensor, *, first: bool) -> bool:
         """Go through all templates once; return whether the gradients were finite numbers."""
-        start, found, optimizer = self._values(), [], descent.optimizer
+        weights, found, optimizer = self.net.weights, [], descent.optimizer
+        start = weights.copy()
         for text in self._texts:
             if self.config.order == "parallel":
-                self._put(start)
+                weights.put(start)
                 if first:
                     optimizer.restart()
             with self.head.using(text), torch.enable_grad():
@@ -124,17 +111,9 @@ class TemplateAverage(Objective[Config]):
                     if not optimizer.finite():
                         return False
                     optimizer.step()
-            found.append(self._values())
-        self._put([torch.stack(values).mean(0) for values in zip(*found, strict=True)])
+            found.append(weights.copy())
+        weights.put({name: torch.stack([each[name] for each in found]).mean(0) for name in weights.parameters})
         return True
-
-    def _values(self) -> Values:
-        return [parameter.detach().clone() for parameter in self.net.weights.parameters.values()]
-
-    @torch.no_grad()
-    def _put(self, values: Values) -> None:
-        for parameter, value in zip(self.net.weights.parameters.values(), values, strict=True):
-            parameter.copy_(value)
 
 
 class WATT(TemplateAverage[WATTConfig]):

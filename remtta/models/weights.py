@@ -90,12 +90,12 @@ class AdaptedWeights:
 
     @contextlib.contextmanager
     def _holding(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
-        adapted = {name: parameter.detach().clone() for name, parameter in self._tracked.items()}
+        adapted = self.copy()
         try:
             self._put(values)
             yield
         finally:
-            self._put(adapted.items())
+            self.put(adapted)
 
     def enter(self) -> None:
         """Put the adapted weights in place, in a model at its source weights."""
@@ -105,6 +105,14 @@ class AdaptedWeights:
     def leave(self) -> None:
         """Leave the model to others, who adapt it from the same source; `enter` comes back."""
         self._put(self._source.items())
+
+    def copy(self) -> dict[str, Tensor]:
+        """Return copies of the weights that are in place, committed or not, for `put`."""
+        return {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
+
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Put these weights in place, without committing them."""
+        self._put(values.items())
 
     @torch.no_grad()
     def _put(self, values: Iterable[tuple[str, Tensor]]) -> None:

@@ -18,7 +18,7 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError, UsageError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256

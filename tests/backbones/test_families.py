@@ -29,7 +29,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError, UsageError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images
 from tests.methods.test_registry import QUICK

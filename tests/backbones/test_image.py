@@ -15,7 +15,7 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.image import paint_out
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.backbones.tiny_models import FAMILIES, FIXED_SIZE, SIZE, pictures, tiny
 from tests.conftest import tiny_vit

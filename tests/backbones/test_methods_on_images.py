@@ -15,9 +15,8 @@ from remtta.deltas.delta import apply_delta, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError
 from remtta.guard.guard import Guard
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
-from remtta.methods.settings import ALGORITHMS, ZERO_SHOT, MethodConfig, REMConfig, method_config
+from remtta.methods.method import Method, build_method
+from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.options import GuardOptions
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
@@ -27,11 +26,10 @@ from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
-ON_WINDOWS = ("tent", "rem", "rem-n1", "sar", "eata", "cotta", "ecotta", "lame")  # of each way to learn, one or two
-RUNNING = [
-    *(("resnet", name) for name in ALGORITHMS if name not in (*IN_BETWEEN, *ZERO_SHOT)),
-    *(("swin", name) for name in ON_WINDOWS),
-]
+ON_CNNS = ("source", "norm", "tent", "rem", "sar", "eata", "roid", "cotta", "petal", "memo", "vdp", "ecotta", "lame")
+ON_WINDOWS = ("tent", "rem", "ecotta", "lame")
+RUNNING = [*(("resnet", name) for name in ON_CNNS), *(("swin", name) for name in ON_WINDOWS)]
+"""One method of each way to learn."""
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
 
@@ -39,10 +37,8 @@ def config_of(name: str, **settings: Any) -> MethodConfig:
     own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
     if "entropy_margin" in own:
         own["entropy_margin"] = 1.0
-    if name == "pseudo-label":
-        own["threshold"] = 0.2
-    if name.startswith("rem"):
-        own["mask_ratios"] = (0.0, 0.25) if name == "rem-n1" else (0.0, 0.25, 0.5)
+    if name == "rem":
+        own["mask_ratios"] = (0.0, 0.25, 0.5)
     lr = {} if name in ("norm", "lame", "source") else {"lr": 0.01}
     return method_config(name, {**lr, **own, **settings}, batch_size=5)
 
@@ -62,18 +58,16 @@ def run(method: Method, seed: int, count: int = 5) -> Tensor:
 def test_a_method_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(family: str, name: str) -> None:
     through, resumed = make(family, name), make(family, name)
     start = through.predict(pictures(5, 9))
-    for seed in range(2):
-        assert torch.isfinite(run(through, seed)).all()
+    assert torch.isfinite(run(through, 0)).all()
     assert through.num_updates > 0 or not through.adapts
     resumed.load_state(copy.deepcopy(through.state()))
-    for seed in range(2, 4):
-        assert torch.equal(run(resumed, seed), run(through, seed))
+    assert torch.equal(run(resumed, 1), run(through, 1))
     assert torch.isfinite(run(resumed, 5, count=1)).all()
     resumed.reset()
     assert torch.equal(resumed.predict(pictures(5, 9)), start)
 
 
-@pytest.mark.parametrize(("family", "name"), [("resnet", name) for name in ON_WINDOWS])
+@pytest.mark.parametrize(("family", "name"), [("resnet", name) for name in ("tent", "rem", "sar", "cotta", "lame")])
 def test_answering_first_and_learning_then_comes_to_the_same(family: str, name: str) -> None:
     together, apart = make(family, name), make(family, name)
     for seed in range(2):

@@ -18,8 +18,7 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.test_registry import PASSABLE, QUICK

@@ -46,7 +46,7 @@ def _errors() -> list[Any]:
         (["adapt", "frames", "--model", "vit_base_patch16_siglip_255"], 2, "did you mean vit_base_patch16_siglip_2"),
         (["adapt", "frames", *tiny, "--mask-ratios", "0.1,0.2"], 2, "mask ratios must start with 0"),
         (["adapt", "frames", *tiny, "--mask-ratios", "x"], 2, "--mask-ratios takes numbers"),
-        (["adapt", "frames", *tiny, "--lr", "0"], 2, "learning rate must be > 0"),
+        (["adapt", "frames", *tiny, "--lr", "0"], 2, "lr must be > 0"),
         (["adapt", "frames", *tiny, "--adapt-layers", "0-9"], 2, "no block 9: the model has blocks 0-3"),
         (["adapt", "frames", *tiny, "--mask-ratios", "0,0.999"], 2, "leaves none of 64 patch tokens"),
         (["adapt", "frames", "--model", "local-dir:nowhere"], 2, "no such folder with a config.json"),

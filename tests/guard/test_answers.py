@@ -22,7 +22,7 @@ from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.window import Window
 from remtta.methods.lame import LAMEConfig
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
 from remtta.methods.source import SourceConfig

@@ -20,8 +20,7 @@ from remtta.guard.evidence import Evidence, information_gap, mutual_information
 from remtta.guard.guard import Guard
 from remtta.guard.judge import describe
 from remtta.guard.observer import Answers
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions

@@ -14,7 +14,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.guard.guard import Guard
 from remtta.guard.pace import NOTHING_NEW, Pace
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import MethodConfig
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from remtta.guard.adapter import Adapter
 from remtta.methods.centring import Centre
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 

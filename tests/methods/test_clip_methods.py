@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.errors import ModelError, UsageError
-from remtta.methods.augmix import random_view
-from remtta.methods.registry import build_method
+from remtta.methods.augmentations import random_view
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.loading import load_model
 from remtta.options import GuardOptions

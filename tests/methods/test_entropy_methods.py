@@ -19,8 +19,7 @@ from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.deyo import shuffle_patches
 from remtta.methods.losses import come_entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit

@@ -14,9 +14,8 @@ from remtta import adapt_stream
 from remtta.errors import UsageError
 from remtta.methods import fitting
 from remtta.methods.fitting import fitting_micro_batch
-from remtta.methods.method import Method
+from remtta.methods.method import Method, build_method
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.registry import build_method
 from remtta.methods.rem import RankedEntropy
 from remtta.methods.settings import REMConfig, method_config
 from remtta.options import RunOptions

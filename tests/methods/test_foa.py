@@ -116,21 +116,6 @@ def test_statistics_do_not_depend_on_what_was_learned_nor_on_the_batches() -> No
     assert before["mean"].shape == before["std"].shape == (4, 48)
 
 
-def test_foa_goes_on_from_its_state_and_a_reset_is_the_source() -> None:
-    through = _foa()
-    for seed in range(2):
-        through(random_images(4, seed))
-    state = copy.deepcopy(through.state())
-    torch.manual_seed(99)
-    resumed = _foa()
-    resumed.load_state(state)
-    assert torch.equal(resumed(random_images(4, 5)), through(random_images(4, 5)))
-    resumed.reset()
-    assert resumed.num_updates == 0
-    with torch.no_grad():
-        torch.testing.assert_close(resumed.predict(random_images(2)), tiny_vit()(random_images(2)))
-
-
 def test_starting_from_a_delta_searches_afresh() -> None:
     foa = _foa()
     foa(random_images(4))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from remtta.methods.method import build_method
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.registry import build_method
 from tests.conftest import random_images, tiny_vit
 
 METHODS = ["rem", "rem-n1", "tent"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
 from remtta.errors import UsageError
-from remtta.methods.augmix import _OPERATIONS, _affine, augmix
+from remtta.methods.augmentations import _OPERATIONS, _affine, augmix
 from remtta.methods.losses import marginal_entropy
 from remtta.methods.memo import MEMO, MEMOConfig
 from remtta.methods.settings import method_config

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError
+from remtta.methods.method import build_method
 from remtta.methods.norm import NORM, NORMConfig
-from remtta.methods.registry import build_method
 from remtta.methods.settings import method_config
 from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
 from tests.methods.making import made

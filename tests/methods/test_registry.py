@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, ZERO_SHOT, REMConfig, algorithm_of, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
@@ -144,9 +143,11 @@ def test_a_batch_of_one_and_a_reset(name: str) -> None:
     method = make(name)
     source = method.predict(random_images(3, 2))
     numbers = copy.deepcopy(method.state().get("generator"))
+    fresh = copy.deepcopy(method.objective.memory)
     first = run(method, 0, count=1)
     method.reset()
-    assert method.num_updates == 0
+    assert method.num_updates == 0 and method.objective.memory.keys() == fresh.keys()
+    assert all(torch.equal(tensor, fresh[key]) for key, tensor in method.objective.memory.items())
     assert torch.equal(method.predict(random_images(3, 2)), source)
     if numbers is not None:  # a reset does not draw the same random numbers again
         method.load_state({**method.state(), "generator": numbers})

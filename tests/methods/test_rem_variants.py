@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from remtta import REM, REMConfig
 from remtta.cli import app
 from remtta.errors import UsageError
-from remtta.methods.method import Method, Updater
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, Updater, build_method
 from remtta.methods.rem import RankedEntropy
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit

@@ -10,7 +10,7 @@ import pytest
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.options import RunOptions
-from remtta.options.option import members_of
+from remtta.options.option import Bounds, members_of
 
 
 def test_the_defaults_are_the_papers_for_imagenet_c() -> None:
@@ -63,11 +63,15 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
 
 
 @pytest.mark.parametrize("method", METHOD_TABLE)
-def test_no_setting_is_infinite(method: str) -> None:
-    for setting in (each.name for each in members_of(METHOD_TABLE[method].config) if each.type is float):
-        for value in (math.inf, -math.inf, math.nan):
-            with pytest.raises(UsageError, match=f"must be .*, got {value}$"):
-                method_config(method, {setting: value}, batch_size=8)
+def test_no_setting_is_infinite_or_below_its_bounds(method: str) -> None:
+    for member in members_of(METHOD_TABLE[method].config):
+        bounds = member.first(Bounds) or Bounds()
+        assert member.type is not float or bounds != Bounds()
+        values: list[float] = [math.inf, -math.inf, math.nan] if member.type is float else []
+        values += [member.type(low) - 1 for low in (bounds.min, bounds.above) if low is not None and low > -math.inf]
+        for value in values:
+            with pytest.raises(UsageError, match=f"{member.name} must be .*, got {value}$"):
+                method_config(method, {member.name: value}, batch_size=8)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
 from remtta.methods import tent
 from remtta.methods.eata import EATAConfig
+from remtta.methods.method import build_method
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.registry import build_method
 from remtta.methods.settings import METHOD_TABLE, Named
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.source_data import check_source_data, learn_from_source

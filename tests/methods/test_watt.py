@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from remtta.backbones.families import backbone_of
 from remtta.errors import ModelError, UsageError
 from remtta.methods.masking import keep_indices
-from remtta.methods.method import Method
-from remtta.methods.registry import build_method
+from remtta.methods.method import Method, build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
 from remtta.models.loading import load_model

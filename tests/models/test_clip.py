@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from remtta.deltas.base_model import load_base
 from remtta.deltas.delta import Delta
 from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes

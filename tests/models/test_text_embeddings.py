@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, ModelError, UsageError
-from remtta.methods.registry import build_method
+from remtta.methods.method import build_method
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
 from remtta.models.loading import load, load_model
