@@ -114,7 +114,7 @@ def load_delta(path: str | Path) -> Delta:
         UsageError: If there is no such file.
     """
     fields, arrays = read_arrays(Path(path, DELTA) if Path(path).is_dir() else Path(path))
-    return Delta(tensors={name: torch.tensor(array) for name, array in arrays.items()}, **fields)
+    return Delta(tensors={name: torch.from_numpy(array) for name, array in arrays.items()}, **fields)
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:

@@ -35,7 +35,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         UsageError: If there is no such file.
     """
     try:
-        content, header, arrays = _read(path)
+        header, arrays, sha256 = _read(path)
     except FileNotFoundError as error:
         deltas = path.parent / "deltas"
         hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
@@ -46,11 +46,11 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     for name, array in arrays.items():
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             raise DeltaError(f"the delta's {name} holds values that are not finite numbers")
-    return {**fields, "path": str(path), "file_sha256": hashlib.sha256(content).hexdigest()}, arrays
+    return {**fields, "path": str(path), "file_sha256": sha256}, arrays
 
 
-def _read(path: Path) -> tuple[bytes, dict[str, str], dict[str, np.ndarray]]:
-    """The file, its header, and its arrays, which are those of its checksum."""
+def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray], str]:
+    """A file's header, its arrays, which are those of its checksum, and the file's hash."""
     check_header_size(path)
     content = path.read_bytes()
     try:
@@ -61,7 +61,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, str], dict[str, np.ndarray]]:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     parts = ((name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays))
     check_content(header, parts_sha256(parts))
-    return content, header, arrays
+    return header, arrays, hashlib.sha256(content).hexdigest()
 
 
 def _bytes(array: np.ndarray) -> memoryview:

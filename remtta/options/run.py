@@ -29,8 +29,7 @@ class RunOptions:
     """How a stream is run; the method has its own settings.
 
     `guard` is None where the adapted model is to answer and harm is never undone. `topk` classes are listed per
-    prediction. `each` writes what the adapted and the source model said wherever both were asked. State and delta are
-    saved after `save_every_s` seconds, however few updates there were.
+    prediction. State and delta are saved after `save_every_s` seconds, however few updates there were.
     """
 
     batch_size: Annotated[int, _method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (
@@ -92,7 +91,6 @@ class RunOptions:
     ] = False
     topk: Annotated[int, Fixed()] = 5
     logits: Annotated[bool, _output("Write all logits."), Fixed()] = False
-    each: Annotated[bool, Fixed()] = False
     save_every: Annotated[
         int,
         _output("Updates between saves of state and delta; after half a minute they are saved all the same.", min=1),

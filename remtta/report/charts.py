@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 from xml.etree import ElementTree
@@ -124,7 +125,7 @@ def over_time(series: Series) -> tuple[Figure, str]:
         signal.plot(*zip(*leads, strict=True), "o", color=_ORANGE, ms=3)
         signal.set_ylabel("lead at events (dots)")
     bottom.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
-    kinds = {kind: sum(event["event"] == kind for event in series.events) for kind in _kinds(series)}
+    kinds = Counter(event["event"] for event in series.events)
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
     return (
         figure,
@@ -152,10 +153,6 @@ def accuracy(series: Series) -> tuple[Figure, str]:
         for name, points in sorted(series.estimates.items())
     ]
     return figure, f"Estimated accuracy of the last frames: {'; '.join(told)}."
-
-
-def _kinds(series: Series) -> list[str]:
-    return list(dict.fromkeys(event["event"] for event in series.events))
 
 
 @_drawn

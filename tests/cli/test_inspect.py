@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
-    dataset = open_dataset(write_tree(folder / "tree"), num_classes=7, labels=None, severities=[5])
+    dataset = open_dataset(write_tree(folder / "tree"), num_classes=7, labels=None, severities=[5], limit=7)
     methods = {name: method_config(name, {}, batch_size=4) for name in ("source", "rem")}
     evaluate(tiny_vit(), dataset, folder / "out", methods=methods, options=EvalOptions(batch_size=4, seeds=(0, 1)))
     return folder / "out"
