@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -93,29 +94,22 @@ class Updater(Generic[Kind]):
         self.last_views = self.objective.adapt(self._descent, images, labels, targets)
 
     @torch.no_grad()
-    def predict(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
+    def predict(self, images: Tensor, fit: Tensor | None = None, *, share: float | None = None) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting weights.
 
-        What logits are centred by follows the fit ones (B,) of them, by default none.
+        What logits are centred by follows the fit ones (B,) of them, by default none. With a share the weights are
+        this far from the source's towards the adapted ones.
         """
         if fit is not None:
             self.net.expect(fit)
-        return self.objective.predict(images)
+        with contextlib.nullcontext() if share is None else self.net.weights.between(share):
+            return self.objective.predict(images)
 
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
         """Return logits (B, C) of the source weights, centred by their own means, which follow the fit ones (B,)."""
         parts = images.split(self.part_size(len(images)))
-        logits = torch.cat([self.net.source_logits(part) for part in parts])
-        return self.net.centred_source(logits, fit)
-
-    @torch.no_grad()
-    def predict_between(self, images: Tensor, share: float, fit: Tensor | None = None) -> Tensor:
-        """Predict by weights this share of the way from the source's to the adapted ones."""
-        if fit is not None:
-            self.net.expect(fit)
-        with self.net.weights.between(share):
-            return self.objective.predict(images)
+        return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self) -> None:
