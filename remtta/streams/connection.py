@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from remtta.errors import RemttaError, StreamError
+from remtta.streams.addresses import why_not_open
 from remtta.streams.buffer import Shot, ShotBuffer
 from remtta.streams.opencv import load_opencv
 from remtta.streams.video import cannot_open, codec_of, no_frame_advice, video_name
@@ -59,6 +60,7 @@ class Connection:
         self.shots = shots
         self._feed, self._watchdog = feed, watchdog
         self._error: Exception | None = None
+        self._why_not_open: str | None = None
         self._end, self._codec = "the connection ended", ""
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
@@ -93,7 +95,7 @@ class Connection:
         if self._error or self._watchdog.stalled:
             return StreamError(f"{name}: {self.reason}; check the camera or the network")
         if not self._watchdog.opened:
-            return StreamError(cannot_open(self._feed.source))
+            return StreamError(cannot_open(self._feed.source, self._why_not_open))
         return StreamError(f"{name}: no frame could be decoded; {no_frame_advice(name, self._codec)}")
 
     def _run(self) -> None:
@@ -112,7 +114,8 @@ class Connection:
                 self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
                 self._read(cv2, capture)
             elif not self._watchdog.timed_out():
-                self._end = "it cannot be opened"
+                self._why_not_open = why_not_open(str(self._feed.source)) if "://" in self._feed.name else None
+                self._end = self._why_not_open or "it cannot be opened"
         finally:
             capture.release()  # before the end is told: a camera can be opened only once
 

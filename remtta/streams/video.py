@@ -111,14 +111,15 @@ def _require_utf8(source: str) -> None:
         raise StreamError(f"{name} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
 
 
-def cannot_open(source: str | int) -> str:
-    """Return what to say of a source that did not open; why, OpenCV does not tell."""
+def cannot_open(source: str | int, why: str | None = None) -> str:
+    """Return what to say of a source that did not open; `why`, if that is known."""
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
     source = without_password(source)
     if "://" in source:
-        advice = "check the address, user and password, the network, and that a video is served there"
-        return f"{source} cannot be opened as a video; {advice}"
+        because = f" ({why})" if why else ""
+        advice = "check the address, the network, and that a video is served there"
+        return f"{source} cannot be opened as a video{because}; {advice}"
     return (
         f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read "
         "(ffmpeg -i INPUT -c:v libx264 out.mp4 converts it)"

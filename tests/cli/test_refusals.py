@@ -80,7 +80,7 @@ def _errors() -> list[Any]:
         (
             ["adapt", "http://127.0.0.1:9/x", *tiny],
             1,
-            "http://127.0.0.1:9/x cannot be opened as a video; check",
+            "http://127.0.0.1:9/x cannot be opened as a video (the connection",
         ),
         (["adapt", "htp://me:key@host/x"], 2, 'htp://***@host/x: unknown protocol "htp"; use rtsp://, http://'),
     ]
