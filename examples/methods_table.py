@@ -28,7 +28,7 @@ from torch import Tensor
 from remtta import load_model
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.files import write_atomically
 from remtta.guard.evidence import mixture
 from remtta.guard.judge import Judge

@@ -17,8 +17,7 @@ from remtta.options.option import Only
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
-    from remtta.evaluation.candidates import Better, ClassOrder, Finding
-    from remtta.evaluation.doctor import Report
+    from remtta.evaluation.examination import Better, ClassOrder, Finding, Report
     from remtta.models.preprocessing import Preprocessing
 
 _DOES_NOT_FIT = 3
@@ -54,8 +53,8 @@ def doctor(
       remtta doctor ./photos --checkpoint vit.safetensors --mean 0.5 --std 0.5 --json | jq .better
     """
     with running.command() as interrupts:
-        from remtta.evaluation.classes import read_class_map
-        from remtta.evaluation.doctor import examine
+        from remtta.evaluation.class_maps import read_class_map
+        from remtta.evaluation.examination import examine
 
         class_map = None if data.class_map is None else read_class_map(data.class_map)
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from remtta.deltas.delta import load_delta
 from remtta.errors import FrameError, ModelError, StreamError
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.domains import Domain
-from remtta.evaluation.results import delta_path
+from remtta.evaluation.domains import Dataset, Domain
+from remtta.evaluation.ledger import delta_path
 from remtta.methods.losses import entropy
 from remtta.methods.masking import paint_over
 from remtta.methods.rem import REM

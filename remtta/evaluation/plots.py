@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
+from remtta.evaluation.ledger import PLOTS
 from remtta.evaluation.mask_plots import draw_masks
-from remtta.evaluation.metrics import ECE_BINS, Tally
-from remtta.evaluation.results import PLOTS, Tallies, tally_rows
+from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
 from remtta.files import write_atomically
 from remtta.models.classes import restricted_classes
 from remtta.models.preprocessing import Preprocessing
@@ -250,8 +250,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes in panels.flat[len(methods) :]:
         axes.remove()
     for axes, name in zip(panels.flat, methods, strict=False):
-        own = (phases["adapt"] for (method, _), phases in tallies.items() if method == name)
-        together = sum((tally for places in own for tally in places.values()), Tally())
+        together = tally_of(tallies, name)
         ece = together.calibration_error
         together.bins[-2] += together.bins[-1]  # confidences of exactly 1, which have a bin of their own
         together.bins[-1] = 0

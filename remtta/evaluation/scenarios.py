@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from remtta.errors import UsageError
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.domains import SEVERITIES, Domain
+from remtta.evaluation.domains import SEVERITIES, Dataset, Domain
 from remtta.options import EvalOptions
 
 Phase = Literal["adapt", "unseen", "revisit"]

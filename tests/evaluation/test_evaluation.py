@@ -11,9 +11,9 @@ import torch
 
 from remtta.errors import StreamError, UsageError
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.metrics import harmonic_mean
+from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
+from remtta.evaluation.results import harmonic_mean
 from remtta.evaluation.tables import markdown_table, plain_table
 from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of

@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, StreamError, UsageError
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module

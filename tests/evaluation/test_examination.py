@@ -12,8 +12,7 @@ from PIL import Image
 
 from remtta import load_model
 from remtta.demo.signs import render_sign
-from remtta.evaluation.candidates import Candidate, Finding, better_than, candidates_of, class_order
-from remtta.evaluation.doctor import examine
+from remtta.evaluation.examination import Candidate, Finding, better_than, candidates_of, class_order, examine
 from remtta.models.embedded import CLASS_NAMES
 from remtta.models.preprocessing import Preprocessing
 from tests.command import refusal_of, remtta_here

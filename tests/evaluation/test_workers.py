@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from pathlib import Path
 
-import numpy as np
-
 from remtta.evaluation import evaluate
-from remtta.evaluation.arrays import array_domain
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from tests.conftest import happens, tiny_vit
@@ -41,12 +37,3 @@ def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path)
     assert without_timing(made) == without_timing(wanted)
     assert sorted(os.listdir(tmp_path / "grid")) == sorted(os.listdir(tmp_path / "serial"))
     assert os.listdir(tmp_path / "grid" / "deltas") == os.listdir(tmp_path / "serial" / "deltas")
-
-
-def test_images_of_arrays_reach_a_worker_as_the_name_of_their_file(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
-    np.save(tmp_path / "fog.npy", pixels)
-    domain = array_domain(tmp_path / "fog.npy", np.zeros(10, np.int64), 3, None)
-    packed = pickle.dumps(domain.load)
-    assert len(packed) < 500
-    assert np.array_equal(np.asarray(pickle.loads(packed)(4)), pixels[24])
