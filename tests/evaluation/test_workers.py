@@ -8,12 +8,15 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
+from remtta.engines.interrupts import Stopped
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from tests.conftest import happens, tiny_vit
-from tests.evaluation.test_resume import without_timing
+from tests.evaluation.test_resume import Soon, without_timing
 from tests.records import rows_of
 
 
@@ -26,7 +29,10 @@ def kill_a_worker(evaluation: Path) -> None:
 
 def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path) -> None:
     methods = {"source": None, "rem+guard": REMConfig(lr=0.02)}
-    options = EvalOptions(batch_size=5, engine="processes", jobs=1, save_every_s=0.0)
+    options = EvalOptions(batch_size=5, engine="processes", jobs=1, save_every_s=0.0, resume=True)
+    with pytest.raises(Stopped):  # begun here, in the first of them, and gone on with by workers
+        before = EvalOptions(batch_size=5)
+        evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=before, interrupts=Soon())
     killer = threading.Thread(target=kill_a_worker, args=(tmp_path / "grid",))
     killer.start()
     made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
