@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -19,8 +19,8 @@ from remtta.errors import StreamError
 from remtta.evaluation.datasets import labels_by_folder
 from remtta.guard.evidence import mutual_information
 from remtta.methods.losses import entropy
-from remtta.methods.support import Support, refused_methods, support_in
-from remtta.models.card import ModelCard, card_of
+from remtta.methods.support import refused_methods, support_in
+from remtta.models.card import card_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.images import natural_key
@@ -67,44 +67,27 @@ class Finding:
     accuracy: float | None = None
 
     @property
-    def entropy(self) -> float:
-        """Mean of the predictions', in nats."""
-        return float(entropy(self.logits).mean())
-
-    @property
     def information(self) -> float:
         """Mutual information between image and prediction in nats: how much the predictions tell apart."""
         return mutual_information(self.logits)
 
-    @property
-    def classes(self) -> int:
-        """How many different classes are predicted."""
-        return len(self.logits.argmax(-1).unique())
-
     def as_dict(self) -> dict[str, Any]:
         """The numbers, ready for JSON."""
-        common = Counter(self.logits.argmax(-1).tolist()).most_common(_COMMON)
+        predicted = Counter(self.logits.argmax(-1).tolist())
         return {
             "title": self.candidate.title,
             **self.candidate.preprocessing.as_dict(),
             "red_and_blue_swapped": self.candidate.swapped,
-            "entropy": self.entropy,
+            "entropy": float(entropy(self.logits).mean()),
             "information": self.information,
-            "classes": self.classes,
-            "most_common": [{"class": number, "images": count} for number, count in common],
+            "classes": len(predicted),
+            "most_common": [{"class": number, "images": count} for number, count in predicted.most_common(_COMMON)],
             "accuracy": self.accuracy,
         }
 
 
-@dataclass(frozen=True)
-class Better:
-    """Another candidate that is better than the configured one by more than chance.
-
-    Attributes:
-        by: "accuracy" or "information".
-        lead: By how much, in shares or nats.
-        standard_error: Of the lead, by the number of images.
-    """
+class Better(NamedTuple):
+    """What another candidate has over the configured one, by "accuracy" or "information": in shares or nats."""
 
     finding: Finding
     by: str
@@ -117,69 +100,6 @@ class Better:
         return {"title": self.finding.candidate.title, **numbers}
 
 
-@dataclass(frozen=True)
-class ClassOrder:
-    """Whether class folders are the classes they are taken for.
-
-    Attributes:
-        how: What their numbers go by.
-        accuracy: Share of images predicted as the class of their folder.
-        own: Share predicted as what the other half of their folder is mostly predicted as.
-        fits: Whether the first is no less than the second, but for chance.
-        mistaken: Folders mostly predicted as another class, and that class.
-    """
-
-    how: str
-    accuracy: float
-    own: float
-    fits: bool
-    mistaken: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What came of it.
-
-    Attributes:
-        findings: Of each candidate, the configured one first.
-        class_order: Where class folders are named and hold enough images.
-        labels: What the classes of images go by, or why there are none.
-        support: What REM needs, and which of it there is.
-    """
-
-    card: ModelCard
-    source: str
-    num_images: int
-    unreadable: int
-    findings: Sequence[Finding]
-    better: Better | None
-    class_order: ClassOrder | None
-    labels: str
-    support: Support
-
-    @property
-    def fits(self) -> bool:
-        """Whether nothing was found that a run would suffer from."""
-        return self.better is None and (self.class_order is None or self.class_order.fits)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
-        better, support = self.better, self.support
-        rem = {"masks": list(support.masks), "adapts": support.adapts, "weights": support.num_adapted}
-        return {
-            "fits": self.fits,
-            "model": {**self.card.origin, "num_classes": self.card.num_classes, "base_sha256": self.card.sha256},
-            "source": self.source,
-            "images": self.num_images,
-            "unreadable": self.unreadable,
-            "candidates": [finding.as_dict() for finding in self.findings],
-            "better": better and better.as_dict(),
-            "class_order": self.class_order and asdict(self.class_order),
-            "labels": self.labels,
-            "rem": {**rem, "refused": support.refused.get("rem")},
-        }
-
-
 def examine(
     model: nn.Module,
     source: str,
@@ -187,7 +107,7 @@ def examine(
     limit: int = 100,
     class_map: Mapping[str, int] | None = None,
     wait: Callable[[], None] = lambda: None,
-) -> Report:
+) -> dict[str, Any]:
     """Look at images of a source through a model, under its own preprocessing and under others.
 
     Args:
@@ -196,6 +116,11 @@ def examine(
         limit: Most images, taken evenly from those of which there is a number.
         class_map: Class folder to class number.
         wait: Called between batches; may raise to stop.
+
+    Returns:
+        What `--json` prints, ready for JSON: whether all `fits`; the `candidates`, the configured one first, and a
+        `better` one, if there is; the `class_order`, where class folders hold enough images; what `labels` go by, or
+        why there are none; what `rem` needs and finds.
 
     Raises:
         UsageError: If there is no such source.
@@ -220,17 +145,21 @@ def examine(
         if (own := images[each.geometry]) is now or not torch.equal(own, now)
     ]
     order = None if labels is None else class_order(findings, labels, [Path(path).parent.name for path in sources], how)
-    return Report(
-        card=card,
-        source=source,
-        num_images=len(readable),
-        unreadable=len(frames) - len(readable),
-        findings=findings,
-        better=better_than(findings, None if order is not None and not order.fits else labels),
-        class_order=order,
-        labels=how,
-        support=support_in(model, card.name, refused=refused_methods(model, ["rem"])),
-    )
+    better = better_than(findings, None if order is not None and not order["fits"] else labels)
+    support = support_in(model, card.name, refused=refused_methods(model, ["rem"]))
+    rem = {"masks": list(support.masks), "adapts": support.adapts, "weights": support.num_adapted}
+    return {
+        "fits": better is None and (order is None or order["fits"]),
+        "model": {**card.origin, "num_classes": card.num_classes, "base_sha256": card.sha256},
+        "source": source,
+        "images": len(readable),
+        "unreadable": len(frames) - len(readable),
+        "candidates": [finding.as_dict() for finding in findings],
+        "better": better and better.as_dict(),
+        "class_order": order,
+        "labels": how,
+        "rem": {**rem, "refused": support.refused.get("rem")},
+    }
 
 
 def candidates_of(configured: Preprocessing) -> list[Candidate]:
@@ -280,7 +209,7 @@ def _lead(other: Finding, configured: Finding, labels: Tensor | None) -> Better:
     return Better(other, "information", other.information - configured.information, spread)
 
 
-def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[str], how: str) -> ClassOrder | None:
+def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[str], how: str) -> dict[str, Any] | None:
     """Whether folders are the classes they are taken for, by the candidate that tells most apart.
 
     Each half of a folder's images says what the other half should be
@@ -292,6 +221,11 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
         labels: Shape (N,).
         folders: Of each image.
         how: What the labels go by.
+
+    Returns:
+        `how`; `accuracy`, the share of images predicted as the class of their folder; `own`, that predicted as what
+        the other half of their folder mostly is; whether the first `fits`, being no less but for chance; and
+        `mistaken`, the folders mostly predicted as another class, with that class.
     """
     predicted = max(findings, key=lambda finding: finding.information).logits.argmax(-1)
     members = {name: [place for place, other in enumerate(folders) if other == name] for name in folders}
@@ -309,8 +243,13 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     by_half, by_label = torch.cat(own).double(), torch.cat(right).double()
     gained = by_half - by_label
     error = float(gained.std()) / len(gained) ** 0.5
-    fits = float(gained.mean()) <= _SURE * error
-    return ClassOrder(how, float(by_label.mean()), float(by_half.mean()), fits, mistaken)
+    return {
+        "how": how,
+        "accuracy": float(by_label.mean()),
+        "own": float(by_half.mean()),
+        "fits": float(gained.mean()) <= _SURE * error,
+        "mistaken": mistaken,
+    }
 
 
 def _read(source: str, limit: int, ways: Collection[Preprocessing], wait: Callable[[], None]) -> list[DecodedFrame]:
