@@ -96,15 +96,7 @@ def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping
 def _tell_prediction(
     axes: Axes, logits: torch.Tensor, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None
 ) -> None:
-    """Below a picture: the predicted class and the entropy in nats.
-
-    Args:
-        axes: The picture's.
-        logits: Shape (C,).
-        truth: Number of the right class.
-        labels: Names of the C classes.
-        numbers: Their numbers, where they are not all of the model's.
-    """
+    """Below a picture: the class predicted by logits (C,), right or wrong, and the entropy in nats."""
     guess, nats = int(logits.argmax()), float(entropy(logits))
     number = guess if numbers is None else numbers[guess]
     label = labels[guess].split(",")[0] if labels else f"class {number}"

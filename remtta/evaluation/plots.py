@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,13 +90,9 @@ def draw_plots(
             path = folder / PLOTS / f"{name}.png"
             path.parent.mkdir(exist_ok=True)
             figure.set_layout_engine("tight")
-            write_atomically(path, _saver(figure))
+            write_atomically(path, partial(figure.savefig, format="png", dpi=110))
             drawn.append(path)
     return drawn
-
-
-def _saver(figure: Figure) -> Callable[[Path], None]:
-    return lambda temporary: figure.savefig(temporary, format="png", dpi=110)
 
 
 def _colours(methods: Sequence[str]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_episodic_equals_a_fresh_run_per_domain(tree: Dataset, tmp_path: Path) -
 def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp_path: Path) -> None:
     model = tiny_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    options = EvalOptions(batch_size=8, seeds=(0, 3), revisit=True, unseen=("fog",))
+    options = EvalOptions(batch_size=21, seeds=(0, 3), revisit=True, unseen=("fog",))
     results = evaluate(
         model,
         tree,

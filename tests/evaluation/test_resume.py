@@ -89,36 +89,36 @@ def without_timing(content: Any) -> Any:
 
 
 def test_a_signal_saves_the_progress(tree: Dataset, tmp_path: Path) -> None:
+    few, methods = open_tree(tree.root, limit=12), methods_of("rem")
     options = EvalOptions(batch_size=4)
     with pytest.raises(Stopped):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=options, interrupts=Soon())
+        evaluate(tiny_vit(), few, tmp_path / "run", methods=methods, options=options, interrupts=Soon())
     assert (tmp_path / "run" / ".progress.safetensors").is_file()
-    evaluate(
-        tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=EvalOptions(batch_size=4, resume=True)
-    )
-    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of("rem"), options=options)
+    evaluate(tiny_vit(), few, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4, resume=True))
+    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods, options=options)
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
     assert whole["status"] == "completed"
 
 
 def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:
+    few = open_tree(tree.root, limit=8)
     names, lr = ("tent", "source", "rem"), {"lr": 0.02}
     options = EvalOptions(batch_size=8, seeds=(0, 1))
-    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of(*names, **lr), options=options)
+    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods_of(*names, **lr), options=options)
     run = tmp_path / "parts"
-    evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", **lr), options=options)
+    evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", **lr), options=options)
     before = (run / "predictions.jsonl").read_bytes()
     more = replace(options, resume=True)
-    added = evaluate(tiny_vit(), tree, run, methods=methods_of(*names, **lr), options=more)
+    added = evaluate(tiny_vit(), few, run, methods=methods_of(*names, **lr), options=more)
     assert without_timing(added) == without_timing(whole)
     assert list(added["methods"]) == list(json_of(run / "results.json")["methods"]) == list(names)
     rows = rows_of(run)
     assert (run / "predictions.jsonl").read_bytes().startswith(before)  # nothing was run again
-    assert [row for row in rows if row["method"] == "tent"] == rows[-84:]
-    assert len(rows) == 3 * 84
+    assert [row for row in rows if row["method"] == "tent"] == rows[-32:]
+    assert len(rows) == 3 * 32
     for name in ("table.csv", "table.tex", "confusion/tent.csv"):
         assert "tent" in name or "tent" in (run / name).read_text()
-    reordered = evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
+    reordered = evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
     assert list(reordered["methods"]) == ["source", "rem", "tent"]
     assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
 
@@ -127,18 +127,19 @@ def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Data
 def test_methods_are_added_to_one_that_was_stopped(
     again: tuple[str, ...], tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = EvalOptions(batch_size=8, save_every_s=0.0)
+    few = open_tree(tree.root, limit=12)
+    options = EvalOptions(batch_size=4, save_every_s=0.0)
     run, lr = tmp_path / "run", {"lr": 0.02}
     first = methods_of("source", "rem", **lr)
-    kill_at(4, monkeypatch, lambda: evaluate(tiny_vit(), tree, run, methods=first, options=options), run)
+    kill_at(4, monkeypatch, lambda: evaluate(tiny_vit(), few, run, methods=first, options=options), run)
     whole_rows = (run / "predictions.jsonl").read_text().splitlines()[:-1]
     begun = [row["method"] for row in parsed("\n".join(whole_rows))]
-    assert begun[-1] == "rem" and begun.count("rem") < 42
+    assert begun[-1] == "rem" and begun.count("rem") < 24
     more = replace(options, resume=True)
-    added = evaluate(tiny_vit(), tree, run, methods=methods_of(*again, **lr), options=more)
-    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of(*again, **lr), options=options)
+    added = evaluate(tiny_vit(), few, run, methods=methods_of(*again, **lr), options=more)
+    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods_of(*again, **lr), options=options)
     assert without_timing(added) == without_timing(whole)
-    assert len(rows_of(run)) == 3 * 42
+    assert len(rows_of(run)) == 3 * 24
 
 
 def test_what_keeps_an_evaluation_from_going_on_is_told_in_a_line(tree: Dataset, tmp_path: Path) -> None:
