@@ -120,11 +120,7 @@ def _fits(content: Any, kind: type[Progress] | type[Position]) -> bool:
 class Ledger(contextlib.ExitStack):
     """Writes rows and events, and the place from which an evaluation can go on; a context manager.
 
-    Args:
-        folder: The evaluation's folder.
-        progress: How far it has come.
-        save_every_s: Seconds between two saves of the progress.
-        eventful: Whether there are guards to decide anything.
+    `eventful` is an evaluation with guards that may decide anything.
 
     Raises:
         OutputError: If the files cannot be written.

@@ -151,12 +151,8 @@ class EvalPlan:
     def order_after(self, earlier: Mapping[str, Any], folder: Path) -> list[str]:
         """Methods in the order in which they are run: those that an earlier evaluation began with, then the new ones.
 
-        Args:
-            earlier: The settings that it began with.
-            folder: Where it is.
-
         Raises:
-            UsageError: If a method is left out, or another setting changed.
+            UsageError: If a method of the earlier settings is left out, or another setting changed.
         """
         begun, now = list(earlier["methods"]), json.loads(json.dumps(self.settings()))
         left_out = [name for name in begun if name not in now["methods"]]

@@ -51,10 +51,10 @@ _log = logging.getLogger("remtta")
 def draw_plots(
     folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
 ) -> list[Path]:
-    """Draw every picture an evaluation has the numbers for.
+    """Draw every picture an evaluation has the numbers for, into `plots` in its folder.
 
     Args:
-        folder: The evaluation's folder; the pictures go to `plots` in it.
+        folder: The evaluation's folder.
         results: What its `results.json` holds.
         model: The model at its source weights.
         dataset: The images, for the overlays.

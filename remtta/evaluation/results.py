@@ -29,11 +29,7 @@ Outcomes = Mapping[str, Tally]
 def write_results(folder: Path, content: dict[str, Any], tallies: Tallies, names: Mapping[int, str]) -> None:
     """Write the tables, a confusion matrix per method, and at last `results.json`, which says that all is there.
 
-    Args:
-        folder: The evaluation's.
-        content: What its `results.json` is to hold.
-        tallies: Outcomes of all trials.
-        names: Of the classes, by number, where they have any.
+    `names` are those of the classes, by number, where they have any.
 
     Raises:
         OutputError: If the disk refuses.

@@ -6,9 +6,10 @@ import io
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -110,8 +111,7 @@ def _load_array(path: Path) -> np.ndarray:
 # `<key>.output.cls`, the class number as text.
 
 
-@dataclass(frozen=True)
-class _Member:
+class _Member(NamedTuple):
     """An image in a tar file, and its class."""
 
     path: Path
@@ -120,23 +120,15 @@ class _Member:
     num_bytes: int
     label: int
 
-    def load(self) -> Image.Image:
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.start)
-                return Image.open(io.BytesIO(file.read(self.num_bytes))).convert("RGB")
-        except Exception as error:  # Pillow's decoders raise many types on damaged data
-            raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
-
-@dataclass(frozen=True)
-class _Members:
-    """Images in tar files, as a domain reads them."""
-
-    members: Sequence[_Member]
-
-    def __call__(self, position: int) -> Image.Image:
-        return self.members[position].load()
+def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
+    member = members[position]
+    try:
+        with open(member.path, "rb") as file:
+            file.seek(member.start)
+            return Image.open(io.BytesIO(file.read(member.num_bytes))).convert("RGB")
+    except Exception as error:  # Pillow's decoders raise many types on damaged data
+        raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
 
 def find_shards(root: Path) -> list[Path]:
@@ -158,11 +150,11 @@ def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int
     _check_labels(labels, num_classes, root)
     first = {member.path: member for member in reversed(members)}
     try:
-        sizes = {path: member.load().size for path, member in first.items()}
+        sizes = {path: _load_member([member], 0).size for path, member in first.items()}
     except FrameError as error:
         raise StreamError(f"{next(iter(first))}: its first image {error}") from error
     sources = [f"{member.path}[{member.key}]" for member in members]
-    domain = Domain(root.resolve().name, None, sources, labels, _Members(members))
+    domain = Domain(root.resolve().name, None, sources, labels, partial(_load_member, members))
     return _dataset(root, "CCC shards", [domain], labels, Counter(sizes[member.path] for member in members))
 
 

@@ -95,15 +95,9 @@ def tree_domain(
     image_list: Sequence[str] | None,
     limit: int | None,
 ) -> Domain:
-    """The images of class folders, or those of a list, and of either at most `limit`.
+    """The images of class folders, or those of a list ("class/name.JPEG" each), and of either at most `limit`.
 
-    Args:
-        name: The domain's.
-        severity: Its severity.
-        folders: By class.
-        numbers: The model's class number of each class.
-        image_list: "class/name.JPEG" of each image, in this order.
-        limit: At most so many images, the same for all domains of the same images.
+    A limit takes the same images of all domains. `numbers` has the model's class number of each class.
 
     Raises:
         UsageError: If there are no images, or some of the list are missing.

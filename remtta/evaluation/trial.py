@@ -54,7 +54,7 @@ class Trial:
         name: What it calls the method.
         seed: Of the order of images.
         adapter: The method, perhaps under the guard, at its source weights.
-        ledger: Where rows go, and how far the evaluation has come.
+        ledger: Where rows go, and where the trial is.
         interrupts: Turns signals into a clean stop.
     """
 
@@ -261,9 +261,9 @@ def evaluation_rows(
     Args:
         result: What came of it.
         dataset: Where its images are from.
-        items: Domain number and position in the domain, of each of its images.
+        items: Domain number and position in the domain, of each image.
         form: How rows look.
-        views: Logits (L, K, C) of the images' views, the plain one first, if there are several.
+        views: Logits (L, K, C) of the readable images' views, the plain one first, if there are several.
     """
     rows = prediction_rows(result, form)
     ranks = iter(_ranks(result))
