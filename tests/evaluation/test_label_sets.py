@@ -19,10 +19,9 @@ from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.plots import draw_plots
-from remtta.models.classes import restrict_classes
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
-from tests.conftest import TINY, draw_image, random_images, tiny_vit
+from tests.conftest import TINY, draw_image
 from tests.evaluation.trees import methods_of
 from tests.records import rows_of
 
@@ -112,17 +111,3 @@ def test_pictures_show_a_restricted_model(variants: Path, tmp_path: Path) -> Non
     results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("rem"))
     drawn = draw_plots(tmp_path / "run", results, model, dataset, preprocessing_of(model))
     assert "masks" in {path.stem for path in drawn}
-
-
-def test_a_limit_leaves_the_classes_of_the_whole_set(variants: Path) -> None:
-    limited, whole = (open_dataset(variants / "r", num_classes=1000, limit=limit) for limit in (5, None))
-    assert limited.class_numbers == whole.class_numbers
-
-
-def test_restricting_keeps_the_chosen_logits() -> None:
-    model = tiny_vit()
-    images = random_images(3)
-    with torch.no_grad():
-        before = model(images)
-        restrict_classes(model, [5, 0, 3])
-        torch.testing.assert_close(model(images), before[:, [5, 0, 3]])

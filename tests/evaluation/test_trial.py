@@ -21,8 +21,8 @@ from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, RDumbConfig, REMConfig, SourceConfig, VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
-from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
-from tests.evaluation.trees import open_tree
+from tests.conftest import tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 from tests.records import parsed, rows_of
 
 SOON_RETIRED = GuardOptions(
@@ -30,19 +30,10 @@ SOON_RETIRED = GuardOptions(
 )
 
 
-def write_domain(folder: Path, images: int, first: int = 0) -> None:
-    for number in range(images):
-        path = folder / f"class_{number % NUM_CLASSES}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw_image(first + number, 32, 32).save(path)
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Dataset:
     """Two domains of 28 images, which batches of 8 do not divide."""
-    write_domain(tmp_path / "c" / "snow", 28)
-    write_domain(tmp_path / "c" / "fog", 28, first=1000)
-    return open_tree(tmp_path / "c")
+    return open_tree(write_tree(tmp_path / "c", ["snow", "fog"], severities=(), each=4))
 
 
 def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
