@@ -150,7 +150,7 @@ class Trial:
             self._session.reset()
         self._session.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
         _refuse_unread(visit, self._plan.dataset, self._outcomes)
-        phase = "" if visit.phase == "adapt" else f" {visit.phase}"
+        phase = "" if visit.learns else f" {visit.phase}"
         for title, outcomes in self._outcomes.items():  # the field's line per domain
             _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * outcomes[False] / outcomes.total())
         position.visit, position.start = position.visit + 1, 0
@@ -193,7 +193,7 @@ class Trial:
                 for (domain, place), frame in zip(self._items(batch), batch, strict=True)
                 if frame.image is not None
             ]
-            yield Batch(batch, torch.tensor(known, dtype=torch.int64), learn=self._visit.adapt)
+            yield Batch(batch, torch.tensor(known, dtype=torch.int64), learn=self._visit.learns)
 
     def _count(self, rows: Iterable[Row]) -> None:
         for row in rows:
