@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +15,6 @@ from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options import DataOptions, ModelOptions, StreamOptions
 from remtta.options.option import Only
 from remtta.runs.reading import printable
-
-if TYPE_CHECKING:
-    from remtta.evaluation.candidates import Better, ClassOrder, Finding
-    from remtta.evaluation.doctor import Report
-    from remtta.models.preprocessing import Preprocessing
 
 _DOES_NOT_FIT = 3
 _LIMIT = 100
@@ -54,8 +49,9 @@ def doctor(
       remtta doctor ./photos --checkpoint vit.safetensors --mean 0.5 --std 0.5 --json | jq .better
     """
     with running.command() as interrupts:
-        from remtta.evaluation.classes import read_class_map
-        from remtta.evaluation.doctor import examine
+        from remtta.evaluation.class_maps import read_class_map
+        from remtta.evaluation.examination import examine
+        from remtta.models.card import labels_of
 
         class_map = None if data.class_map is None else read_class_map(data.class_map)
 
@@ -64,70 +60,76 @@ def doctor(
         limit = stream.limit or _LIMIT
         report = examine(classifier, source, limit=limit, class_map=class_map, wait=interrupts.check)
         if printed.as_json:
-            typer.echo(json.dumps(report.as_dict(), indent=2))
+            typer.echo(json.dumps(report, indent=2))
         else:
-            typer.echo("\n".join(map(printable, _page(report))))
-    raise typer.Exit(0 if report.fits else _DOES_NOT_FIT)
+            typer.echo("\n".join(map(printable, _page(report, labels_of(classifier)))))
+    raise typer.Exit(0 if report["fits"] else _DOES_NOT_FIT)
 
 
-def _page(report: Report) -> list[str]:
-    card, refused = report.card, report.support.refused.get("rem")
-    left_out = f", {report.unreadable} cannot be read" if report.unreadable else ""
-    order = report.class_order
+def _page(report: Mapping[str, Any], labels: Sequence[str] | None) -> list[str]:
+    model, order, rem = report["model"], report["class_order"], report["rem"]
+    now, *_ = candidates = report["candidates"]
+    left_out = f", {report['unreadable']} cannot be read" if report["unreadable"] else ""
     return [
-        f"model    {card.name}, {card.num_classes} classes",
-        f"images   {report.num_images} of {report.source}{left_out}",
-        f"classes  {'by ' if report.findings[0].accuracy is not None else 'not known: '}{report.labels}",
-        f"now      {options_text(card.preprocessing)}",
+        f"model    {model['name']}, {model['num_classes']} classes",
+        f"images   {report['images']} of {report['source']}{left_out}",
+        f"classes  {'by ' if now['accuracy'] is not None else 'not known: '}{report['labels']}",
+        f"now      {options_text(now)}",
         "",
-        *_table(report.findings),
+        *_table(candidates),
         "",
-        *([] if order is None or order.fits else [_order_text(order, card.labels)]),
-        *_verdict(report.better),
-        *([f"REM cannot be had: {refused}"] if refused else rem_lines(report.support)),
+        *([] if order is None or order["fits"] else [_order_text(order, labels)]),
+        *_verdict(report["better"], candidates),
+        *(
+            [f"REM cannot be had: {rem['refused']}"]
+            if rem["refused"]
+            else rem_lines(rem["masks"], rem["adapts"], rem["weights"])
+        ),
     ]
 
 
-def _table(findings: Sequence[Finding]) -> list[str]:
-    width = max(len(finding.candidate.title) for finding in findings)
-    labelled = findings[0].accuracy is not None
+def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+    width = max(len(each["title"]) for each in candidates)
+    labelled = candidates[0]["accuracy"] is not None
     head = f"{'':<{width + 5}}  told apart  entropy  classes{'  accuracy' if labelled else ''}"
-    return [head, *(_row(finding, "" if place else "now", width) for place, finding in enumerate(findings))]
+    return [head, *(_row(each, "" if place else "now", width) for place, each in enumerate(candidates))]
 
 
-def _row(finding: Finding, mark: str, width: int) -> str:
-    accuracy = "" if finding.accuracy is None else f"  {100 * finding.accuracy:6.1f} %"
+def _row(candidate: Mapping[str, Any], mark: str, width: int) -> str:
+    accuracy = "" if candidate["accuracy"] is None else f"  {100 * candidate['accuracy']:6.1f} %"
     return (
-        f"{mark:<5}{finding.candidate.title:<{width}}  {finding.information:10.3f}  {finding.entropy:7.3f}  "
-        f"{finding.classes:7d}{accuracy}"
+        f"{mark:<5}{candidate['title']:<{width}}  {candidate['information']:10.3f}  {candidate['entropy']:7.3f}  "
+        f"{candidate['classes']:7d}{accuracy}"
     )
 
 
-def _order_text(order: ClassOrder, labels: Sequence[str] | None) -> str:
-    names = {folder: labels[number] if labels else number for folder, number in order.mistaken.items()}
+def _order_text(order: Mapping[str, Any], labels: Sequence[str] | None) -> str:
+    names = {folder: labels[number] if labels else number for folder, number in order["mistaken"].items()}
     shown = ", ".join(f"{folder} for {name}" for folder, name in itertools.islice(names.items(), _SHOWN))
     return (
-        f"The classes are in another order: {100 * order.accuracy:.0f} % are predicted as their folder's, "
-        f"{100 * order.own:.0f} % as one half of a folder says of the other. Taken are {shown}"
+        f"The classes are in another order: {100 * order['accuracy']:.0f} % are predicted as their folder's, "
+        f"{100 * order['own']:.0f} % as one half of a folder says of the other. Taken are {shown}"
         f"{', ...' if len(names) > _SHOWN else ''}; see --class-map"
     )
 
 
-def _verdict(better: Better | None) -> list[str]:
+def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     if better is None:
         return ["The preprocessing fits: nothing tried is better by more than chance."]
-    lead = f"{100 * better.lead:.1f} ± {100 * better.standard_error:.1f} points of accuracy"
-    if better.by == "information":
-        lead = f"{better.lead:.2f} ± {better.standard_error:.2f} nats told apart"
-    way = better.finding.candidate
+    by, lead, error = better["by"], better["lead"], better["standard_error"]
+    told = f"{lead:.2f} ± {error:.2f} nats told apart"
+    if by == "accuracy":
+        told = f"{100 * lead:.1f} ± {100 * error:.1f} points of accuracy"
+    way = next(each for each in candidates if each["title"] == better["title"])
+    swapped = "Red and blue are swapped in the images or in the checkpoint; no option undoes it."
     return [
-        f"Fits better, by {lead}: {way.title}",
-        *(["Red and blue are swapped in the images or in the checkpoint; no option undoes it."] if way.swapped else []),
-        f"try      {options_text(way.preprocessing)}",
+        f"Fits better, by {told}: {way['title']}",
+        *([swapped] if way["red_and_blue_swapped"] else []),
+        f"try      {options_text(way)}",
     ]
 
 
-def options_text(way: Preprocessing) -> str:
+def options_text(way: Mapping[str, Any]) -> str:
     """The options that ask for a preprocessing."""
-    mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (way.mean, way.std))
-    return f"--mean {mean} --std {std} --interpolation {way.interpolation} --crop-pct {way.crop_pct:.4g}"
+    mean, std = (" ".join(f"{value:.4g}" for value in way[name]) for name in ("mean", "std"))
+    return f"--mean {mean} --std {std} --interpolation {way['interpolation']} --crop-pct {way['crop_pct']:.4g}"

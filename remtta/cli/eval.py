@@ -26,16 +26,13 @@ if TYPE_CHECKING:
 
     from remtta.deltas.delta import Delta
     from remtta.engines.interrupts import Interrupts
-    from remtta.evaluation.datasets import Dataset
+    from remtta.evaluation.domains import Dataset
     from remtta.evaluation.tables import Case, Table
     from remtta.models.preprocessing import Preprocessing
 
 _model = partial(Option, panel="Model")
 _output = partial(Option, panel="Output and running")
 _protocol = partial(Option, panel="Protocol")
-
-_INPUTS = ("input_size", "mean", "std", "interpolation", "crop_pct")
-"""What a protocol fixes of the input, where it is not given."""
 
 _Model = Annotated[
     ModelOptions,
@@ -135,7 +132,7 @@ def evaluate(
         configs, output = methods.configs(options.batch_size), _folder(table, options)
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
-        import_uncollected("remtta.evaluation.runner")
+        import_uncollected("remtta.evaluation.evaluation")
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
         from remtta.evaluation.plots import draw_plots
@@ -212,12 +209,12 @@ def _severity(name: str | None) -> Case:
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
     """The model with what a protocol fixes of the input, where nothing is given."""
-    from remtta.evaluation.protocols import PROTOCOLS
+    from remtta.evaluation.protocols import INPUTS
 
     if options.protocol is None:
         return model
-    fixed = PROTOCOLS[options.protocol]
-    return replace(model, **{name: getattr(fixed, name) for name in _INPUTS if getattr(model, name) is None})
+    fixed = INPUTS[options.protocol]
+    return replace(model, **{name: value for name, value in fixed.items() if getattr(model, name) is None})
 
 
 def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:
@@ -234,7 +231,7 @@ def _open(
     root: Path, classifier: nn.Module, data: DataOptions, severities: Sequence[int] | None, options: EvalOptions
 ) -> Dataset:
     from remtta.evaluation import open_dataset
-    from remtta.evaluation.classes import read_class_map
+    from remtta.evaluation.class_maps import read_class_map
     from remtta.evaluation.datasets import read_image_list
     from remtta.models.card import labels_of
 

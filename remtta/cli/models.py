@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +85,7 @@ def whole_text(support: Support) -> str:
     lines = [f"{support.model}: {support.kind}"]
     if not support.has_head:
         lines.append("head: none in timm; give your weights with --checkpoint and --num-classes")
-    lines += rem_lines(support)
+    lines += rem_lines(support.masks, support.adapts, support.num_adapted)
     lines.append(f"methods: {', '.join(support.methods)}")
     reasons = dict.fromkeys(support.refused.values())
     for reason in reasons:
@@ -94,14 +95,14 @@ def whole_text(support: Support) -> str:
     return "\n".join(map(_filled, lines))
 
 
-def rem_lines(support: Support) -> list[str]:
-    """What REM finds in a model."""
+def rem_lines(masks: Sequence[str], adapts: str, weights: int) -> list[str]:
+    """What REM finds in a model: what it can mask by, its default first, and the norms that it adapts."""
     lines = []
-    if support.masks:
-        default, *others = support.masks
+    if masks:
+        default, *others = masks
         lines.append(f"REM masks by: {', '.join([f'{default} (default)', *others, 'random'])}")
-    if support.adapted:
-        lines.append(f"REM adapts the norms of: {support.adapts}, {support.num_adapted:,} weights")
+    if weights:
+        lines.append(f"REM adapts the norms of: {adapts}, {weights:,} weights")
     return lines
 
 

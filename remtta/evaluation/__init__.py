@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from remtta.evaluation.datasets import open_dataset
-from remtta.evaluation.outputs import TABLE
+from remtta.evaluation.evaluation import evaluate
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.evaluation.runner import evaluate
+from remtta.evaluation.tables import TABLE
 from remtta.runs.folder import RESULTS
 
 __all__ = ["RESULTS", "TABLE", "choose_preprocessing", "evaluate", "open_dataset"]

@@ -1,9 +1,11 @@
-"""Labelled images of one condition, and the order in which the field visits conditions."""
+"""Labelled images, domain by domain, and the order in which the field visits domains."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from PIL import Image
 
 from remtta.errors import UsageError
 from remtta.streams.images import load_image, natural_key
+from remtta.streams.pillow import opened
 
 STANDARD = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -33,6 +36,9 @@ THREE_D = (
 SEVERITIES = (1, 2, 3, 4, 5)
 DEFAULT_SEVERITY = 5
 
+Sizes = Mapping[tuple[int, int], int]
+"""How many images there are of each width and height."""
+
 _log = logging.getLogger("remtta")
 
 
@@ -45,33 +51,84 @@ class Domain:
         severity: 1 to 5, or None where there is no such level.
         sources: A path, or array and row, per image.
         labels: The model's class number per image.
-        load: Decode the image at a position to RGB; raises `FrameError`.
+        read: Decodes the image at a position; None where sources are image files.
     """
 
     name: str
     severity: int | None
     sources: Sequence[str]
     labels: np.ndarray
-    load: Callable[[int], Image.Image]
+    read: Callable[[int], Image.Image] | None = None
 
     @property
     def title(self) -> str:
         """Name and severity, as the field prints them: "gaussian_noise5"."""
         return title_of(self.name, self.severity)
 
+    def load(self, position: int) -> Image.Image:
+        """Decode the image at a position to RGB.
 
-def load_at(sources: Sequence[str], position: int) -> Image.Image:
-    """Decode the image file at a position.
+        Raises:
+            FrameError: If it cannot be decoded.
+        """
+        return self.read(position) if self.read else load_image(Path(self.sources[position]))
 
-    Raises:
-        FrameError: If it cannot be decoded.
+
+@dataclass(frozen=True)
+class Dataset:
+    """Domains to evaluate on.
+
+    Attributes:
+        root: Where they are.
+        layout: What was found there, for people.
+        domains: In the order of the evaluation.
+        classes: How class folders became numbers.
+        class_numbers: The model's class numbers that there are folders or labels of, ascending; all of them, whatever
+            images a limit or a list leaves.
+        sizes: Of the images.
+        names: Names of the model's classes, where they are the folders' in alphabetical order, else None.
+        restricted_to: Name of the ImageNet variant whose logits are restricted to its classes, or None.
+        shuffled: Whether the order on disk is by class, so that it has to be shuffled.
     """
-    return load_image(Path(sources[position]))
+
+    root: Path
+    layout: str
+    domains: Sequence[Domain]
+    classes: str
+    class_numbers: Sequence[int]
+    sizes: Sizes
+    names: Sequence[str] | None = None
+    restricted_to: str | None = None
+    shuffled: bool = False
+
+    def report(self) -> str:
+        """One line: what was found."""
+        images = sum(len(domain.sources) for domain in self.domains)
+        size = "{}x{} pixels".format(*next(iter(self.sizes))) if len(self.sizes) == 1 else "various sizes"
+        restricted = f", logits restricted to {self.restricted_to}'s" if self.restricted_to else ""
+        return (
+            f"{self.root}: {self.layout}, {len(self.domains)} domain(s), {images} images, {size}, "
+            f"{len(self.class_numbers)} classes by {self.classes}{restricted}"
+        )
 
 
 def title_of(name: str, severity: int | None) -> str:
     """A domain's name and severity in one."""
     return f"{name}{severity or ''}"
+
+
+def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
+    """How many images there are of each width and height, by their headers; unreadable ones are passed over."""
+    with ThreadPoolExecutor() as pool:
+        return Counter(size for size in pool.map(_image_size, paths, chunksize=64) if size)
+
+
+def _image_size(path: str) -> tuple[int, int] | None:
+    try:
+        with opened(Path(path)) as image:
+            return image.size[:2]
+    except Exception:  # told when it is decoded, with its reason
+        return None
 
 
 def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
@@ -107,9 +164,8 @@ def wanted_domains(
         is_partial = 0 < len(absent) < len(STANDARD)
         if not (is_partial and complete):
             if is_partial and by_severity:
-                _log.warning(
-                    "%d of the 15 standard corruptions are not in %s: %s", len(absent), root, ", ".join(absent)
-                )
+                told = ", ".join(absent)
+                _log.warning("%d of the 15 standard corruptions are not in %s: %s", len(absent), root, told)
             return default_order(found)
         domains = STANDARD
     missing = [name for name in domains if name not in found]

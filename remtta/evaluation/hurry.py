@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from remtta.evaluation.progress import Position
+from remtta.evaluation.ledger import Position
 from remtta.methods.method import Method
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import OUT_OF_TIME

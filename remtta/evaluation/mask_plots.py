@@ -14,9 +14,8 @@ from torch import nn
 from remtta.deltas.delta import load_delta
 from remtta.drawing import CELL, CELL_HEIGHT, RIGHT, WRONG, Cell, Sheet, draw_grid
 from remtta.errors import FrameError, ModelError, StreamError
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.domains import Domain
-from remtta.evaluation.results import delta_path
+from remtta.evaluation.domains import Dataset, Domain
+from remtta.evaluation.ledger import delta_path
 from remtta.methods.mask_pictures import MaskPicture, mask_pictures
 from remtta.methods.rem import REM
 from remtta.models.card import labels_of

@@ -1,11 +1,14 @@
-"""What an evaluation is made of, and what of it goes into the records."""
+"""What an evaluation is made of, what of it goes into the records, and whether an earlier one was made of the same."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +16,27 @@ from torch import nn
 
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.scenarios import Visit
+from remtta.evaluation.domains import Dataset, title_of
+from remtta.guard.adapter import Adapter
+from remtta.guard.guard import guarded
+from remtta.guard.smoothing import Smoother
+from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
-from remtta.methods.settings.names import check_method_names, method_of
+from remtta.methods.settings.names import (
+    action_of,
+    answer_of,
+    check_method_names,
+    is_guarded,
+    is_smoothed,
+    method_of,
+)
+from remtta.methods.source_data import learn_from_source
 from remtta.models.card import ModelCard
+from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from remtta.options.option import fixed_fields
+from remtta.runs.folder import check_same_settings
+from remtta.runs.reading import read_record
 
 
 @dataclass(frozen=True)
@@ -32,9 +49,8 @@ class EvalPlan:
         dataset: The domains.
         methods: Settings by name, in the order of the table.
         options: Scenario, batch size, seeds and the like.
-        visits: Those of each seed, in order.
         numbers: The class that each of the head's outputs stands for.
-        start: The delta that every run starts from, if there is one.
+        start: The delta that every trial starts from, if there is one.
         learned: What methods learned from source images, by name; filled before anything is recorded.
     """
 
@@ -43,7 +59,6 @@ class EvalPlan:
     dataset: Dataset
     methods: Mapping[str, MethodConfig]
     options: EvalOptions
-    visits: Mapping[int, Sequence[Visit]]
     numbers: Sequence[int]
     start: Delta | None
     learned: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -63,6 +78,102 @@ class EvalPlan:
             **({"start_delta": self.start.origin} if self.start else {}),
             **({"source_statistics": self.learned} if self.learned else {}),
         }
+
+    @contextlib.contextmanager
+    def adapter(self, name: str) -> Iterator[Adapter]:
+        """Build a method with what its name adds to it and what it has learned; the model is given back as it was."""
+        with self._method(name) as method:
+            adapter = self._with_additions(name, method)
+            if name in self.learned:
+                self._learn(method, name, self.learned[name]["path"])
+            yield adapter
+
+    def check_guards(self) -> None:
+        """Refuse a guard of a method that cannot have one.
+
+        Raises:
+            UsageError: Naming the method.
+        """
+        for name in filter(is_guarded, self.methods):
+            with self._method(name) as method:
+                try:
+                    self._with_additions(name, method)
+                except UsageError as error:
+                    raise UsageError(f"{name}: {error}") from None
+
+    def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
+        """Have the statistics of every method that needs some on the disk, and record them in `learned`.
+
+        Raises:
+            UsageError, StreamError, OutputError: As `learn_from_source`.
+        """
+        for name in self.methods:
+            with self._method(name) as method:
+                if method.objective.needs_source:
+                    self.learned[name] = self._learn(method, name, source_data, wait)
+
+    @contextlib.contextmanager
+    def _method(self, name: str) -> Iterator[Method]:
+        method = build_method(method_of(name), self.model, self.methods[name])
+        try:
+            method.reset()
+            yield method
+        finally:
+            method.reset()
+
+    def _with_additions(self, name: str, method: Method) -> Adapter:
+        wanted, config = self.options.guard, self.methods[name]
+        options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
+        guard = guarded(method, options, config)
+        if is_guarded(name) and (guard is None or guard.options.action == "off"):
+            raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
+        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
+        return Adapter(method, [each for each in (guard, smoother) if each])
+
+    def _learn(
+        self, method: Method, name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
+        # Domains of the input size are taken as they are, which does not say how to crop photographs.
+        as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
+        return learn_from_source(
+            method,
+            self.model,
+            source_data,
+            method=method_of(name),
+            config=self.methods[name],
+            preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
+            fitting_as_they_are=as_they_are and crop_pct != 1,
+            wait=wait,
+        )
+
+    def order_after(self, earlier: Mapping[str, Any], folder: Path) -> list[str]:
+        """Methods in the order in which they are run: those that an earlier evaluation began with, then the new ones.
+
+        Raises:
+            UsageError: If a method of the earlier settings is left out, or another setting changed.
+        """
+        begun, now = list(earlier["methods"]), json.loads(json.dumps(self.settings()))
+        left_out = [name for name in begun if name not in now["methods"]]
+        if left_out:
+            raise UsageError(
+                f"the evaluation in {folder} has {', '.join(left_out)}, too, and --resume keeps all of its methods: "
+                f"add {'it' if len(left_out) == 1 else 'them'} to --methods, or choose another --output"
+            )
+        try:
+            check_same_settings(_comparable(earlier, begun), _comparable(now, begun))
+        except UsageError as error:
+            raise UsageError(f"{error}; give that again, or choose another --output") from None
+        return [*begun, *(name for name in now["methods"] if name not in begun)]
+
+
+def settings_of(config: MethodConfig) -> dict[str, Any]:
+    """Those of a method's settings that it has a use for, as JSON gives them back."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+        if name not in config.unused
+    }
 
 
 def _data_settings(dataset: Dataset) -> dict[str, Any]:
@@ -84,13 +195,34 @@ def _data_settings(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def settings_of(config: MethodConfig) -> dict[str, Any]:
-    """Those of a method's settings that it has a use for, as JSON gives them back."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(config).items()
-        if name not in config.unused
+def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+    """Settings of these methods alone, in which what is there or not is told in a few words."""
+    data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
+    domains = {
+        title_of(each["name"], each["severity"]): f"{each['images']} images, labels {each['labels_sha256'][:16]}"
+        for each in data["domains"]
     }
+    return {
+        **settings,
+        "data": {**data, "domains": domains},
+        "methods": {name: settings["methods"][name] for name in methods},
+        "start_delta": start and f"{start['method']}, {start['frames']} frames, {str(start['file_sha256'])[:16]}",
+        "source_statistics": {name: learned[name]["file_sha256"][:32] for name in methods if name in learned},
+    }
+
+
+def read_earlier(record: Path) -> dict[str, Any]:
+    """The results, so far, of an evaluation, from its `results.json`.
+
+    Raises:
+        RemttaError: If it cannot be read.
+        UsageError: If it is no record of an evaluation.
+    """
+    earlier = read_record(record)
+    settings = earlier.get("settings")
+    if "status" not in earlier or not isinstance(settings, Mapping) or not isinstance(settings.get("methods"), Mapping):
+        raise UsageError(f"{record} is damaged (it is no record of an evaluation); start again with --overwrite")
+    return earlier
 
 
 def checked_methods(

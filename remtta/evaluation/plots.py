@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,10 @@ import numpy as np
 from torch import nn
 
 from remtta.drawing import COLOURS, Sheet
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
+from remtta.evaluation.ledger import PLOTS
 from remtta.evaluation.mask_plots import draw_masks
-from remtta.evaluation.metrics import ECE_BINS, Tally
-from remtta.evaluation.results import PLOTS, Tallies, tally_rows
+from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
 from remtta.files import write_atomically
 from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing
@@ -42,10 +43,10 @@ _log = logging.getLogger("remtta")
 def draw_plots(
     folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
 ) -> list[Path]:
-    """Draw every picture an evaluation has the numbers for.
+    """Draw every picture an evaluation has the numbers for, into `plots` in its folder.
 
     Args:
-        folder: The evaluation's folder; the pictures go to `plots` in it.
+        folder: The evaluation's folder.
         results: What its `results.json` holds.
         model: The model at its source weights.
         dataset: The images, for the overlays.
@@ -84,13 +85,9 @@ def draw_plots(
                 figure.save(path)
             else:
                 figure.set_layout_engine("tight")
-                write_atomically(path, _saver(figure))
+                write_atomically(path, partial(figure.savefig, format="png", dpi=110))
             drawn.append(path)
     return drawn
-
-
-def _saver(figure: Figure) -> Callable[[Path], None]:
-    return lambda temporary: figure.savefig(temporary, format="png", dpi=110)
 
 
 def _colours(methods: Sequence[str]) -> dict[str, Any]:
@@ -245,8 +242,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes in panels.flat[len(methods) :]:
         axes.remove()
     for axes, name in zip(panels.flat, methods, strict=False):
-        own = (phases["adapt"] for (method, _), phases in tallies.items() if method == name)
-        together = sum((tally for places in own for tally in places.values()), Tally())
+        together = tally_of(tallies, name)
         ece = together.calibration_error
         together.bins[-2] += together.bins[-1]  # confidences of exactly 1, which have a bin of their own
         together.bins[-1] = 0

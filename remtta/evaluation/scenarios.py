@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from remtta.errors import UsageError
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.domains import SEVERITIES, Domain
+from remtta.evaluation.domains import SEVERITIES, Dataset, Domain
 from remtta.options import EvalOptions
 
 Phase = Literal["adapt", "unseen", "revisit"]
@@ -22,25 +21,22 @@ class Visit:
     """A stretch of images between two possible resets.
 
     Attributes:
-        title: For people: a domain's title, or "mixed".
         items: Shape (n, 2): domain number and position in the domain.
         reset: Go back to the source weights first.
-        adapt: Whether the method learns here.
         phase: "adapt"; "unseen" or "revisit" for tests without learning.
     """
 
-    title: str
     items: np.ndarray
     reset: bool = False
-    adapt: bool = True
     phase: Phase = "adapt"
 
+    @property
+    def learns(self) -> bool:
+        """Whether the method learns here."""
+        return self.phase == "adapt"
 
-def plan_visits(
-    dataset: Dataset,
-    options: EvalOptions,
-    seed: int,
-) -> list[Visit]:
+
+def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:
     """The visits of one run.
 
     Args:
@@ -70,12 +66,12 @@ def plan_visits(
             return imbalanced_order(domain.labels, options.imbalance, rng)
         return np.arange(len(domain.labels)) if options.order == "stored" else rng.permutation(len(domain.labels))
 
-    def visit(number: int, again: int = 0, **more: object) -> Visit:
+    def visit(number: int, again: int = 0, phase: Phase = "adapt") -> Visit:
         positions = order(number, again)
         items = np.stack([np.full_like(positions, number), positions], axis=1)
-        return Visit(dataset.domains[number].title, items, **more)  # type: ignore[arg-type]
+        return Visit(items, reset=scenario == "episodic" and phase == "adapt", phase=phase)
 
-    visits = [visit(number, reset=scenario == "episodic") for number in seen]
+    visits = [visit(number) for number in seen]
     if scenario == "gradual":
         visits = [visit(number) for number in _gradually(dataset.domains, seen)]
     elif scenario == "recurring":
@@ -85,10 +81,10 @@ def plan_visits(
         visits = _irregularly(visits, _PIECES if options.dirichlet is None else options.dirichlet, rng)
     elif scenario == "mixed":
         items = np.concatenate([each.items for each in visits])
-        visits = [Visit("mixed", np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
-    visits += [visit(number, adapt=False, phase="unseen") for number in range(len(titles)) if number not in seen]
+        visits = [Visit(np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
+    visits += [visit(number, phase="unseen") for number in range(len(titles)) if number not in seen]
     if options.revisit:
-        visits += [visit(number, adapt=False, phase="revisit") for number in seen]
+        visits += [visit(number, phase="revisit") for number in seen]
     return visits
 
 
@@ -111,7 +107,7 @@ def _irregularly(visits: Sequence[Visit], concentration: float, rng: np.random.G
     pieces = []
     for number, length in zip(drawn[starts], np.diff(starts, append=len(drawn)), strict=True):
         first, taken[number] = taken[number], taken[number] + length
-        pieces.append(Visit(visits[number].title, visits[number].items[first : first + length]))
+        pieces.append(Visit(visits[number].items[first : first + length]))
     return pieces
 
 

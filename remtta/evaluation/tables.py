@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remtta.evaluation.metrics import mean_and_std
-from remtta.evaluation.uncertainty import WITHIN
+from remtta.evaluation.tally import mean_and_std
+
+WITHIN = 2
+"""Standard errors up to which a difference is told as none: about 95 % of those that are none stay below."""
 
 SAME = "≈"
 """Before an error, or a gain, that is not to be told from the source's."""
@@ -46,10 +49,10 @@ def table_rows(results: Mapping[str, Any]) -> Table:
         rows.append(
             [
                 name,
-                *(_error_cell(content, domain) for domain in first["error"]),
-                _mean_cell(content),
+                *(_cell(content, domain) for domain in first["error"]),
+                _cell(content),
                 *(f"{content[key]:.1f}" for key in ["mean_se"] * sure),
-                "" if gain is None else f"{_same_mean(content)}{gain:+.1f}",
+                "" if gain is None else f"{_same(content)}{gain:+.1f}",
                 *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
                 f"{100 * content['ece']:.1f}",
                 *(f"{content[phase]['mean']:.1f}" for phase in extra),
@@ -81,7 +84,7 @@ def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
     first = next(iter(evaluations))
     columns = {", ".join(f"{axis} {value}" for axis, value in case): [case] for case in evaluations}
     if len(first) > 1:  # each value over those of the other axis
-        for place in sorted({place for case in evaluations for place in case}, key=lambda place: place[0]):
+        for place in sorted(dict.fromkeys(itertools.chain(*evaluations)), key=lambda place: place[0]):
             columns[" ".join(place)] = [case for case in evaluations if place in case]
     columns["mean"] = list(evaluations)
     rows = []
@@ -93,7 +96,7 @@ def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
 
 def _mean_of(contents: Sequence[Mapping[str, Any]]) -> str:
     if len(contents) == 1:
-        return _mean_cell(contents[0])
+        return _cell(contents[0])
     return f"{mean_and_std([content['mean'] for content in contents])[0]:.1f}"
 
 
@@ -103,26 +106,23 @@ def axes_table(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
     return "\n".join([_markdown(table), *_legend(notes(next(iter(evaluations.values())), table))])
 
 
-def _error_cell(content: Mapping[str, Any], domain: str) -> str:
-    gains = content.get("gain_by_domain")
-    same = gains is not None and _is_same(gains[domain], content["gain_by_domain_se"][domain])
-    return SAME * same + _with_spread(content["error"][domain], content["error_std"][domain])
+def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
+    """A domain's error, or the mean, with its spread over seeds, and whether it is the source's."""
+    error, spread = (
+        (content["mean"], content["mean_std"])
+        if domain is None
+        else (content["error"][domain], content["error_std"][domain])
+    )
+    return f"{_same(content, domain)}{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
-def _mean_cell(content: Mapping[str, Any]) -> str:
-    return _same_mean(content) + _with_spread(content["mean"], content["mean_std"])
-
-
-def _same_mean(content: Mapping[str, Any]) -> str:
-    return SAME * ("gain_se" in content and _is_same(content["gain"], content["gain_se"]))
-
-
-def _is_same(difference: float, standard_error: float) -> bool:
-    return abs(difference) <= WITHIN * standard_error
-
-
-def _with_spread(error: float, spread: float | None) -> str:
-    return f"{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+def _same(content: Mapping[str, Any], domain: str | None = None) -> str:
+    """The sign of a gain, a domain's or that of the mean, that may be none."""
+    if "gain_se" not in content:
+        return ""
+    gains = ("gain", "gain_se") if domain is None else ("gain_by_domain", "gain_by_domain_se")
+    gain, error = (content[name] if domain is None else content[name][domain] for name in gains)
+    return SAME if abs(gain) <= WITHIN * error else ""
 
 
 def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
@@ -144,19 +144,13 @@ def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
 def cost_rows(results: Mapping[str, Any]) -> Table:
     """Header and rows of the efficiency table, as in the paper's; passes are per image, time for 1,000 of them."""
     header = ["efficiency", "parameters", "forward passes", "backward passes", "models held", "s per 1,000 images"]
-    return header, [_cost_row(name, content) for name, content in results["methods"].items()]
-
-
-def _cost_row(name: str, content: Mapping[str, Any]) -> list[str]:
-    rate = content["timing"]["images_per_s"]
-    return [
-        name,
-        f"{content['trainable_parameters']:,}",
-        f"{content['forwards_per_image']:.3g}",
-        f"{content['backwards_per_image']:.3g}",
-        str(content["models_held"]),
-        f"{1000 / rate:.1f}" if rate else "",
-    ]
+    rows = []
+    for name, content in results["methods"].items():
+        rate = content["timing"]["images_per_s"]
+        passes = [f"{content[f'{way}_per_image']:.3g}" for way in ("forwards", "backwards")]
+        held, seconds = str(content["models_held"]), f"{1000 / rate:.1f}" if rate else ""
+        rows.append([name, f"{content['trainable_parameters']:,}", *passes, held, seconds])
+    return header, rows
 
 
 def markdown_table(results: Mapping[str, Any]) -> str:
@@ -259,3 +253,8 @@ def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
         rows.append({"phase": phase, "domain": "mean", "error": content[phase]["mean"]})
     return rows
+
+
+TABLE = "table.md"
+TABLES = {TABLE: markdown_table, "table.tex": latex_table, "table.csv": csv_table}
+"""Files of an evaluation, and what they hold of its results."""

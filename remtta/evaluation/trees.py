@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from remtta.errors import UsageError
-from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, title_of
+from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, Domain, title_of
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
-from remtta.streams.pillow import opened
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
@@ -21,6 +20,7 @@ Tree = dict[str, dict[int | None, ClassFolders]]
 _LAYOUTS = (
     "ROOT/<corruption>/<severity>/<class>/, ROOT/<domain>/<class>/, ROOT/<class>/ and folders of CIFAR-C .npy files"
 )
+_SUBSET_SEED = 0  # --limit takes the same images whatever the seed of the order
 
 _log = logging.getLogger("remtta")
 
@@ -55,31 +55,15 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is no layout known here: {_LAYOUTS}")
 
 
-def choose_severities(root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None) -> Sequence[int]:
-    """The severities asked for; without, the usual one, or the only one that these domains have.
-
-    Raises:
-        UsageError: If none was asked for, and they have several but not the usual one.
-    """
-    there = sorted({level for name in names for level in tree[name] if level is not None})
-    if asked is not None or not there or DEFAULT_SEVERITY in there:
-        return asked or (DEFAULT_SEVERITY,)
-    if len(there) > 1:
-        levels = ", ".join(map(str, there))
-        raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose by --severity")
-    _log.info("%s has only severity %d, which is evaluated", root, there[0])
-    return there
-
-
 def choose_folders(
-    root: Path, tree: Tree, names: Sequence[str], severities: Sequence[int]
+    root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None
 ) -> list[tuple[str, int | None, ClassFolders]]:
-    """The domains and severities asked for, with their class folders.
+    """The domains and severities asked for, with their class folders; by default severity 5, or the only one there is.
 
     Raises:
-        UsageError: If there is no such severity, or there are no class folders in it.
+        UsageError: If there is no such severity, there are no class folders in it, or several and none was asked for.
     """
-    chosen = []
+    severities, chosen = _severities(root, tree, names, asked), []
     for name in names:
         levels: Sequence[int | None] = [None] if None in tree[name] else list(severities)
         for severity in levels:
@@ -92,25 +76,61 @@ def choose_folders(
     return chosen
 
 
-def list_images(folder: Path) -> list[str]:
+def _severities(root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None) -> Sequence[int]:
+    there = sorted({level for name in names for level in tree[name] if level is not None})
+    if asked is not None or not there or DEFAULT_SEVERITY in there:
+        return asked or (DEFAULT_SEVERITY,)
+    if len(there) > 1:
+        levels = ", ".join(map(str, there))
+        raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose by --severity")
+    _log.info("%s has only severity %d, which is evaluated", root, there[0])
+    return there
+
+
+def tree_domain(
+    name: str,
+    severity: int | None,
+    folders: ClassFolders,
+    numbers: Mapping[str, int],
+    image_list: Sequence[str] | None,
+    limit: int | None,
+) -> Domain:
+    """The images of class folders, or those of a list ("class/name.JPEG" each), and of either at most `limit`.
+
+    A limit takes the same images of all domains. `numbers` has the model's class number of each class.
+
+    Raises:
+        UsageError: If there are no images, or some of the list are missing.
+    """
+    title = title_of(name, severity)
+    if image_list is None:
+        files = [(folder, path) for folder, place in folders.items() for path in _images(place)]
+        if limit is not None and limit < len(files):
+            kept = np.sort(np.random.default_rng(_SUBSET_SEED).permutation(len(files))[:limit])
+            files = [files[position] for position in kept]
+    else:
+        files = _listed(title, folders, image_list[:limit])
+    if not files:
+        raise UsageError(f"{title} is empty: no images below {next(iter(folders.values())).parent}")
+    labels = np.array([numbers[folder] for folder, _ in files], dtype=np.int64)
+    return Domain(name, severity, [path for _, path in files], labels)
+
+
+def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:
+    parts = [name.partition("/") for name in names]
+    files = [(folder, os.path.join(folders.get(folder, ""), file)) for folder, _, file in parts]
+    there = [folder in folders and os.path.isfile(path) for folder, path in files]
+    if not all(there):
+        missing, first = there.count(False), names[there.index(False)]
+        raise UsageError(f"{title} lacks {missing} of the image list's {len(names)} images, such as {first}")
+    return files
+
+
+def _images(folder: Path) -> list[str]:
     """The images right in a folder, in natural order."""
     suffixes = image_suffixes()
     paths = [entry.path for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
     return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
-
-
-def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
-    """How many images there are of each width and height, by their headers; unreadable ones are passed over."""
-    with ThreadPoolExecutor() as pool:
-        return Counter(size for size in pool.map(_image_size, paths, chunksize=64) if size)
-
-
-def _image_size(path: str) -> tuple[int, int] | None:
-    try:
-        with opened(Path(path)) as image:
-            return image.size[:2]
-    except Exception:  # told when it is decoded, with its reason
-        return None
 
 
 def _first_with_images(root: Path) -> Path | None:

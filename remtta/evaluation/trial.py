@@ -1,4 +1,4 @@
-"""One method over all visits, with one seed."""
+"""One trial: a method over all visits, with one seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,22 +17,21 @@ from torch import Tensor
 from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
+from remtta.evaluation.domains import Dataset
 from remtta.evaluation.hurry import Hurry
-from remtta.evaluation.ledger import PROGRESS, Ledger
+from remtta.evaluation.ledger import PROGRESS, Ledger, Position, delta_path
 from remtta.evaluation.plan import EvalPlan, settings_of
-from remtta.evaluation.progress import Position
-from remtta.evaluation.results import delta_path
-from remtta.evaluation.rows import evaluation_rows
-from remtta.evaluation.scenarios import Visit
+from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import writing
 from remtta.guard.adapter import Adapter
+from remtta.methods.losses import entropy, total_variation
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.policy import AllFrames
-from remtta.runs.reading import read_rows
+from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
-from remtta.runs.rows import RowFormat
+from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.session import Moment, Session
 from remtta.streams.batches import in_batches
 from remtta.streams.decoding_budget import Budget
@@ -41,7 +40,7 @@ from remtta.streams.prefetch import DecodedFrame, prefetch
 
 BATCHES_AHEAD = 2
 
-_Tallies = dict[str, Counter[bool]]
+_Outcomes = dict[str, Counter[bool]]
 """By domain and severity, how many images are right and how many wrong."""
 
 _log = logging.getLogger("remtta")
@@ -55,7 +54,7 @@ class Trial:
         name: What it calls the method.
         seed: Of the order of images.
         adapter: The method, perhaps under the guard, at its source weights.
-        ledger: Where rows go, and how far the evaluation has come.
+        ledger: Where rows go, and where the trial is.
         interrupts: Turns signals into a clean stop.
     """
 
@@ -63,17 +62,17 @@ class Trial:
         self, plan: EvalPlan, name: str, seed: int, adapter: Adapter, ledger: Ledger, interrupts: Interrupts
     ) -> None:
         self._plan, self._adapter, self._ledger, self._interrupts = plan, adapter, ledger, interrupts
-        self._run: dict[str, Any] = {"method": name, "seed": seed}
-        self._visits = plan.visits[seed]
+        self._trial: dict[str, Any] = {"method": name, "seed": seed}
+        self._visits = plan_visits(plan.dataset, plan.options, seed)
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
-        self._tallies: _Tallies = {}
-        position, options, method = ledger.progress.position, plan.options, adapter.method
+        self._outcomes: _Outcomes = {}
+        position, options = ledger.progress.position, plan.options
         hurried = options.scenario == "time-constrained"
         self._session = Session(
             adapter,
             plan.card,
             position,
-            policy=Hurry(method, position, options.cost_ratio) if hurried else AllFrames(),
+            policy=Hurry(adapter.method, position, options.cost_ratio) if hurried else AllFrames(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -92,7 +91,7 @@ class Trial:
         """Go through the visits, from where an earlier evaluation stopped with this state.
 
         Returns:
-            A record of the run.
+            A record of the trial.
 
         Raises:
             StreamError: If an image cannot be read and that is to end it, or none of a domain can.
@@ -106,7 +105,7 @@ class Trial:
             self._adapter.method.load_delta(plan.start.tensors, plan.start.updates)
             position.frames_in_delta = plan.start.frames
         start_peak(plan.card.device)
-        _log.info("%s, seed %d", self._run["method"], self._run["seed"])
+        _log.info("%s, seed %d", self._trial["method"], self._trial["seed"])
         with contextlib.closing(self._frames()) as frames:
             try:
                 while position.visit < len(self._visits):
@@ -115,18 +114,18 @@ class Trial:
                 self._save()
                 _log.info("the progress is saved: the same command with --resume goes on")
                 raise
+        self._save_delta()
         return self._record()
 
     def answered(self, result: BatchResult) -> None:
         """Write a batch's rows, and what the guard decided."""
-        plan, position = self._plan, self._position
-        items = self._visit.items[position.start : position.start + len(result.batch.frames)].tolist()
+        position = self._position
         views = self._adapter.method.last_views if result.called else None
-        rows = evaluation_rows(result, plan.dataset, items, self._form, views)
-        context = {**self._run, "phase": self._visit.phase, "visit": position.visit}
+        rows = evaluation_rows(result, self._plan.dataset, self._items(result.batch.frames), self._form, views)
+        context = {**self._trial, "phase": self._visit.phase, "visit": position.visit}
         events = ({**context, "index": position.frames, **event} for event in self._adapter.events())
         self._ledger.write(({**context, **row} for row in rows), events)
-        _count(rows, self._tallies)
+        self._count(rows)
 
     def finished(self, result: BatchResult) -> None:
         """Move on, and save if it is time."""
@@ -143,22 +142,28 @@ class Trial:
     def _pay(self, frames: Iterator[DecodedFrame]) -> None:
         """The visit of the moment, or what is left of it."""
         position, visit = self._position, self._visit
-        self._tallies = self._earlier_tallies() if position.start else {}
-        if visit.reset and position.start == 0:
+        self._outcomes = {}
+        if position.start:
+            wanted = {**self._trial, "visit": position.visit}
+            self._count(row for row in read_rows(self._ledger.folder / PREDICTIONS) if wanted.items() <= row.items())
+        elif visit.reset:
             self._session.reset()
-        self._session.run(self._batches(visit, itertools.islice(frames, len(visit.items) - position.start)))
-        self._refuse_unread(visit)
-        _report(self._tallies, visit)
+        self._session.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
+        _refuse_unread(visit, self._plan.dataset, self._outcomes)
+        phase = "" if visit.learns else f" {visit.phase}"
+        for title, outcomes in self._outcomes.items():  # the field's line per domain
+            _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * outcomes[False] / outcomes.total())
         position.visit, position.start = position.visit + 1, 0
         self._save()
 
     def _frames(self) -> Generator[DecodedFrame]:
+        preprocessing = self._plan.card.preprocessing
         return prefetch(
             self._unseen(),
-            self._plan.card.preprocessing.transform(),
+            preprocessing.transform(),
             ahead=BATCHES_AHEAD * self._plan.options.batch_size,
             first=self._position.frames,
-            memory=Budget(afterwards=self._plan.card.preprocessing.resized_bytes),
+            memory=Budget(afterwards=preprocessing.resized_bytes),
             wait=self._interrupts.check,
         )
 
@@ -169,7 +174,13 @@ class Trial:
                 where = self._plan.dataset.domains[domain]
                 yield Frame(where.sources[place], partial(where.load, place))
 
-    def _batches(self, visit: Visit, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
+    def _items(self, frames: Sequence[DecodedFrame]) -> list[tuple[int, int]]:
+        """Domain and position of the next frames."""
+        start = self._position.start
+        items: list[tuple[int, int]] = self._visit.items[start : start + len(frames)].tolist()
+        return items
+
+    def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         plan = self._plan
         positions = {int(number): position for position, number in enumerate(plan.numbers)}
         stops = plan.options.on_error == "stop"
@@ -177,58 +188,46 @@ class Trial:
             broken = next((frame for frame in batch if frame.error), None)
             if broken and stops:
                 raise StreamError(f"{broken.source}: {broken.error} (--resume --on-error skip leaves such images out)")
-            items = visit.items[self._position.start : self._position.start + len(batch)].tolist()
             known = [
                 positions[int(plan.dataset.domains[domain].labels[place])]
-                for (domain, place), frame in zip(items, batch, strict=True)
+                for (domain, place), frame in zip(self._items(batch), batch, strict=True)
                 if frame.image is not None
             ]
-            yield Batch(batch, torch.tensor(known, dtype=torch.int64), learn=visit.adapt)
+            yield Batch(batch, torch.tensor(known, dtype=torch.int64), learn=self._visit.learns)
 
-    def _refuse_unread(self, visit: Visit) -> None:
-        for number, count in zip(*np.unique(visit.items[:, 0], return_counts=True), strict=True):
-            title = self._plan.dataset.domains[number].title
-            if title not in self._tallies:
-                raise StreamError(
-                    f"{title}: none of its {count} image(s) could be read (see {PREDICTIONS}); mend them, or leave the "
-                    "domain out by --domains"
-                )
-
-    def _earlier_tallies(self) -> _Tallies:
-        """Outcomes of this visit from before the evaluation was stopped."""
-        wanted = {**self._run, "visit": self._position.visit}
-        rows = read_rows(self._ledger.folder / PREDICTIONS)
-        tallies: _Tallies = {}
-        _count((row for row in rows if wanted.items() <= row.items()), tallies)
-        return tallies
+    def _count(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if "error" in row:
+                _log.warning("left out %s: %s", row["source"], row["error"])
+            else:
+                title = f"{row['domain']}{row.get('severity', '')}"
+                self._outcomes.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
 
     def _save(self) -> None:
         self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._plan.card.device))
         self._ledger.save(self._session.moment)
 
+    def _save_delta(self) -> None:
+        plan, method, name = self._plan, self._adapter.method, self._trial["method"]
+        if not method.committed[0] or not method.norms_only:  # one of every weight is as large as the model
+            return
+        path = delta_path(self._ledger.folder, **self._trial)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        settings = hyperparameters(plan.methods[name], plan.options.batch_size)
+        made_by = {"made_by": "eval", "source": str(plan.dataset.root), "kind": plan.dataset.layout}
+        counts, committed = self._position, method.committed
+        save_delta(path, delta_of(plan.card, name, settings, committed, counts, start=plan.start, conditions=made_by))
+
     def _record(self) -> dict[str, Any]:
-        """The run in numbers; its delta, of a method that changes only norms, is saved."""
-        plan, position, method, guard = self._plan, self._position, self._adapter.method, self._adapter.guard
-        name, seed = self._run["method"], self._run["seed"]
-        config = plan.methods[name]
-        if method.committed[0] and method.norms_only:  # one of every weight is as large as the model
-            path = delta_path(self._ledger.folder, name, seed)
-            with writing(path):
-                path.parent.mkdir(exist_ok=True)
-            settings = hyperparameters(config, plan.options.batch_size)
-            conditions = {"made_by": "eval", "source": str(plan.dataset.root), "kind": plan.dataset.layout}
-            save_delta(
-                path,
-                delta_of(
-                    plan.card, name, settings, method.committed, position, start=plan.start, conditions=conditions
-                ),
-            )
+        """The trial in numbers."""
+        position, method, guard = self._position, self._adapter.method, self._adapter.guard
         num_images = position.frames - position.skipped
         forwards, backwards = method.objective.passes()
         looked = guard.num_looked / max(1, num_images) if guard else 0.0
         return {
-            **self._run,
-            "config": settings_of(config),
+            **self._trial,
+            "config": settings_of(self._plan.methods[self._trial["method"]]),
             "images": num_images,
             "skipped": position.skipped,
             "adapted_images": position.adapted,
@@ -244,17 +243,55 @@ class Trial:
         }
 
 
-def _count(rows: Iterable[Mapping[str, Any]], tallies: _Tallies) -> None:
-    for row in rows:
-        if "error" in row:
-            _log.warning("left out %s: %s", row["source"], row["error"])
-        else:
-            title = f"{row['domain']}{row.get('severity', '')}"
-            tallies.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
+def _refuse_unread(visit: Visit, dataset: Dataset, outcomes: _Outcomes) -> None:
+    for number, count in zip(*np.unique(visit.items[:, 0], return_counts=True), strict=True):
+        title = dataset.domains[number].title
+        if title not in outcomes:
+            raise StreamError(
+                f"{title}: none of its {count} image(s) could be read (see {PREDICTIONS}); mend them, or leave the "
+                "domain out by --domains"
+            )
 
 
-def _report(tallies: _Tallies, visit: Visit) -> None:
-    """The field's line per domain."""
-    phase = "" if visit.phase == "adapt" else f" {visit.phase}"
-    for title, tally in tallies.items():
-        _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * tally[False] / tally.total())
+def evaluation_rows(
+    result: BatchResult, dataset: Dataset, items: Sequence[tuple[int, int]], form: RowFormat, views: Tensor | None
+) -> list[Row]:
+    """Return the rows of a batch, those of `adapt` with what each image was; unreadable images included.
+
+    Args:
+        result: What came of it.
+        dataset: Where its images are from.
+        items: Domain number and position in the domain, of each image.
+        form: How rows look.
+        views: Logits (L, K, C) of the readable images' views, the plain one first, if there are several.
+    """
+    rows = prediction_rows(result, form)
+    ranks = iter(_ranks(result))
+    measured = iter([] if views is None else _view_rows(views))
+    for row, (number, place) in zip(rows, items, strict=True):
+        domain = dataset.domains[number]
+        row |= {"domain": domain.name} | ({} if domain.severity is None else {"severity": domain.severity})
+        if "error" not in row:
+            row |= {**next(measured, {}), "label_true": int(domain.labels[place]), "rank_true": next(ranks)}
+    return rows
+
+
+def _ranks(result: BatchResult) -> list[int]:
+    """Return how many classes were as likely as the true one or likelier, it included: 1 where it was predicted."""
+    if result.logits is None:
+        return []
+    assert result.batch.labels is not None
+    truths = result.batch.labels.to(result.logits.device)
+    likelier = (result.logits > result.logits.gather(1, truths[:, None])).sum(1)
+    predicted = result.logits.softmax(-1).max(-1).indices == truths  # of equals, one is predicted
+    ranks: list[int] = torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
+    return ranks
+
+
+def _view_rows(views: Tensor) -> list[Row]:
+    """Return the total variation distance of masked from unmasked predictions, and each view's entropy in nats."""
+    if len(views) < 2 or not torch.isfinite(views).all():
+        return []
+    entropies = entropy(views.float()).abs().T.tolist()
+    distances = total_variation(views.float()).tolist()
+    return [{"tvd": far, "entropies": nats} for far, nats in zip(distances, entropies, strict=True)]

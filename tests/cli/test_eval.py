@@ -127,26 +127,6 @@ def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
     assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3
 
 
-def test_a_tree_of_one_other_severity_is_evaluated_at_that_one(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    root = write_tree(tmp_path / "c", ["fog"], severities=(3,), each=1)
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--no-plots", "-o", tmp_path / "run"]
-    assert remtta_here("eval", root, "--methods", "source", *options) == 0
-    assert "has only severity 3, which is evaluated" in capfd.readouterr().err
-    [domain] = json_of(tmp_path / "run" / "results.json")["settings"]["data"]["domains"]
-    assert (domain["name"], domain["severity"]) == ("fog", 3)
-
-
-def test_eval_sets_a_guarded_method_like_its_own(checkpoint: Path, tmp_path: Path) -> None:
-    root = write_tree(tmp_path / "tree", ["fog"], severities=(), each=2)
-    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--set", "rem.lr=0.02", "--no-plots", "-q"]
-    run = tmp_path / "run"
-    assert remtta_here("eval", root, *options, "--methods", "rem,rem+guard", "-o", run) == 0
-    methods = json_of(run / "results.json")["methods"]
-    assert [methods[name]["config"]["lr"] for name in ("rem", "rem+guard")] == [0.02, 0.02]
-
-
 def test_one_table_takes_a_method_with_several_settings(
     checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,13 +134,13 @@ def test_one_table_takes_a_method_with_several_settings(
     root = write_tree(tmp_path / "tree", ["fog"], severities=(), each=1)
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "--no-plots"]
     options += [f"--set={value}" for value in ("random.masking=random", "high.lr=0.05", "rem.lr=0.02")]
-    options += ["--methods", "rem,random=rem,high=rem+guard"]
+    options += ["--methods", "rem,rem+guard,random=rem,high=rem+guard"]
     assert remtta_here("eval", root, *options, "-o", run) == 0
     methods = json_of(run / "results.json")["methods"]
-    assert list(methods) == ["rem", "random=rem", "high=rem+guard"]
+    assert list(methods) == ["rem", "rem+guard", "random=rem", "high=rem+guard"]
     configs = [method["config"] for method in methods.values()]
-    assert [config["masking"] for config in configs] == ["auto", "random", "auto"]
-    assert [config["lr"] for config in configs] == [0.02, 0.02, 0.05]
+    assert [config["masking"] for config in configs] == ["auto", "auto", "random", "auto"]
+    assert [config["lr"] for config in configs] == [0.02, 0.02, 0.02, 0.05]
     assert (run / "deltas" / "random=rem_seed0.safetensors").is_file()
     for names, told in [("rem,rem", "rem is named twice"), ("a.b=rem", "cannot label"), ("tent=rem", "cannot label")]:
         assert remtta_here("eval", root, *options[:-1], names, "-o", tmp_path / "no") == 2

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from tests.evaluation.trees import open_tree, write_tree
 
 

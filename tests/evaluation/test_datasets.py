@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remtta.errors import UsageError
 from remtta.evaluation.datasets import read_image_list
 from remtta.evaluation.domains import STANDARD, default_order
-from tests.conftest import NUM_CLASSES, draw_image
+from tests.conftest import draw_image
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
 
 
@@ -56,54 +55,6 @@ def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: l
 def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path) -> None:
     dataset = open_tree(make(tmp_path / "data"))
     assert (dataset.layout, [domain.title for domain in dataset.domains]) == (layout, titles)
-
-
-def write_arrays(root: Path, rows: int = 4, short_labels: bool = False) -> Path:
-    root.mkdir()
-    rng = np.random.default_rng(0)
-    for name in ("fog", "gaussian_noise"):
-        np.save(root / f"{name}.npy", rng.integers(256, size=(5 * rows, 32, 32, 3), dtype=np.uint8))
-    labels = np.arange(rows if short_labels else 5 * rows) % NUM_CLASSES
-    np.save(root / "labels.npy", labels.astype(np.uint8))
-    return root
-
-
-@pytest.mark.parametrize("short_labels", [False, True])
-def test_rows_of_an_array_belong_to_their_severity(short_labels: bool, tmp_path: Path) -> None:
-    root = write_arrays(tmp_path / "c10", short_labels=short_labels)
-    dataset = open_tree(root, severities=(2, 5), domains=["fog"])
-    second, fifth = dataset.domains
-    assert (second.title, fifth.title) == ("fog2", "fog5")
-    assert second.labels.tolist() == ([0, 1, 2, 3] if short_labels else [4, 5, 6, 0])
-    pixels = np.load(root / "fog.npy")
-    assert np.array_equal(np.asarray(fifth.load(1)), pixels[17])
-    assert fifth.sources[1] == f"{root / 'fog.npy'}[17]"
-    assert not dataset.shuffled
-    with pytest.raises(UsageError, match="leave --image-list, --class-map out"):
-        open_tree(root, image_list=["class_a/0.png"])
-
-
-def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
-    return lambda root: np.save(root / name, content)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (_spoil(np.zeros((20, 32, 32), np.uint8), "fog.npy"), "fog.npy must hold 5 severities"),
-        (_spoil(np.zeros((20, 32, 32, 3), np.float32), "fog.npy"), "fog.npy must hold 5 severities"),
-        (_spoil(np.zeros((15, 32, 32, 3), np.uint8), "fog.npy"), "has 15 images, but labels.npy has 20 labels"),
-        (_spoil(np.full(20, 7), "labels.npy"), "names class 7, but the model has 7"),
-        (_spoil(np.zeros((20, 2), np.int64), "labels.npy"), "must hold one whole number per image"),
-        (lambda root: (root / "fog.npy").write_bytes(b"no array"), "fog.npy cannot be read as an array"),
-        (lambda root: [path.unlink() for path in root.glob("[fg]*.npy")], "has labels.npy but no"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    root = write_arrays(tmp_path / "c10")
-    spoil(root)
-    with pytest.raises(UsageError, match=message):
-        open_tree(root)
 
 
 @pytest.mark.parametrize(

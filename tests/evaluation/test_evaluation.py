@@ -11,9 +11,9 @@ import torch
 
 from remtta.errors import StreamError, UsageError
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.metrics import harmonic_mean
+from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
+from remtta.evaluation.results import harmonic_mean
 from remtta.evaluation.tables import markdown_table, plain_table
 from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of
@@ -72,7 +72,7 @@ def test_episodic_equals_a_fresh_run_per_domain(tree: Dataset, tmp_path: Path) -
 def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp_path: Path) -> None:
     model = tiny_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    options = EvalOptions(batch_size=8, seeds=(0, 3), revisit=True, unseen=("fog",))
+    options = EvalOptions(batch_size=21, seeds=(0, 3), revisit=True, unseen=("fog",))
     results = evaluate(
         model,
         tree,

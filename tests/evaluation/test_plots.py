@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.evaluation.mask_plots import mask_cells
 from remtta.evaluation.plots import draw_plots, draw_reliability, running_error
-from remtta.evaluation.results import tally_rows
+from remtta.evaluation.tally import tally_rows
 from remtta.models.card import labels_of
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,52 @@ import torch
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
 from remtta.options import EvalOptions
 from tests.conftest import tiny_vit
-from tests.evaluation.trees import methods_of
-from tests.records import json_of, rows_of
+from tests.evaluation.trees import methods_of, open_tree
+from tests.records import json_of, parsed, rows_of
 
 
 class _Die(BaseException):
     """Stands for kill -9: nothing is cleaned up in the evaluation's name."""
 
 
-@pytest.mark.parametrize(("scenario", "killed_at"), [("continual", 7), ("mixed", 4), ("time-constrained", 7)])
+class Soon(Interrupts):
+    """A signal that comes when an evaluation looks for the fourth time."""
+
+    calls = 0
+
+    def check(self) -> None:
+        self.calls += 1
+        if self.calls == 4:
+            raise Stopped(15)
+
+
+def kill_at(call: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], folder: Path) -> None:
+    """Have an evaluation in a folder die in the middle of an update, with half a row written."""
+    calls = itertools.count(1)
+
+    def dying(*args: Any) -> torch.Tensor:
+        if next(calls) == call:
+            with open(folder / "predictions.jsonl", "ab") as file:
+                file.write(b'{"torn')
+            raise _Die
+        return rem_loss(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(_Die):
+        patch.setattr(rem_module, "rem_loss", dying)
+        run()
+
+
+@pytest.mark.parametrize(("scenario", "killed_at"), [("continual", 7), ("mixed", 3), ("time-constrained", 3)])
 def test_after_a_kill_resuming_gives_the_same_results(
     scenario: str, killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few = open_tree(tree.root, limit=10)
+
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
         options = EvalOptions(
             scenario=scenario,
@@ -42,24 +72,10 @@ def test_after_a_kill_resuming_gives_the_same_results(
             revisit=True,
             **changes,
         )
-        return evaluate(tiny_vit(), tree, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
+        return evaluate(tiny_vit(), few, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
 
     whole = run(tmp_path / "whole")
-    calls = 0
-
-    def dying(*args: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == killed_at:
-            with open(tmp_path / "killed" / "predictions.jsonl", "ab") as file:
-                file.write(b'{"torn')
-            raise _Die
-        return rem_loss(*args)
-
-    monkeypatch.setattr(rem_module, "rem_loss", dying)
-    with pytest.raises(_Die):
-        run(tmp_path / "killed")
-    monkeypatch.undo()
+    kill_at(killed_at, monkeypatch, lambda: run(tmp_path / "killed"), tmp_path / "killed")
     resumed = run(tmp_path / "killed", resume=True)
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
     assert without_timing(resumed) == without_timing(whole)
@@ -73,44 +89,36 @@ def without_timing(content: Any) -> Any:
 
 
 def test_a_signal_saves_the_progress(tree: Dataset, tmp_path: Path) -> None:
-    class Soon(Interrupts):
-        calls = 0
-
-        def check(self) -> None:
-            self.calls += 1
-            if self.calls == 4:
-                raise Stopped(15)
-
+    few, methods = open_tree(tree.root, limit=12), methods_of("rem")
     options = EvalOptions(batch_size=4)
     with pytest.raises(Stopped):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=options, interrupts=Soon())
+        evaluate(tiny_vit(), few, tmp_path / "run", methods=methods, options=options, interrupts=Soon())
     assert (tmp_path / "run" / ".progress.safetensors").is_file()
-    evaluate(
-        tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=EvalOptions(batch_size=4, resume=True)
-    )
-    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of("rem"), options=options)
+    evaluate(tiny_vit(), few, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4, resume=True))
+    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods, options=options)
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
     assert whole["status"] == "completed"
 
 
 def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:
+    few = open_tree(tree.root, limit=8)
     names, lr = ("tent", "source", "rem"), {"lr": 0.02}
     options = EvalOptions(batch_size=8, seeds=(0, 1))
-    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of(*names, **lr), options=options)
+    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods_of(*names, **lr), options=options)
     run = tmp_path / "parts"
-    evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", **lr), options=options)
+    evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", **lr), options=options)
     before = (run / "predictions.jsonl").read_bytes()
     more = replace(options, resume=True)
-    added = evaluate(tiny_vit(), tree, run, methods=methods_of(*names, **lr), options=more)
+    added = evaluate(tiny_vit(), few, run, methods=methods_of(*names, **lr), options=more)
     assert without_timing(added) == without_timing(whole)
     assert list(added["methods"]) == list(json_of(run / "results.json")["methods"]) == list(names)
     rows = rows_of(run)
     assert (run / "predictions.jsonl").read_bytes().startswith(before)  # nothing was run again
-    assert [row for row in rows if row["method"] == "tent"] == rows[-84:]
-    assert len(rows) == 3 * 84
+    assert [row for row in rows if row["method"] == "tent"] == rows[-32:]
+    assert len(rows) == 3 * 32
     for name in ("table.csv", "table.tex", "confusion/tent.csv"):
         assert "tent" in name or "tent" in (run / name).read_text()
-    reordered = evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
+    reordered = evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
     assert list(reordered["methods"]) == ["source", "rem", "tent"]
     assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
 
@@ -119,27 +127,19 @@ def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Data
 def test_methods_are_added_to_one_that_was_stopped(
     again: tuple[str, ...], tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
-
-    def dying(*args: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise _Die
-        return rem_loss(*args)
-
-    options = EvalOptions(batch_size=8, save_every_s=0.0)
+    few = open_tree(tree.root, limit=12)
+    options = EvalOptions(batch_size=4, save_every_s=0.0)
     run, lr = tmp_path / "run", {"lr": 0.02}
-    with monkeypatch.context() as patch, pytest.raises(_Die):
-        patch.setattr(rem_module, "rem_loss", dying)
-        evaluate(tiny_vit(), tree, run, methods=methods_of("source", "rem", **lr), options=options)
-    begun = [row["method"] for row in rows_of(run)]
-    assert begun[-1] == "rem" and begun.count("rem") < 42
+    first = methods_of("source", "rem", **lr)
+    kill_at(4, monkeypatch, lambda: evaluate(tiny_vit(), few, run, methods=first, options=options), run)
+    whole_rows = (run / "predictions.jsonl").read_text().splitlines()[:-1]
+    begun = [row["method"] for row in parsed("\n".join(whole_rows))]
+    assert begun[-1] == "rem" and begun.count("rem") < 24
     more = replace(options, resume=True)
-    added = evaluate(tiny_vit(), tree, run, methods=methods_of(*again, **lr), options=more)
-    whole = evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods_of(*again, **lr), options=options)
+    added = evaluate(tiny_vit(), few, run, methods=methods_of(*again, **lr), options=more)
+    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods_of(*again, **lr), options=options)
     assert without_timing(added) == without_timing(whole)
-    assert len(rows_of(run)) == 3 * 42
+    assert len(rows_of(run)) == 3 * 24
 
 
 def test_what_keeps_an_evaluation_from_going_on_is_told_in_a_line(tree: Dataset, tmp_path: Path) -> None:

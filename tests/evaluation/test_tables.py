@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
-from remtta.evaluation.results import summarise, tally_rows
-from remtta.evaluation.rows import evaluation_rows
+from remtta.evaluation.domains import Dataset
+from remtta.evaluation.results import summarise
 from remtta.evaluation.tables import csv_table, latex_table, markdown_table, notes, plain_table, table_rows
+from remtta.evaluation.tally import tally_rows
+from remtta.evaluation.trial import evaluation_rows
 from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
 from remtta.runs.batch import Batch, BatchResult

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from remtta import apply_delta, load_delta, load_model
-from remtta.errors import UsageError
-from remtta.evaluation.classes import spoken_names
 from remtta.methods.settings import ZERO_SHOT
 from tests.command import remtta_here
 from tests.conftest import draw_folder
@@ -77,10 +75,3 @@ def test_methods_for_zero_shot_models_are_evaluated_and_watt_starts_each_batch_a
         and record["counts"]["updates"] == 2
         and record["guard"] is None
     )
-
-
-def test_folders_without_names_ask_for_labels() -> None:
-    assert spoken_names(["n01440764"], Path("d")) is None
-    for folders in ([], ["0", "1"]):
-        with pytest.raises(UsageError, match="name them with --labels FILE"):
-            spoken_names(folders, Path("d"))

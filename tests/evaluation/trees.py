@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from remtta.evaluation.datasets import Dataset, open_dataset
+from remtta.evaluation.datasets import open_dataset
+from remtta.evaluation.domains import Dataset
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from tests.conftest import NUM_CLASSES, draw_image
 

@@ -118,7 +118,7 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
 
 def test_both_count_for_half_whatever_the_lead() -> None:
     for lead in (-1.0, 0.0, 0.5, -math.inf):
-        both, adapted = (Judge(GuardOptions(answer=answer)) for answer in ("both", "adapted"))  # type: ignore[arg-type]
+        both, adapted = (Judge(GuardOptions(answer=answer)) for answer in ("both", "adapted"))
         both._now.lead = adapted._now.lead = lead
         assert (both.weight, adapted.weight) == (0.5, 1.0)
 
@@ -128,7 +128,7 @@ def test_both_count_for_half_whatever_the_lead() -> None:
 
 def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
     config = dataclasses.replace(METHOD_TABLE[name].config(), **settings)
-    options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
+    options = GuardOptions(action=action, answer=answer, least=4, renewed=1)
     guard = guarded(build_method(name, tiny_vit(), config), options, config)
     assert guard is not None
     return guard

@@ -15,7 +15,7 @@ from torch import Tensor
 from remtta import adapt_stream
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.guard.evidence import Evidence, information_gap, mutual_information
 from remtta.guard.guard import Guard
 from remtta.guard.judge import describe

@@ -154,7 +154,7 @@ def test_the_delta_carries_the_offset() -> None:
     assert delta["head.bias"].shape == (NUM_CLASSES,)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter += delta.get(name, 0.0)
+            parameter.add_(delta.get(name, torch.zeros(())))
         assert torch.allclose(model(images), adapter.method.predict(images), atol=1e-5)
     again = centred()
     again.method.load_delta(delta)

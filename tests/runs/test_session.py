@@ -17,7 +17,7 @@ from remtta import REM, REMConfig, adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 from remtta.evaluation import evaluate, open_dataset
-from remtta.evaluation.results import delta_path
+from remtta.evaluation.ledger import delta_path
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import Guard
 from remtta.methods.method import Method, Updater

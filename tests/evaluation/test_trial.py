@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, StreamError, UsageError
 from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
@@ -24,26 +24,17 @@ from remtta.methods.source import SourceConfig
 from remtta.methods.vdp import VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
-from tests.conftest import NUM_CLASSES, draw_image, tiny_vit
-from tests.evaluation.trees import open_tree
+from tests.conftest import tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 from tests.records import parsed, rows_of
 
 SOON_RETIRED = GuardOptions(window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
 
 
-def write_domain(folder: Path, images: int, first: int = 0) -> None:
-    for number in range(images):
-        path = folder / f"class_{number % NUM_CLASSES}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw_image(first + number, 32, 32).save(path)
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Dataset:
     """Two domains of 28 images, which batches of 8 do not divide."""
-    write_domain(tmp_path / "c" / "snow", 28)
-    write_domain(tmp_path / "c" / "fog", 28, first=1000)
-    return open_tree(tmp_path / "c")
+    return open_tree(write_tree(tmp_path / "c", ["snow", "fog"], severities=(), each=4))
 
 
 def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:

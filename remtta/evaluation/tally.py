@@ -1,17 +1,23 @@
-"""Metrics over prediction rows; every number of a table comes from `predictions.jsonl` by these."""
+"""Outcomes counted from prediction rows, from which every number of a table comes."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from remtta.runs.reading import Row, read_rows
+
 ECE_BINS = 15
 TOP = 5
 
+_ROWS_AT_ONCE = 4000
 _EDGES = np.linspace(0, 1, ECE_BINS + 1, dtype=np.float32)
 _ARRAY_ROW = re.compile(r".*\.npy\[(\d+)\]")
 _PREDICTED = 2**32 - 1
@@ -139,6 +145,48 @@ class Tally:
         return summary
 
 
+Tallies = dict[tuple[str, int], dict[str, dict[tuple[str, int | None], Tally]]]
+"""By method and seed, then phase, then name and severity of the domain."""
+
+
+def tally_rows(path: Path) -> Tallies:
+    """Outcomes of a file of rows, in memory that does not grow with them."""
+    tallies: Tallies = {}
+    numbers: dict[str, int] = {}
+    rows = (row for row in read_rows(path) if "error" not in row)
+    while chunk := list(islice(rows, _ROWS_AT_ONCE)):
+        apart: dict[tuple[Any, ...], list[Row]] = {}
+        for row in chunk:
+            key = row["method"], row["seed"], row["phase"], row["domain"], row.get("severity")
+            apart.setdefault(key, []).append(row)
+        for (method, seed, phase, *place), own in apart.items():
+            places = tallies.setdefault((method, seed), {}).setdefault(phase, {})
+            places[tuple(place)] = places.get(tuple(place), Tally()) + Tally.of(own, numbers)
+    if not numbers:
+        for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
+            tally.start_at_first()
+    return tallies
+
+
+def tally_of(tallies: Tallies, method: str) -> Tally:
+    """All of a method's outcomes while it learned."""
+    own = (phases["adapt"].values() for (name, _), phases in tallies.items() if name == method)
+    return sum((tally for places in own for tally in places), Tally())
+
+
+def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
+    """Error in percent of each method in each round through all its domains, over all images and seeds."""
+    counts: Counter[tuple[str, int, bool]] = Counter()
+    for row in read_rows(path):
+        if "error" not in row and row["phase"] == "adapt":
+            counts[row["method"], row["visit"] // num_domains, row["class"] == row["label_true"]] += 1
+    errors: dict[str, list[float]] = {}
+    for method, number in sorted({key[:2] for key in counts}):
+        right, wrong = (counts[method, number, is_right] for is_right in (True, False))
+        errors.setdefault(method, []).append(100 * wrong / (right + wrong))
+    return errors
+
+
 def counts_by(classes: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different classes, ascending, and how often each came."""
     numbers, places = np.unique(classes, return_inverse=True)
@@ -168,11 +216,6 @@ def diversity(counts: np.ndarray) -> float:
     """Entropy in nats of the histogram of predicted classes; near 0 when one class has taken over."""
     shares = counts / counts.sum()
     return float(abs(-(shares * np.log(shares)).sum()))
-
-
-def harmonic_mean(first: float, second: float) -> float:
-    """Harmonic mean of two errors, as in the paper's forward transfer table."""
-    return 2 * first * second / (first + second) if first + second else 0.0
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

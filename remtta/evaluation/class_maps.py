@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from timm.data import ImageNetInfo
 
@@ -19,14 +19,8 @@ _SHOWN = 4
 ALPHABETICAL = "alphabetical order"
 
 
-@dataclass(frozen=True)
-class ClassMap:
-    """Class numbers by folder name.
-
-    Attributes:
-        numbers: Folder name to class number of the model.
-        how: What the mapping goes by, for people.
-    """
+class ClassMap(NamedTuple):
+    """The model's class number by folder name, and what that goes by, for people."""
 
     numbers: Mapping[str, int]
     how: str
@@ -55,21 +49,18 @@ def map_classes(
         UsageError: If a folder has no class; it names some.
     """
     names = sorted(set(folders))
+    own, plain = _numbered(labels or ()), _numbered([_plain(label) for label in labels or ()])
     if class_map is not None:
         return ClassMap(_look_up(names, class_map, num_classes, "the class map"), "the class map")
-    if all(re.fullmatch(r"n\d{8}", name) for name in names):
-        own = _numbered(labels or ())
+    if _are_wnids(names):
         if set(names) <= own.keys():
             return ClassMap(_look_up(names, own, num_classes, "the model's labels"), "wnid, in the model's labels")
-        wnids = _wnids(num_classes)
-        return ClassMap(_look_up(names, wnids, num_classes, "ImageNet's wnids"), "wnid")
-    if all(re.fullmatch(r"\d+", name) for name in names):
-        return ClassMap(
-            _look_up(names, {name: int(name) for name in names}, num_classes, "the model's classes"), "number"
-        )
-    own = _numbered([_plain(label) for label in labels or ()])
-    if own and all(_plain(name) in own for name in names):
-        return ClassMap({name: own[_plain(name)] for name in names}, "class name")
+        return ClassMap(_look_up(names, _wnids(num_classes), num_classes, "ImageNet's wnids"), "wnid")
+    if _are_numbers(names):
+        numbers = {name: int(name) for name in names}
+        return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
+    if plain and all(_plain(name) in plain for name in names):
+        return ClassMap({name: plain[_plain(name)] for name in names}, "class name")
     if len(names) == num_classes:
         return ClassMap(_numbered(names), ALPHABETICAL)
     raise UsageError(
@@ -88,9 +79,9 @@ def spoken_names(folders: Sequence[str], root: Path) -> list[str] | None:
         UsageError: If they are numbers, or there are none.
     """
     names = sorted(set(folders))
-    if names and all(re.fullmatch(r"n\d{8}", name) for name in names):
+    if names and _are_wnids(names):
         return None
-    if not names or all(re.fullmatch(r"\d+", name) for name in names):
+    if _are_numbers(names):
         raise UsageError(f"{root} does not say what its classes are called; name them with --labels FILE")
     return [name.replace("_", " ") for name in names]
 
@@ -120,6 +111,14 @@ def read_class_map(path: Path) -> dict[str, int]:
         raise UsageError(
             f'{path} is no class map ({error}); write a line "folder number" per class, or a JSON object'
         ) from error
+
+
+def _are_wnids(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"n\d{8}", name) for name in names)
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"\d+", name) for name in names)
 
 
 def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, where: str) -> dict[str, int]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from pathlib import Path
 
-import numpy as np
+import pytest
 
+from remtta.engines.interrupts import Stopped
 from remtta.evaluation import evaluate
-from remtta.evaluation.arrays import array_domain
-from remtta.evaluation.datasets import Dataset
+from remtta.evaluation.domains import Dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from tests.conftest import happens, tiny_vit
-from tests.evaluation.test_resume import without_timing
+from tests.evaluation.test_resume import Soon, without_timing
 from tests.records import rows_of
 
 
@@ -30,7 +29,10 @@ def kill_a_worker(evaluation: Path) -> None:
 
 def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path) -> None:
     methods = {"source": None, "rem+guard": REMConfig(lr=0.02)}
-    options = EvalOptions(batch_size=5, engine="processes", jobs=1, save_every_s=0.0)
+    options = EvalOptions(batch_size=5, engine="processes", jobs=1, save_every_s=0.0, resume=True)
+    with pytest.raises(Stopped):  # begun here, in the first of them, and gone on with by workers
+        before = EvalOptions(batch_size=5)
+        evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=before, interrupts=Soon())
     killer = threading.Thread(target=kill_a_worker, args=(tmp_path / "grid",))
     killer.start()
     made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
@@ -41,12 +43,3 @@ def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path)
     assert without_timing(made) == without_timing(wanted)
     assert sorted(os.listdir(tmp_path / "grid")) == sorted(os.listdir(tmp_path / "serial"))
     assert os.listdir(tmp_path / "grid" / "deltas") == os.listdir(tmp_path / "serial" / "deltas")
-
-
-def test_images_of_arrays_reach_a_worker_as_the_name_of_their_file(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
-    np.save(tmp_path / "fog.npy", pixels)
-    domain = array_domain(tmp_path / "fog.npy", np.zeros(10, np.int64), 3, None)
-    packed = pickle.dumps(domain.load)
-    assert len(packed) < 500
-    assert np.array_equal(np.asarray(pickle.loads(packed)(4)), pixels[24])

@@ -1,0 +1,287 @@
+"""Does the preprocessing fit the model? What it says of the same images under others, too."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from timm.data import constants
+from torch import Tensor, nn
+
+from remtta.errors import StreamError
+from remtta.evaluation.datasets import labels_by_folder
+from remtta.guard.evidence import mutual_information
+from remtta.methods.losses import entropy
+from remtta.methods.support import refused_methods, support_in
+from remtta.models.card import card_of
+from remtta.models.preprocessing import Preprocessing
+from remtta.streams.decoding_budget import Budget
+from remtta.streams.images import natural_key
+from remtta.streams.prefetch import DecodedFrame, prefetch
+from remtta.streams.sources import open_stream
+
+LEAST_IMAGES = 16  # with fewer, the right one was missed where images were corrupted
+NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "0.5": (constants.IMAGENET_INCEPTION_MEAN, constants.IMAGENET_INCEPTION_STD),
+    "ImageNet's": (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD),
+    "CLIP's": (constants.OPENAI_CLIP_MEAN, constants.OPENAI_CLIP_STD),
+    "none": ((0.0,) * 3, (1.0,) * 3),
+}
+"""Means and deviations that published classifiers of photographs were trained with."""
+
+_CROPS, _FILTERS = (0.875, 1.0), ("bilinear", "bicubic")
+_RESAMPLINGS = 200
+_SURE, _SURE_BY_LABELS = 2.0, 3.0  # standard errors of a lead that is no chance; labels choose among more
+_LEAST_PER_CLASS, _LEAST_CLASSES = 4, 3
+_COMMON = 3
+_BATCH = 25
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to make inputs of images: for people a title; and whether red and blue change places."""
+
+    title: str
+    preprocessing: Preprocessing
+    swapped: bool = False
+
+    @property
+    def geometry(self) -> tuple[float, str]:
+        """What changes where pixels lie, of that in which candidates differ."""
+        return self.preprocessing.crop_pct, self.preprocessing.interpolation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the model says of the images under a candidate: logits (N, C), and the share that is right, if known."""
+
+    candidate: Candidate
+    logits: Tensor
+    accuracy: float | None = None
+
+    @property
+    def information(self) -> float:
+        """Mutual information between image and prediction in nats: how much the predictions tell apart."""
+        return mutual_information(self.logits)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers, ready for JSON."""
+        predicted = Counter(self.logits.argmax(-1).tolist())
+        return {
+            "title": self.candidate.title,
+            **self.candidate.preprocessing.as_dict(),
+            "red_and_blue_swapped": self.candidate.swapped,
+            "entropy": float(entropy(self.logits).mean()),
+            "information": self.information,
+            "classes": len(predicted),
+            "most_common": [{"class": number, "images": count} for number, count in predicted.most_common(_COMMON)],
+            "accuracy": self.accuracy,
+        }
+
+
+class Better(NamedTuple):
+    """What another candidate has over the configured one, by "accuracy" or "information": in shares or nats."""
+
+    finding: Finding
+    by: str
+    lead: float
+    standard_error: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers, ready for JSON."""
+        numbers = {"by": self.by, "lead": self.lead, "standard_error": self.standard_error}
+        return {"title": self.finding.candidate.title, **numbers}
+
+
+def examine(
+    model: nn.Module,
+    source: str,
+    *,
+    limit: int = 100,
+    class_map: Mapping[str, int] | None = None,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Look at images of a source through a model, under its own preprocessing and under others.
+
+    Args:
+        model: A classifier; its preprocessing is what is examined.
+        source: Images, as `open_stream` takes them; class folders in a layout of `open_dataset` are labels.
+        limit: Most images, taken evenly from those of which there is a number.
+        class_map: Class folder to class number.
+        wait: Called between batches; may raise to stop.
+
+    Returns:
+        What `--json` prints, ready for JSON: whether all `fits`; the `candidates`, the configured one first, and a
+        `better` one, if there is; the `class_order`, where class folders hold enough images; what `labels` go by, or
+        why there are none; what `rem` needs and finds.
+
+    Raises:
+        UsageError: If there is no such source.
+        StreamError: If too few images can be read.
+    """
+    card = card_of(model)
+    candidates = candidates_of(card.preprocessing)
+    ways = {each.geometry: each.preprocessing for each in candidates}
+    frames = _read(source, limit, ways.values(), wait)
+    readable = [frame for frame in frames if frame.image is not None]
+    stacked = torch.stack([frame.image for frame in readable if frame.image is not None], dim=1)
+    images = dict(zip(ways, stacked, strict=True))  # by geometry, uint8 (N, 3, H, W)
+    now = images[candidates[0].geometry]
+    sources = [frame.source for frame in readable]
+    numbers, how = labels_by_folder(
+        source, sources, num_classes=card.num_classes, labels=card.labels, class_map=class_map
+    )
+    labels = None if numbers is None else torch.tensor(numbers)
+    findings = [
+        _finding(model, each, own, labels, wait)
+        for each in candidates
+        if (own := images[each.geometry]) is now or not torch.equal(own, now)
+    ]
+    order = None if labels is None else class_order(findings, labels, [Path(path).parent.name for path in sources], how)
+    better = better_than(findings, None if order is not None and not order["fits"] else labels)
+    support = support_in(model, card.name, refused=refused_methods(model, ["rem"]))
+    rem = {"masks": list(support.masks), "adapts": support.adapts, "weights": support.num_adapted}
+    return {
+        "fits": better is None and (order is None or order["fits"]),
+        "model": {**card.origin, "num_classes": card.num_classes, "base_sha256": card.sha256},
+        "source": source,
+        "images": len(readable),
+        "unreadable": len(frames) - len(readable),
+        "candidates": [finding.as_dict() for finding in findings],
+        "better": better and better.as_dict(),
+        "class_order": order,
+        "labels": how,
+        "rem": {**rem, "refused": support.refused.get("rem")},
+    }
+
+
+def candidates_of(configured: Preprocessing) -> list[Candidate]:
+    """The configured preprocessing, and others that a model may have been trained with instead."""
+    own = (configured.mean, configured.std)
+    titles = {pair: title for title, pair in NORMALISATIONS.items()}
+    named = {titles.get(own, "as configured"): own} | dict(NORMALISATIONS)
+    normalised = [
+        Candidate(f"mean, std: {title}", replace(configured, mean=mean, std=std))
+        for title, (mean, std) in named.items()
+    ]
+    swapped = [Candidate(f"{each.title}; red, blue swapped", each.preprocessing, swapped=True) for each in normalised]
+    crops = [Candidate(f"crop {crop:g}", replace(configured, crop_pct=crop)) for crop in _CROPS]
+    filters = [Candidate(kind, replace(configured, interpolation=kind)) for kind in _FILTERS]
+    others = [each for each in (*crops, *filters) if each.preprocessing != configured]
+    return [*normalised, *swapped, *others]
+
+
+def better_than(findings: Sequence[Finding], labels: Tensor | None) -> Better | None:
+    """The best of the others, if it is better than the first, the configured one, by more than chance.
+
+    Labels (N,) decide where there are enough. Else it goes by how much predictions
+    tell apart, which takes fewer images; only among normalisations and orders
+    of channels, as it says nothing reliable of crops and filters.
+    """
+    configured, *others = findings
+    leads = [_lead(each, configured, labels) for each in others if labels is not None]
+    if surely := [each for each in leads if each.lead > _SURE_BY_LABELS * each.standard_error]:
+        return max(surely, key=lambda each: each.lead)
+    worse = {id(each.finding) for each in leads if each.lead < -_SURE * each.standard_error}
+    where = configured.candidate.geometry
+    alike = [each for each in others if each.candidate.geometry == where and id(each) not in worse]
+    best = max(alike, key=lambda each: each.information, default=None)
+    lead = None if best is None else _lead(best, configured, None)
+    return lead if lead and lead.lead > _SURE * lead.standard_error else None
+
+
+def _lead(other: Finding, configured: Finding, labels: Tensor | None) -> Better:
+    """What another has over the configured one; its standard error by drawing the images again."""
+    count, generator = len(other.logits), torch.Generator().manual_seed(0)
+    draws = torch.randint(count, (_RESAMPLINGS, count), generator=generator)
+    if labels is not None:
+        gained = (other.logits.argmax(-1) == labels).double() - (configured.logits.argmax(-1) == labels).double()
+        return Better(other, "accuracy", float(gained.mean()), float(gained[draws].mean(1).std()))
+    leads = [mutual_information(other.logits[draw]) - mutual_information(configured.logits[draw]) for draw in draws]
+    spread = float(torch.tensor(leads, dtype=torch.float64).std())
+    return Better(other, "information", other.information - configured.information, spread)
+
+
+def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[str], how: str) -> dict[str, Any] | None:
+    """Whether folders are the classes they are taken for, by the candidate that tells most apart.
+
+    Each half of a folder's images says what the other half should be
+    predicted as. Where that is right far more often than the folder's own
+    class, the classes are in another order. None where there are too few images to say.
+
+    Args:
+        findings: Of all candidates.
+        labels: Shape (N,).
+        folders: Of each image.
+        how: What the labels go by.
+
+    Returns:
+        `how`; `accuracy`, the share of images predicted as the class of their folder; `own`, that predicted as what
+        the other half of their folder mostly is; whether the first `fits`, being no less but for chance; and
+        `mistaken`, the folders mostly predicted as another class, with that class.
+    """
+    predicted = max(findings, key=lambda finding: finding.information).logits.argmax(-1)
+    members = {name: [place for place, other in enumerate(folders) if other == name] for name in folders}
+    whole = {name: places for name, places in members.items() if len(places) >= _LEAST_PER_CLASS}
+    if len(whole) < _LEAST_CLASSES:
+        return None
+    own, right, mistaken = [], [], {}
+    for name, places in sorted(whole.items(), key=lambda item: natural_key(item[0])):
+        for half, other in ((places[::2], places[1::2]), (places[1::2], places[::2])):
+            own.append(predicted[half] == predicted[other].mode().values)
+            right.append(predicted[half] == labels[half])
+        most = int(predicted[places].mode().values)
+        if most != int(labels[places[0]]):
+            mistaken[name] = most
+    by_half, by_label = torch.cat(own).double(), torch.cat(right).double()
+    gained = by_half - by_label
+    error = float(gained.std()) / len(gained) ** 0.5
+    return {
+        "how": how,
+        "accuracy": float(by_label.mean()),
+        "own": float(by_half.mean()),
+        "fits": float(gained.mean()) <= _SURE * error,
+        "mistaken": mistaken,
+    }
+
+
+def _read(source: str, limit: int, ways: Collection[Preprocessing], wait: Callable[[], None]) -> list[DecodedFrame]:
+    """Frames, with an image (K, 3, H, W) each: by each of the K ways."""
+    stream = open_stream(source)
+    count = stream.num_frames or limit
+    spread = {place * count // limit for place in range(limit)} if count > limit else range(count)
+    chosen = (frame for place, frame in enumerate(itertools.islice(stream.frames, count)) if place in spread)
+    transforms = [way.transform() for way in ways]
+    memory = Budget(afterwards=min(ways, key=lambda way: way.crop_pct).resized_bytes)
+    try:
+        frames = list(prefetch(chosen, partial(_stacked, transforms), ahead=2 * _BATCH, memory=memory, wait=wait))
+    finally:
+        stream.close()
+    if (readable := sum(frame.image is not None for frame in frames)) < LEAST_IMAGES:
+        reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
+        raise StreamError(f"{source}: {readable} image(s), and it takes {LEAST_IMAGES} to tell{reason}")
+    return frames
+
+
+def _stacked(transforms: Sequence[Callable[[Image.Image], Tensor]], image: Image.Image) -> Tensor:
+    return torch.stack([torch.as_tensor(transform(image)) for transform in transforms])
+
+
+@torch.inference_mode()
+def _finding(
+    model: nn.Module, candidate: Candidate, images: Tensor, labels: Tensor | None, wait: Callable[[], None]
+) -> Finding:
+    device, answers = next(model.parameters()).device, []
+    for batch in images.split(_BATCH):
+        wait()
+        pixels = batch.to(device).flip(1) if candidate.swapped else batch.to(device)
+        answers.append(model(candidate.preprocessing.normalise(pixels)).float().cpu())
+    logits = torch.cat(answers)
+    return Finding(candidate, logits, None if labels is None else float((logits.argmax(-1) == labels).double().mean()))

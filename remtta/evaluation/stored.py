@@ -1,0 +1,223 @@
+"""Data sets that number their classes and come in an order of their own: arrays, stored streams, and lists."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from remtta.errors import FrameError, StreamError, UsageError
+from remtta.evaluation.domains import SEVERITIES, Dataset, Domain, Sizes, image_sizes
+from remtta.streams.images import natural_key
+
+LABELS = "labels.npy"
+_IMAGE, _CLASS = ".input.jpg", ".output.cls"
+
+
+def _dataset(root: Path, layout: str, domains: Sequence[Domain], labels: np.ndarray, sizes: Sizes) -> Dataset:
+    return Dataset(root, layout, domains, "number", np.unique(labels).tolist(), sizes)
+
+
+def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
+    if not 0 <= labels.min() <= labels.max() < num_classes:
+        raise UsageError(f"{place} names class {labels.max()}, but the model has {num_classes}; see --num-classes")
+
+
+# --- CIFAR-C: <corruption>.npy of five severities one after the other, and labels.npy ------------------------------
+
+
+def find_arrays(root: Path) -> dict[str, Path]:
+    """The arrays by corruption.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    arrays = {path.stem: path for path in root.glob("*.npy") if path.name != LABELS}
+    if not arrays:
+        raise UsageError(f"{root} has {LABELS} but no <corruption>.npy")
+    return arrays
+
+
+def open_arrays(
+    root: Path, arrays: Sequence[Path], severities: Sequence[int], num_classes: int, limit: int | None
+) -> Dataset:
+    """These severities of arrays, or the first `limit` images of each.
+
+    Raises:
+        UsageError: If one is no array, its shape does not fit, or the model lacks a class.
+        StreamError: If one cannot be read.
+    """
+    labels = _load_array(root / LABELS)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
+        raise UsageError(f"{root / LABELS} must hold one whole number per image, got {labels.shape}")
+    labels = labels.astype(np.int64)
+    _check_labels(labels, num_classes, root / LABELS)
+    domains: list[Domain] = []
+    sizes: Counter[tuple[int, int]] = Counter()
+    for path in arrays:
+        own = [_array_domain(path, labels, severity, limit) for severity in severities]
+        _, height, width, _ = _load_array(path).shape
+        sizes[width, height] += sum(len(domain.sources) for domain in own)
+        domains += own
+    return _dataset(root, "CIFAR-C arrays", domains, labels, sizes)
+
+
+def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | None) -> Domain:
+    pixels = _load_array(path)
+    if pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.dtype != np.uint8 or len(pixels) % len(SEVERITIES):
+        raise UsageError(f"{path} must hold 5 severities of uint8 images (5 N, H, W, 3), got {pixels.shape}")
+    rows = len(pixels) // len(SEVERITIES)
+    if len(labels) not in (rows, len(pixels)):
+        raise UsageError(f"{path} has {len(pixels)} images, but {LABELS} has {len(labels)} labels")
+    start, count = (severity - 1) * rows, min(rows, limit or rows)
+    own = labels[:count] if len(labels) == rows else labels[start : start + count]
+    sources = [f"{path}[{start + row}]" for row in range(count)]
+    return Domain(path.stem, severity, sources, own, _Rows(path, start))
+
+
+class _Rows:
+    """Images of an array from some position on; a worker that gets them opens the file by itself."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self._path, self._start, self._pixels = path, start, _load_array(path)
+
+    def __call__(self, position: int) -> Image.Image:
+        return Image.fromarray(np.ascontiguousarray(self._pixels[self._start + position]))
+
+    def __reduce__(self) -> tuple[Callable[[Path, int], _Rows], tuple[Path, int]]:
+        return _Rows, (self._path, self._start)
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise StreamError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read as an array: {error}") from error
+    return array
+
+
+# --- CCC (Press et al., NeurIPS 2023, arXiv:2306.05401): folders such as ---------------------------------------------
+# `baseline_20_transition+speed_1000_seed_43` of `serial_00000.tar`, ..., whose members are `<key>.input.jpg` and
+# `<key>.output.cls`, the class number as text.
+
+
+class _Member(NamedTuple):
+    """An image in a tar file, and its class."""
+
+    path: Path
+    key: str
+    start: int
+    num_bytes: int
+    label: int
+
+
+def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
+    member = members[position]
+    try:
+        with open(member.path, "rb") as file:
+            file.seek(member.start)
+            return Image.open(io.BytesIO(file.read(member.num_bytes))).convert("RGB")
+    except Exception as error:  # Pillow's decoders raise many types on damaged data
+        raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
+
+
+def find_shards(root: Path) -> list[Path]:
+    """The tar files right in a folder, in natural order."""
+    return sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
+
+
+def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:
+    """A stored stream, or its first `limit` images; their sizes go by the first image of each file.
+
+    Raises:
+        UsageError: If it holds no images, or classes that the model does not have.
+        StreamError: If a file cannot be read.
+    """
+    members = list(islice((member for shard in shards for member in _members(shard)), limit))
+    if not members:
+        raise UsageError(f"{root} has tar files, but none with <key>{_IMAGE} and <key>{_CLASS}, as CCC's have")
+    labels = np.array([member.label for member in members], dtype=np.int64)
+    _check_labels(labels, num_classes, root)
+    first = {member.path: member for member in reversed(members)}
+    try:
+        sizes = {path: _load_member([member], 0).size for path, member in first.items()}
+    except FrameError as error:
+        raise StreamError(f"{next(iter(first))}: its first image {error}") from error
+    sources = [f"{member.path}[{member.key}]" for member in members]
+    domain = Domain(root.resolve().name, None, sources, labels, partial(_load_member, members))
+    return _dataset(root, "CCC shards", [domain], labels, Counter(sizes[member.path] for member in members))
+
+
+def _members(path: Path) -> Iterator[_Member]:
+    """Images with their classes, which come right before or behind them."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key = member.name.removesuffix(_IMAGE).removesuffix(_CLASS)
+                if member.name.endswith(_IMAGE):
+                    images[key] = member.offset_data, member.size
+                elif member.name.endswith(_CLASS):
+                    content = tar.extractfile(member)
+                    labels[key] = int(content.read()) if content else -1
+                if key in images and key in labels:
+                    yield _Member(path, key, *images.pop(key), labels.pop(key))
+    except ValueError as error:
+        raise UsageError(f"{path}: a class is no number: {error}") from error
+    except (OSError, tarfile.TarError) as error:
+        raise StreamError(f"{path} cannot be read: {error}") from error
+
+
+# --- Lists: a path and a class per line ------------------------------------------------------------------------------
+
+
+def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | None, limit: int | None) -> Dataset:
+    """The images of a list, or its first `limit`, as one domain in their order.
+
+    Args:
+        file: A line `path<TAB>class` or `path,class` per image, the class as a number or a name.
+        root: What relative paths are relative to.
+        num_classes: Classes of the model.
+        names: The model's class names.
+        limit: At most so many images.
+
+    Raises:
+        UsageError: If the file cannot be read, an image is missing, or a class is unknown.
+    """
+    entries = _entries(file)[:limit]
+    counts = Counter(names)
+    numbers = {name: number for number, name in enumerate(names or ()) if counts[name] == 1}
+    labels = [int(label) if label.isdecimal() else numbers.get(label, -1) for _, label in entries]
+    for (_, text), label in zip(entries, labels, strict=True):
+        if not 0 <= label < num_classes:
+            raise UsageError(f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes')
+    sources = [str(root / image) for image, _ in entries]
+    missing = [source for source in sources if not Path(source).is_file()]
+    if missing:
+        raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
+    domain = Domain(file.stem, None, sources, np.array(labels, dtype=np.int64))
+    return _dataset(root, f"images listed in {file}", [domain], domain.labels, image_sizes(sources))
+
+
+def _entries(file: Path) -> list[tuple[str, str]]:
+    """Path and class of each line."""
+    try:
+        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(f"--labels-file: {file} cannot be read: {error.strerror}") from error
+    entries = [line.partition("\t" if "\t" in line else ",") for line in text.split("\n") if line.strip()]
+    bad = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)
+    if bad is not None or not entries:
+        raise UsageError(f'--labels-file: {file} needs lines such as frames/1.png,3, got "{bad or ""}"')
+    return [(image.strip(), label.strip()) for image, _, label in entries]

@@ -1,0 +1,113 @@
+"""Models of every kind of classifier on variants of ImageNet, some of which restrict the classes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from remtta.evaluation import evaluate
+from remtta.evaluation.datasets import open_dataset
+from remtta.evaluation.domains import Dataset
+from remtta.evaluation.plots import draw_plots
+from remtta.models.preprocessing import preprocessing_of
+from remtta.options import EvalOptions
+from tests.conftest import TINY, draw_image
+from tests.evaluation.trees import methods_of
+from tests.records import rows_of
+
+IMAGES = 8
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "head": ("vit_tiny_patch16_224", TINY),
+    "head and head_dist": ("deit_tiny_distilled_patch16_224", TINY),
+    "fc": ("resnet10t", {}),
+    "classifier": ("efficientnet_b0", {}),
+    "classifier behind a layer of its own": ("mobilenetv3_small_050", {}),
+}
+
+
+@functools.cache
+def _built(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    name, options = MODELS[kind]
+    overlay = {"input_size": (3, 32, 32)}
+    model: nn.Module = timm.create_model(name, num_classes=1000, pretrained_cfg_overlay=overlay, **options)
+    return model.eval()
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    return copy.deepcopy(_built(request.param))
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet-R and -A, which are known by their 200 classes, and some of -V2's, whose folders are numbers."""
+    root = tmp_path_factory.mktemp("variants")
+    draw_image(0, 32, 32).save(root / "image.png")
+    for variant in "ra":
+        wnids = (resources.files("timm.data") / "_info" / f"imagenet_{variant}_synsets.txt").read_text().split()
+        _link(root / "image.png", root / variant, wnids)
+    _link(root / "image.png", root / "v2", ["0", "17", "999", *map(str, range(400, 405))])
+    return root
+
+
+def _link(image: Path, folder: Path, classes: list[str]) -> None:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        os.link(image, folder / name / "0.png")
+
+
+def few_of(root: Path) -> Dataset:
+    """Eight images, each of another class and unlike the others."""
+    dataset = open_dataset(root, num_classes=1000, limit=IMAGES)
+    for number, source in enumerate(dataset.domains[0].sources):
+        os.unlink(source)
+        draw_image(number, 32, 32).save(source)
+    return dataset
+
+
+@pytest.mark.parametrize(
+    ("variant", "restricted"), [("r", "ImageNet-R"), ("a", "ImageNet-A"), ("v2", None)], ids=["R", "A", "V2"]
+)
+def test_answers_are_those_of_the_whole_model_among_the_classes(
+    variant: str, restricted: str | None, model: nn.Module, variants: Path, tmp_path: Path
+) -> None:
+    dataset = few_of(variants / variant)
+    assert dataset.restricted_to == restricted and len(dataset.class_numbers) == (200 if restricted else IMAGES)
+    numbers = torch.tensor(dataset.class_numbers if restricted else range(1000))
+    (domain,), preprocessing = dataset.domains, preprocessing_of(model)
+    pixels = torch.stack([preprocessing.transform()(domain.load(place)) for place in range(IMAGES)])
+    with torch.no_grad():
+        before = model(preprocessing.normalise(pixels))
+    probs, places = before[:, numbers].softmax(-1).max(-1)
+
+    options = EvalOptions(batch_size=4, order="stored")
+    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("source", "tent"), options=options)
+    source, tent = ([row for row in rows_of(tmp_path / "run") if row["method"] == name] for name in ("source", "tent"))
+    assert [row["class"] for row in source] == numbers[places].tolist()
+    assert [row["prob"] for row in source] == pytest.approx(probs.tolist(), abs=1e-5)
+    assert [row["label_true"] for row in source] == domain.labels.tolist()
+    wrong = sum(guess != label for guess, label in zip(numbers[places].tolist(), domain.labels, strict=True))
+    assert list(results["methods"]["source"]["error"].values()) == [100 * wrong / IMAGES]
+    assert {row["class"] for row in tent} <= set(numbers.tolist()) and tent[-1]["update"] == 1
+    assert max(row["entropy"] for row in (*source, *tent)) <= math.log(len(numbers)) + 1e-4
+    with torch.no_grad():  # the classifier is whole again
+        assert torch.equal(model(preprocessing.normalise(pixels)), before)
+
+
+def test_pictures_show_a_restricted_model(variants: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model, dataset = copy.deepcopy(_built("head")), few_of(variants / "r")
+    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("rem"))
+    drawn = draw_plots(tmp_path / "run", results, model, dataset, preprocessing_of(model))
+    assert "masks" in {path.stem for path in drawn}
