@@ -117,10 +117,10 @@ class BECoTTA(Beside[BECoTTAConfig]):
 
     def _views(self, images: Tensor) -> list[Tensor]:
         """The same images (B, 3, H, W) in each domain."""
-        pixels = self.pixels.to_pixels(images)
+        pixels = self.net.pixels.to_pixels(images)
         blurred = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[_BLUR, _BLUR])
         changed = [(_DARK * pixels), (_BRIGHT * pixels).clamp(max=1), blurred]
-        return [images, *(self.pixels.normalise(each) for each in changed)]
+        return [images, *(self.net.pixels.normalise(each) for each in changed)]
 
 
 class _Experts(nn.Module):

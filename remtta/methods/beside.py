@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
-from remtta.methods.augmentations import PixelSpace
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
 from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
@@ -68,7 +67,6 @@ class Beside(Objective[Config]):
         if any(block._compiled_call_impl is not None for block in net.backbone.blocks):
             raise UsageError(f"{type(self).__name__} reaches in between blocks, which cannot be compiled then")
         self.most_source_images = config.warmup_images
-        self.pixels = PixelSpace(net.backbone.module)
         self.margin = config.entropy_margin * math.log(net.num_classes)
         shapes_only = net.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):

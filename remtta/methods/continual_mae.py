@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
-from remtta.methods.augmentations import PixelSpace
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, NonNegative, Positive, ProperShare, WholeModelConfig
@@ -73,7 +72,6 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
     def __init__(self, net: Net, config: ContinualMAEConfig) -> None:
         super().__init__(net, config)
         self._tokens = with_tokens(net.backbone, "Continual-MAE")
-        self._pixels = PixelSpace(net.backbone.module)
         patches, ratio = self._tokens.num_patches, config.mask_ratio
         if int(ratio * patches) < 1:
             raise UsageError(f"mask ratio {ratio:g} masks none of {patches} patches; choose a larger one")
@@ -103,7 +101,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
             masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed_patches(images)), seeds)
         with self.net.context(images.device):
             logits, described = self._masked_view(images, masked)
-        truth = hog_patches(self._pixels.to_pixels(images), self._tokens.patch_size)
+        truth = hog_patches(self.net.pixels.to_pixels(images), self._tokens.patch_size)
         agree = -(plain.softmax(-1) * self.net.head(logits).log_softmax(-1)).sum(-1).mean()
         describe = F.mse_loss(described.float()[masked], truth[masked])
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods.augmentations import jitter
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net, of_layers
 from remtta.methods.objective import Loss, Targets
@@ -62,7 +62,6 @@ class CoTTA(Teacher[CoTTAConfig]):
         super().__init__(net, config)
         if not config.all_parameters:
             self.trained = self.student = of_layers(self.student)
-        self._pixels = PixelSpace(net.backbone.module)
         given = config.augment_below
         self._augment_below = published_confidence(net.num_classes) if given is None else given
 
@@ -90,7 +89,7 @@ class CoTTA(Teacher[CoTTAConfig]):
             return (self.in_parts(self.net.logits, images),)
         total = torch.zeros_like(source)
         for _ in range(self.config.num_augmentations):
-            total += self.in_parts(self.net.logits, self._pixels.augment(images, jitter, self.net.generator))
+            total += self.in_parts(self.net.logits, self.net.pixels.augment(images, jitter, self.net.generator))
         return (total / self.config.num_augmentations,)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:

@@ -103,7 +103,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
             self.run(images, begin)
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return F.cross_entropy(self.logits(self.pixels.augment(images, jitter, generator)), labels)
+        return F.cross_entropy(self.logits(self.net.pixels.augment(images, jitter, generator)), labels)
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         if not self.config.two_steps:

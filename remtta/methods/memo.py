@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from remtta.methods.augmentations import PixelSpace, augmix
+from remtta.methods.augmentations import augmix
 from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
@@ -67,7 +67,6 @@ class MEMO(Objective[MEMOConfig]):
 
     def __init__(self, net: Net, config: MEMOConfig) -> None:
         super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
         self._augmentation = partial(augmix, border=_BORDERS[config.border])
         self._split = config.micro_batch is not None and config.micro_batch < config.num_augmentations
 
@@ -103,7 +102,7 @@ class MEMO(Objective[MEMOConfig]):
     def _views(self, image: Tensor) -> Tensor:
         """Augmented views (V, 3, H, W) of an image."""
         drawn = range(self.config.num_augmentations)
-        return torch.stack([self._pixels.augment(image, self._augmentation, self.net.generator) for _ in drawn])
+        return torch.stack([self.net.pixels.augment(image, self._augmentation, self.net.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
         """Gradients of the marginal entropy of views (V, 3, H, W)."""

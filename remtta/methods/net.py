@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Literal, TypeVar, cast
 
@@ -13,6 +14,7 @@ from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_sta
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
+from remtta.methods.augmentations import PixelSpace
 from remtta.methods.centring import Centre
 from remtta.methods.settings.base import MethodConfig
 from remtta.models.heads import classifiers_of
@@ -78,6 +80,11 @@ class Net:
     def num_classes(self) -> int:
         """Classes C of the head."""
         return self.backbone.num_classes
+
+    @functools.cached_property
+    def pixels(self) -> PixelSpace:
+        """The way from preprocessed images to pixels in [0, 1] and back."""
+        return PixelSpace(self.backbone.module)
 
     def head(self, logits: Tensor) -> Tensor:
         """Turn what the classifier returns into logits (..., C), float32, centred if that is asked.

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from remtta.methods.augmentations import PixelSpace, clean_jitter
+from remtta.methods.augmentations import clean_jitter
 from remtta.methods.losses import cosines, entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
-from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
@@ -67,10 +66,6 @@ class ROID(Objective[ROIDConfig]):
     settings = ROIDConfig
     passes_per_step = 2, 2  # the augmented view is only of images that count
 
-    def __init__(self, net: Net, config: ROIDConfig) -> None:
-        super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
-
     def begin(self) -> None:
         classes = self.net.num_classes
         self.memory = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.net.device)}
@@ -79,7 +74,7 @@ class ROID(Objective[ROIDConfig]):
         logits = self.net.logits(images)
         weights = self._image_weights(logits.detach())
         kept = weights > 0
-        views = self._pixels.augment(images[kept], clean_jitter, self.net.generator)
+        views = self.net.pixels.augment(images[kept], clean_jitter, self.net.generator)
         losses = soft_likelihood_ratio(logits[kept], self.config.clip)
         losses = losses + symmetric_cross_entropy(self.net.logits(views), logits[kept])
         return logits.unsqueeze(0), (weights[kept] * losses).sum() / len(images), int(kept.sum())

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
-from remtta.methods.augmentations import PixelSpace, augmix, random_view
+from remtta.methods.augmentations import augmix, random_view
 from remtta.methods.losses import entropy, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
@@ -70,7 +70,6 @@ class TPT(Objective[TPTConfig]):
         self._first = self._tower.words.weight[self._tokens[0, self._start : end]].detach().clone()
         self._words = self._first.clone()
         self.trained = {"words": self._words}
-        self._pixels = PixelSpace(net.backbone.module)
 
     def passes(self) -> tuple[float, float]:
         return self.config.num_views, 0.0  # of the image tower
@@ -83,7 +82,7 @@ class TPT(Objective[TPTConfig]):
     def _views(self, image: Tensor) -> Tensor:
         """Embeddings (V, E) at length one of an image (3, H, W) and its augmented views."""
         view = augmix if self.config.augmix else random_view
-        others = (self._pixels.augment(image, view, self.net.generator) for _ in range(self.config.num_views - 1))
+        others = (self.net.pixels.augment(image, view, self.net.generator) for _ in range(self.config.num_views - 1))
         views = torch.stack([image, *others])
         with self._head.embedding():
             parts = [self.net.logits(part) for part in views.split(self.config.micro_batch or len(views))]

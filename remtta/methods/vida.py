@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import ModelError
-from remtta.methods.augmentations import PixelSpace, jitter
+from remtta.methods.augmentations import jitter
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
@@ -73,7 +73,6 @@ class ViDA(Teacher[ViDAConfig]):
 
     def __init__(self, net: Net, config: ViDAConfig) -> None:
         super().__init__(net, config)
-        self._pixels = PixelSpace(net.backbone.module)
         self._adapted = with_tokens(net.backbone, "ViDA").attention_weights
         if not self._adapted:
             raise ModelError("ViDA adds adapters to the linear layers of softmax attentions; this model has none")
@@ -111,7 +110,9 @@ class ViDA(Teacher[ViDAConfig]):
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        views = (self._pixels.augment(images, jitter, self.net.generator) for _ in range(self.config.num_augmentations))
+        views = (
+            self.net.pixels.augment(images, jitter, self.net.generator) for _ in range(self.config.num_augmentations)
+        )
         logits = torch.stack([self.in_parts(self.net.logits, view) for view in views])
         unsure = _UNSURE * logits.var(0).mean().cpu()
         sign = torch.tensor([-1.0, 1.0]) if unsure >= self.config.threshold else torch.tensor([1.0, -1.0])

@@ -128,7 +128,7 @@ def test_both_count_for_half_whatever_the_lead() -> None:
 
 def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
     config = dataclasses.replace(METHOD_TABLE[name].config(), **settings)
-    options = GuardOptions(action=action, answer=answer, least=4, renewed=1)
+    options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
     guard = guarded(build_method(name, tiny_vit(), config), options, config)
     assert guard is not None
     return guard
