@@ -52,7 +52,7 @@ def _chunks(images: Sequence[SourceImage], jobs: int) -> Iterator[Sequence[Sourc
 
 
 def _corrupt_files(
-    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
+    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], int]
 ) -> list[Outcome]:
     destination, options = shared
     warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same

@@ -103,7 +103,7 @@ class Grid:
         ledger.save_finished()
 
 
-def _run(grid: Grid, cell: Cell, stopped: Callable[[], bool]) -> bool:
+def _run(grid: Grid, cell: Cell, stopped: Callable[[], int]) -> bool:
     """Make a run, or go on with it, unless it is made already; False if it was stopped."""
     from remtta.evaluation.runner import evaluate
 
