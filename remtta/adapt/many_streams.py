@@ -14,7 +14,7 @@ from remtta.adapt.site import Site, SiteSummary
 from remtta.adapt.together import Together
 from remtta.engines.interrupts import Interrupts
 from remtta.options.run import Engine
-from remtta.runs.folder import check_site, default_folder
+from remtta.runs.folder import check_site, run_folder
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path
 from remtta.watching.metrics import Metrics
@@ -61,17 +61,17 @@ def adapt_streams(
         OutputError: If results cannot be written.
     """
     setup, interrupts = setup or Setup(), interrupts or Interrupts()
-    folder = default_folder() if output is None else Path(output)
-    check_site(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)
-    if health is not None:
-        check_health_path(Path(health), folder)
-    if engine == "processes" and min(jobs, len(streams)) == 1:
-        together = Together(model, streams, folder, setup, interrupts, on_batch=on_batch)
-        together.tell_plan()
-        site: Site = together
-    else:
-        site = Divided(model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch)
     with contextlib.ExitStack() as during:
+        folder = during.enter_context(run_folder(output))
+        check_site(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)
+        if health is not None:
+            check_health_path(Path(health), folder)
+        if engine == "processes" and min(jobs, len(streams)) == 1:
+            together = Together(model, streams, folder, setup, interrupts, on_batch=on_batch)
+            together.tell_plan()
+            site: Site = together
+        else:
+            site = Divided(model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch)
         during.callback(site.lock().release)
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))

@@ -22,7 +22,7 @@ from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import Option
 from remtta.options.run import Engine
-from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
+from remtta.runs.folder import check_folder, check_site, check_writable, run_folder
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
@@ -168,13 +168,12 @@ class AdaptOptions:
             raise UsageError("--predictions - needs standard output, which is closed")
         return sys.stdout.buffer
 
-    def folder(self, run: RunOptions, frames: Stream | dict[str, Stream]) -> Path:
-        """The run folder, if the run may write there.
+    def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
+        """Refuse a run folder that the run may not write to, or that a health file or video cannot be had with.
 
         Raises:
-            UsageError: If it may not, or a health file or video cannot be had with it.
+            UsageError: Saying why.
         """
-        folder = self.output or default_folder()
         if self.health is not None:
             check_health_path(self.health, folder)
         if isinstance(frames, dict):
@@ -185,7 +184,6 @@ class AdaptOptions:
             check_folder(folder, overwrite=run.overwrite)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
-        return folder
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Metrics | None]:
@@ -253,7 +251,8 @@ def adapt(
         _warn_of_answer(method, run)
         metrics = during.enter_context(own.watched())
         echo, frames = own.echo(), own.open(source, stream, run)
-        folder = own.folder(run, frames)
+        folder = during.enter_context(run_folder(own.output))
+        own.check_folder(folder, run, frames)
         import_uncollected("remtta.adapt.one_stream")
         from remtta.adapt.planning import Setup
         from remtta.methods.source_data import check_source_data

@@ -13,7 +13,7 @@ from typing import Any
 
 from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.pool import outcomes
-from remtta.corruptions.record import claim, write_record
+from remtta.corruptions.record import claim, finish
 from remtta.corruptions.sources import find_images
 from remtta.corruptions.worker import Outcome
 from remtta.engines.interrupts import Interrupts, Stopped
@@ -115,7 +115,7 @@ def corrupt_tree(
     except Stopped as stop:
         summary.signum = stop.signum
     with interrupts.finishing():
-        write_record(destination, source, options, contents, _outcome(summary))
+        finish(destination, source, options, contents, _outcome(summary))
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
         raise StreamError(f"none of {summary.num_images} image(s) could be read; the first, {name}: {error}")

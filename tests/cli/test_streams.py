@@ -64,6 +64,19 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_site_that_used_what_was_removed_is_refused(
+    jobs: str, site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [*site, "--limit", "2", "-o", "site"]
+    assert remtta_here(*command, "-q") == 0
+    record = json_of(Path("site/short/run.json"))
+    record["options"]["share"] = 0.1
+    Path("site/short/run.json").write_text(json.dumps(record))
+    code, line = refusal_of(capfd, *command, "--resume", "--jobs", jobs, "-q")
+    assert code == 2 and "site/short was begun with --share, which was removed from remtta" in line
+
+
 def workers_of(process: Started) -> list[int]:
     """The processes that a command has begun to work for it."""
     begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -80,7 +93,7 @@ def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
     rows = Path("site/long/predictions.jsonl")
 
     def grows_beyond(lines: int) -> bool:
-        return happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") > lines, 120)
+        return happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") > lines, 300)
 
     with Started(*command, "--jobs", "2", "--health", "health.json") as process:
         assert grows_beyond(2)
@@ -89,7 +102,7 @@ def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
             os.kill(pid, signal.SIGKILL)
         assert grows_beyond(rows.read_bytes().count(b"\n"))
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate()
+        _, told = process.communicate(timeout=120)
     assert killed and process.returncode == 128 + signal.SIGTERM
     assert b"a worker process died; what it had is begun again" in told
     assert json_of(Path("site/site.json"))["exit_reason"] == json_of(Path("health.json"))["state"] == "SIGTERM"
