@@ -124,6 +124,18 @@ def in_a_session() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def dies_while_it_exports() -> None:
+    """Be a process that is killed when half of the model is written; for `before`."""
+    from remtta.export import timm_folders
+
+    def half(model: object, folder: str, **more: object) -> None:
+        Path(folder, "config.json").write_text("{}")
+        Path(folder, "model.safetensors").write_bytes(bytes(1000))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    vars(timm_folders)["save_for_hf"] = half
+
+
 def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str]:
     """The exit code of a command that refuses its input, and the one line in which it says so."""
     code = remtta_here(*args)

@@ -10,19 +10,19 @@ from typing import BinaryIO
 
 from torch import nn
 
-from remtta.adapt.planning import default_config, plan_run, tell_plan
+from remtta.adapt.planning import Setup, plan_run, tell_plan
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import card_of
 from remtta.options import RunOptions
-from remtta.runs.folder import check_folder, check_writable, default_folder
+from remtta.runs.folder import check_folder, check_writable, run_folder
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.streams.sources import Stream, open_stream, shown_counts
 from remtta.watching.health import HealthFile, check_health_path, vitals
-from remtta.watching.metrics import Metrics, Watched
+from remtta.watching.metrics import Metrics, sample
 
 __all__ = ["RunSummary", "adapt_stream"]
 
@@ -82,37 +82,25 @@ def adapt_stream(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    options, interrupts = options or RunOptions(), interrupts or Interrupts()
-    config = config or default_config(method, options)
+    setup = Setup(method, config, options or RunOptions(), delta, source_data)
+    options, interrupts = setup.options, interrupts or Interrupts()
     stream = source if isinstance(source, Stream) else open_stream(source)
-    folder = default_folder() if output is None else Path(output)
-    if health is not None:
-        check_health_path(Path(health), folder)
-    if options.resume:
-        check_writable(folder)
-    else:
-        check_folder(folder, overwrite=options.overwrite)
-    plan = plan_run(
-        model,
-        card_of(model),
-        stream,
-        folder,
-        method=method,
-        config=config,
-        options=options,
-        delta=delta,
-        source_data=source_data,
-        wait=interrupts.check,
-    )
-    tell_plan(plan)
-    run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
     with contextlib.ExitStack() as during:
+        folder = during.enter_context(run_folder(output))
         if health is not None:
-            during.enter_context(
-                contextlib.closing(HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record)))
-            )
+            check_health_path(Path(health), folder)
+        if options.resume:
+            check_writable(folder)
+        else:
+            check_folder(folder, overwrite=options.overwrite)
+        plan = plan_run(model, card_of(model), stream, folder, setup, interrupts.check)
+        tell_plan(plan)
+        run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
+        if health is not None:
+            file = HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record))
+            during.enter_context(contextlib.closing(file))
         if metrics is not None:
-            during.enter_context(metrics.of(lambda: {"": Watched(plan, run.summary, run.record)}))
+            during.enter_context(metrics.of(lambda: {"": sample(plan, run.summary, run.record)}))
         summary = run.execute()
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,23 @@ from remtta.streams.sources import Stream
 _log = logging.getLogger("remtta")
 
 
-def default_config(method: str, options: RunOptions) -> MethodConfig:
-    """The settings that a method has by its name."""
-    return method_config(method, {}, batch_size=options.batch_size)
+@dataclass(frozen=True)
+class Setup:
+    """How a model is adapted, whatever the stream.
+
+    Attributes:
+        method: Name of the adaptation method.
+        config: Its settings; those of its name if None.
+        options: How a stream is run.
+        delta: Adapted weights to start from.
+        source_data: What methods learn from that learn from the source first, and the estimate from.
+    """
+
+    method: str = "remtta"
+    config: MethodConfig | None = None
+    options: RunOptions = field(default_factory=RunOptions)
+    delta: Delta | None = None
+    source_data: str | Path | None = None
 
 
 def own_guard(method: str, options: RunOptions) -> RunOptions:
@@ -53,17 +68,7 @@ def own_guard(method: str, options: RunOptions) -> RunOptions:
 
 
 def plan_run(
-    model: nn.Module,
-    card: ModelCard,
-    stream: Stream,
-    folder: Path,
-    *,
-    method: str,
-    config: MethodConfig,
-    options: RunOptions,
-    delta: Delta | None = None,
-    source_data: str | Path | None = None,
-    wait: Callable[[], None] = lambda: None,
+    model: nn.Module, card: ModelCard, stream: Stream, folder: Path, setup: Setup, wait: Callable[[], None]
 ) -> Plan:
     """Set a method up on a model at its source weights, to adapt it to a stream.
 
@@ -72,11 +77,7 @@ def plan_run(
         card: The model's.
         stream: Where the frames come from.
         folder: The run's folder, which may hold an earlier part of it.
-        method: The method's name.
-        config: Its settings.
-        options: How the stream is run.
-        delta: Start from these adapted weights.
-        source_data: What methods learn from that learn from the source first, and the estimate from.
+        setup: How it is adapted.
         wait: Called now and then meanwhile; may raise to stop.
 
     Raises:
@@ -84,7 +85,9 @@ def plan_run(
         ModelError: If the method cannot adapt the model.
         DeltaError: If the delta does not fit the model.
     """
-    options = own_guard(method, options)
+    method, delta, source_data = setup.method, setup.delta, setup.source_data
+    options = own_guard(method, setup.options)
+    config = setup.config or method_config(method, {}, batch_size=options.batch_size)
     going_on = options.resume and (folder / RECORD).exists()
     earlier = read_record(folder / RECORD) if going_on else None
     torch.manual_seed(options.seed)

@@ -13,7 +13,7 @@ from remtta.guard.adapter import Adapter
 
 _POLL_S = 0.1
 
-_Turn = tuple["Future[None]", contextvars.Context, Callable[[], None]]
+_Turn = tuple["Future[None]", contextvars.Context, Callable[[], object]]
 
 
 class Turns:
@@ -26,7 +26,7 @@ class Turns:
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
 
-    def take(self, work: Callable[[], None], interrupts: Interrupts) -> None:
+    def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
         """Have work done by the thread that serves, and wait for that.
 
         Raises:

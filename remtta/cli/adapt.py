@@ -21,7 +21,8 @@ from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import Option
-from remtta.runs.folder import check_folder, check_site, check_writable, default_folder
+from remtta.options.run import Engine
+from remtta.runs.folder import check_folder, check_site, check_writable, run_folder
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
@@ -29,10 +30,9 @@ from remtta.watching.mqtt import Publisher, parse_topic
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.adapt.many_streams import SiteSummary
-    from remtta.deltas.delta import Delta
+    from remtta.adapt.planning import Setup
+    from remtta.adapt.site import SiteSummary
     from remtta.engines.interrupts import Interrupts
-    from remtta.methods.settings import MethodConfig
     from remtta.runs.summary import RunSummary
     from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
@@ -58,6 +58,19 @@ class AdaptOptions:
             more="scale.md",
         ),
     ] = False
+    engine: Annotated[
+        Engine,
+        _output(
+            "Where the workers of --jobs are: processes of this machine, or the workers of Ray.",
+            more="scale.md#many-workers",
+        ),
+    ] = "processes"
+    jobs: Annotated[
+        int,
+        _output(
+            "Divide the streams of --streams over so many workers, each with the model.", flags=("--jobs", "-j"), min=1
+        ),
+    ] = 1
     output: Annotated[
         Path | None,
         _output(
@@ -105,6 +118,11 @@ class AdaptOptions:
         ),
     ] = None
 
+    @property
+    def divides(self) -> bool:
+        """Whether workers have the streams."""
+        return self.jobs > 1 or self.engine != "processes"
+
     def check(self, run: RunOptions) -> None:
         """Refuse what excludes itself, before any work.
 
@@ -124,6 +142,8 @@ class AdaptOptions:
             raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
         if self.streams and (self.annotate or self.mqtt):
             raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
+        if self.divides and not self.streams:
+            raise UsageError("--jobs and --engine divide the streams of a list; add --streams, or leave them out")
         if self.mqtt:
             parse_topic(self.mqtt)
 
@@ -148,13 +168,12 @@ class AdaptOptions:
             raise UsageError("--predictions - needs standard output, which is closed")
         return sys.stdout.buffer
 
-    def folder(self, run: RunOptions, frames: Stream | dict[str, Stream]) -> Path:
-        """The run folder, if the run may write there.
+    def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
+        """Refuse a run folder that the run may not write to, or that a health file or video cannot be had with.
 
         Raises:
-            UsageError: If it may not, or a health file or video cannot be had with it.
+            UsageError: Saying why.
         """
-        folder = self.output or default_folder()
         if self.health is not None:
             check_health_path(self.health, folder)
         if isinstance(frames, dict):
@@ -165,7 +184,6 @@ class AdaptOptions:
             check_folder(folder, overwrite=run.overwrite)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
-        return folder
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Metrics | None]:
@@ -233,19 +251,22 @@ def adapt(
         _warn_of_answer(method, run)
         metrics = during.enter_context(own.watched())
         echo, frames = own.echo(), own.open(source, stream, run)
-        folder = own.folder(run, frames)
+        folder = during.enter_context(run_folder(own.output))
+        own.check_folder(folder, run, frames)
         import_uncollected("remtta.adapt.one_stream")
+        from remtta.adapt.planning import Setup
         from remtta.methods.source_data import check_source_data
 
         check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
         start = load_start(method.shared.delta)
-        running.set_threads()
+        running.set_threads(1 if own.divides else None)
         adapts = method.method != "source"
         classifier = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
         running.compile(classifier)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
         told = _Told(echo, metrics, during.enter_context(own.viewers(folder, run)), advance, interrupts)
-        summary = _adapt(classifier, frames, folder, method, config, run, start, own.health, told)
+        setup = Setup(method.method, config, run, start, method.shared.source_data)
+        summary = _adapt(classifier, frames, folder, setup, own, told)
         during.close()
         _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
@@ -265,11 +286,8 @@ def _adapt(
     classifier: nn.Module,
     frames: Stream | dict[str, Stream],
     folder: Path,
-    method: MethodOptions,
-    config: MethodConfig,
-    run: RunOptions,
-    start: Delta | None,
-    health: Path | None,
+    setup: Setup,
+    own: AdaptOptions,
     told: _Told,
 ) -> RunSummary | SiteSummary:
     """One stream, or many."""
@@ -281,12 +299,10 @@ def _adapt(
             classifier,
             frames,
             folder,
-            method=method.method,
-            config=config,
-            options=run,
-            delta=start,
-            source_data=method.shared.source_data,
-            health=health,
+            setup,
+            engine=own.engine,
+            jobs=own.jobs,
+            health=own.health,
             metrics=told.metrics,
             on_batch=told.advance,
             interrupts=told.interrupts,
@@ -295,13 +311,13 @@ def _adapt(
         classifier,
         frames,
         folder,
-        method=method.method,
-        config=config,
-        options=run,
-        delta=start,
-        source_data=method.shared.source_data,
+        method=setup.method,
+        config=setup.config,
+        options=setup.options,
+        delta=setup.delta,
+        source_data=setup.source_data,
         echo=told.echo,
-        health=health,
+        health=own.health,
         metrics=told.metrics,
         on_batch=told.advance,
         viewers=told.viewers,

@@ -10,7 +10,7 @@ import typer
 
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Only, Option
-from remtta.runs.folder import default_folder
+from remtta.runs.folder import run_folder
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads",
         from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
 
         running.set_threads()
-        result = run_demo(
-            drive.output or default_folder(),
-            frames_per_condition=drive.frames or FRAMES_PER_CONDITION,
-            seed=drive.seed,
-            overwrite=drive.overwrite,
-            interrupts=interrupts,
-        )
+        with run_folder(drive.output) as folder:
+            result = run_demo(
+                folder,
+                frames_per_condition=drive.frames or FRAMES_PER_CONDITION,
+                seed=drive.seed,
+                overwrite=drive.overwrite,
+                interrupts=interrupts,
+            )
         typer.echo(result.table())
         if not running.quiet:
             typer.echo(f"picture: {result.picture}\ndelta:   {result.delta}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
 from remtta.options.option import Only, Option
-from remtta.runs.folder import default_folder
+from remtta.runs.folder import run_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,6 +91,16 @@ class TableOptions:
             raise UsageError(f"choose one scenario, got {', '.join(sorted(asked))}")
         return replace(options, scenario=asked.pop()) if asked else options
 
+    def folder(self, options: EvalOptions) -> AbstractContextManager[Path]:
+        """Where the results go.
+
+        Raises:
+            UsageError: If nothing says what to go on with.
+        """
+        if options.resume and self.output is None:
+            raise UsageError("--resume needs the --output of the evaluation to go on with")
+        return run_folder(self.output)
+
     def by_case(self) -> dict[Case, Path | None]:
         """Each checkpoint by its place in the grid, which has no such axis where there is one alone.
 
@@ -127,9 +138,9 @@ def evaluate(
 
       remtta eval imagenetc/ --severity 1,3,5 --apart --checkpoint a.pth --checkpoint b.pth --output grid1
     """
-    with running.command() as interrupts:
+    with running.command() as interrupts, ExitStack() as during:
         options = table.scenario(options)
-        configs, output = methods.configs(options.batch_size), _folder(table, options)
+        configs, output = methods.configs(options.batch_size), during.enter_context(table.folder(options))
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         import_uncollected("remtta.evaluation.evaluation")
@@ -194,12 +205,6 @@ def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, o
     from remtta.evaluation import choose_preprocessing
 
     return choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
-
-
-def _folder(table: TableOptions, options: EvalOptions) -> Path:
-    if options.resume and table.output is None:
-        raise UsageError("--resume needs the --output of the evaluation to go on with")
-    return table.output or default_folder()
 
 
 def _severity(name: str | None) -> Case:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from remtta.adapt.many_streams import SiteSummary
+    from remtta.adapt.site import SiteSummary
     from remtta.corruptions.tree import TreeSummary
     from remtta.runs.summary import RunSummary
 

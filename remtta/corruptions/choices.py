@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet
 from remtta.errors import UsageError
 from remtta.options.option import Option, check_options
+from remtta.options.run import Engine
 
 Parameters = Literal["auto", "imagenet", "cifar"]
 Format = Literal["auto", "jpeg", "png"]
-Engine = Literal["processes", "ray"]
 
 JPEG_QUALITY = 85
 """Of the files, as in ImageNet-C."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from remtta.corruptions.choices import CorruptOptions
 from remtta.corruptions.source_images import SourceImage, find_images
-from remtta.corruptions.tree_record import claim, write_record
+from remtta.corruptions.tree_record import claim, finish
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes, num_jobs
@@ -120,7 +120,7 @@ def corrupt_tree(
     except Stopped as stop:
         summary.signum = stop.signum
     with interrupts.finishing():
-        write_record(destination, source, options, contents, _outcome(summary))
+        finish(destination, source, options, contents, _outcome(summary))
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
         raise StreamError(f"none of {summary.num_images} image(s) could be read; the first, {name}: {error}")
@@ -163,7 +163,7 @@ def _outcomes(
 
 
 def _corrupt_files(
-    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], bool]
+    shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], int]
 ) -> list[Outcome]:
     destination, options = shared
     warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same

@@ -81,6 +81,20 @@ def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
                 remove_leftovers(Path(folder), ("*.JPEG", "*.png"), untouched_for_s=_WRITTEN_IN_S)
 
 
+def finish(
+    destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
+) -> None:
+    """Write corrupt.json at the end, with what another run has added to the tree meanwhile.
+
+    Raises:
+        OutputError: If the disk refuses.
+        UsageError: If something else has taken its place.
+    """
+    others = _contents(_read(destination) or {"corruptions": {}})
+    both = {name: sorted({*contents.get(name, []), *others.get(name, [])}) for name in CORRUPTIONS}
+    write_record(destination, source, options, {name: found for name, found in both.items() if found}, outcome)
+
+
 def write_record(
     destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
 ) -> None:

@@ -48,9 +48,7 @@ class Outcome:
     complete: bool = True
 
 
-def corrupt_file(
-    image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], bool]
-) -> Outcome:
+def corrupt_file(image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], int]) -> Outcome:
     """Write what is missing of one image.
 
     Args:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from remtta.engines.interrupts import Interrupts
-from remtta.engines.processes import DIED, RETRIES, R, S, T, Work
-from remtta.errors import RemttaError, UsageError
+from remtta.engines.interrupts import Interrupts, Stopped
+from remtta.engines.processes import DIED, RETRIES, R, S, T, Work, WorkersDied
+from remtta.errors import UsageError
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
+_SECONDS_TO_END = 30.0  # once told to stop
 
 
 def on_ray(
@@ -18,8 +21,8 @@ def on_ray(
 ) -> Generator[tuple[int, R]]:
     """Have tasks done by the cluster that RAY_ADDRESS names, or by one of this machine alone.
 
-    Tasks whose worker is lost are begun again by Ray. All else is as in `in_processes`, but for a stop, which ends
-    them at once.
+    Tasks whose worker is lost are begun again by Ray. All else is as in `in_processes`, but for a worker that does not
+    heed a stop, which is ended after half a minute.
 
     Args:
         work: What to do; importable by its name on every machine.
@@ -34,15 +37,37 @@ def on_ray(
     remote = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_call)
     everything = ray.put(shared)
     waiting = {remote.remote(work, os.getcwd(), everything, task): position for position, task in enumerate(tasks)}
+    died = False
     try:
         while waiting:
             with interrupts.held():
                 done, _ = ray.wait(list(waiting), num_returns=1, timeout=_SECONDS_BETWEEN_CHECKS)
                 for each in done:
-                    yield waiting.pop(each), _result(ray, each)
+                    position = waiting.pop(each)
+                    try:
+                        yield position, _result(ray, each)
+                    except WorkersDied:
+                        died = True
+        if died:
+            raise WorkersDied(DIED)
+    except Stopped:
+        with interrupts.finishing():
+            yield from _last(ray, waiting)
+        raise
     finally:
         for each in waiting:
             ray.cancel(each, force=True)
+
+
+def _last(ray: Any, waiting: dict[Any, int]) -> Generator[tuple[int, Any]]:
+    """What was still done when the tasks were told to end."""
+    for each in waiting:
+        ray.cancel(each, force=False)  # which is Ctrl-C to a task that was begun
+    done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SECONDS_TO_END)
+    for each in done:
+        position = waiting.pop(each)
+        with contextlib.suppress(Exception):  # the signal is the first reason to end
+            yield position, ray.get(each)
 
 
 def _ray() -> Any:
@@ -59,9 +84,10 @@ def _result(ray: Any, reference: Any) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.WorkerCrashedError as error:
-        raise RemttaError(DIED) from error
+        raise WorkersDied(DIED) from error
 
 
 def _call(work: Work[Any, T, R], folder: str, shared: Any, task: T) -> R:
     os.chdir(folder)  # for relative paths
-    return work(shared, task, lambda: False)
+    with Interrupts() as told, told.finishing():
+        return work(shared, task, lambda: signal.SIGTERM if told.pending else 0)

@@ -102,12 +102,16 @@ class Interrupts:
 
 
 class Told(Interrupts):
-    """Stops as by SIGTERM once a function says so: in a worker, which another process tells to."""
+    """Stops once a function returns a signal's number: in a worker, which another process tells to."""
 
-    def __init__(self, stopped: Callable[[], bool]) -> None:
+    def __init__(self, stopped: Callable[[], int]) -> None:
         super().__init__()
         self._stopped = stopped
 
+    def part(self) -> Told:
+        """The same for another thread."""
+        return Told(self._stopped)
+
     @property
     def _signum(self) -> int | None:
-        return signal.SIGTERM if self._stopped() else None
+        return self._stopped() or None

@@ -7,24 +7,29 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from itertools import islice
-from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 
 RETRIES = 2
-"""Times that tasks are begun again whose worker died."""
+"""Times that a task is begun again whose worker died."""
 
 DIED = (
     "a worker process died, perhaps for lack of memory; every file written is whole: run the same command again, "
     "with a smaller --jobs"
 )
+
+
+class WorkersDied(RemttaError):
+    """Whoever took on some task died of it."""
+
+
 START = "spawn"
 """How processes begin: fresh, as forks of one with threads (the progress bar's, OpenCV's) may hang."""
 
@@ -33,12 +38,11 @@ _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
-Work = Callable[[S, T, Callable[[], bool]], R]
-"""What is done with what all tasks share, and one of them; it ends early once told, by the function, to stop."""
+Work = Callable[[S, T, Callable[[], int]], R]
+"""What is done with what all tasks share, and one of them; a function returns a signal's number once it is to stop."""
 
 _log = logging.getLogger("remtta")
-_stop: Event | None = None  # in a worker: set when it is to end early
-_shared: Any = None  # in a worker: what all tasks share
+_stop: Any = None  # in a worker: the number of the signal that it is to end early by, or 0
 
 
 def num_jobs(wanted: int | None) -> int:
@@ -51,11 +55,11 @@ def num_jobs(wanted: int | None) -> int:
 def in_processes(
     work: Work[S, T, R], shared: S, tasks: Sequence[T], *, jobs: int, interrupts: Interrupts
 ) -> Generator[tuple[int, R]]:
-    """Have tasks done by processes of this machine.
+    """Have tasks done by processes of this machine. One that dies costs only the task it had, which is begun again.
 
     Args:
         work: What to do; importable by its name.
-        shared: What it takes for all tasks, sent to each process once.
+        shared: What it takes for all tasks.
         tasks: What it takes for each.
         jobs: How many processes.
         interrupts: Where a signal to stop is noticed.
@@ -64,63 +68,77 @@ def in_processes(
         Positions of tasks and what came of them, as they are finished.
 
     Raises:
-        RemttaError: If workers die again and again, or what the work raises.
+        WorkersDied: If every process that took on a task died of it; once the others are done.
+        RemttaError: What the work raises.
         Stopped: On a signal, once no process is left, after what the tasks begun came to.
     """
     context: Any = multiprocessing.get_context(START)
-    with _signals_blocked():  # the event brings a process of multiprocessing's own
-        stop = context.Event()
-    left, deaths = dict(enumerate(tasks)), 0
-    while left:
-        pool = ProcessPoolExecutor(min(jobs, len(left)), context, initializer=_start, initargs=(stop, shared))
-        try:
-            for position, result in _done(pool, work, dict(left), stop, 2 * jobs, interrupts):
-                del left[position]
-                yield position, result
-        except BrokenProcessPool as error:
-            deaths += 1
-            if deaths > RETRIES:
-                raise RemttaError(DIED) from error
-            _log.warning("a worker process died; what it had is begun again")
-        except BaseException:
-            stop.set()
-            raise
-        finally:
-            with interrupts.finishing():
-                pool.shutdown(cancel_futures=True)
-
-
-def _done(
-    pool: ProcessPoolExecutor,
-    work: Work[S, T, R],
-    tasks: dict[int, T],
-    stop: Event,
-    most: int,
-    interrupts: Interrupts,
-) -> Iterator[tuple[int, R]]:
-    """What a pool has done, with so many tasks handed out at a time."""
-    todo, waiting = iter(tasks.items()), dict[Future[R], int]()
+    stop = context.RawValue("i", 0)  # without a lock, which a process that is killed could hold for ever
+    idle = [_Worker(context, stop) for _ in range(min(jobs, len(tasks)))]
+    workers, todo, deaths = tuple(idle), deque(range(len(tasks))), Counter[int]()
+    busy: dict[Future[R], tuple[_Worker, int]] = {}
     try:
-        while True:
+        while todo or busy:
             with interrupts.held():
-                for position, task in islice(todo, most - len(waiting)):
-                    with _signals_blocked():
-                        waiting[pool.submit(_call, work, task)] = position
-                if not waiting:
-                    return
-                done, _ = wait(waiting, timeout=_SECONDS_BETWEEN_CHECKS, return_when=FIRST_COMPLETED)
+                while todo and idle:
+                    worker, position = idle.pop(), todo.popleft()
+                    busy[worker.begin(work, shared, tasks[position])] = worker, position
+                done, _ = wait(busy, timeout=_SECONDS_BETWEEN_CHECKS, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield waiting.pop(future), future.result()
-    except Stopped:
+                    worker, position = busy.pop(future)
+                    idle.append(worker)
+                    if not isinstance(future.exception(), BrokenProcessPool):
+                        yield position, future.result()
+                        continue
+                    worker.end()
+                    deaths[position] += 1
+                    if deaths[position] <= RETRIES:
+                        _log.warning("a worker process died; what it had is begun again")
+                        todo.append(position)
+        if max(deaths.values(), default=0) > RETRIES:
+            raise WorkersDied(DIED)
+    except Stopped as signalled:
         with interrupts.finishing():
-            stop.set()
-            yield from _last(waiting)
+            stop.value = signalled.signum
+            yield from _last({future: position for future, (_, position) in busy.items()})
         raise
+    except BaseException:
+        stop.value = signal.SIGTERM
+        raise
+    finally:
+        with interrupts.finishing():
+            for worker in workers:
+                worker.end()
 
 
-def _last(waiting: dict[Future[R], int]) -> Iterator[tuple[int, R]]:
+class _Worker:
+    """A process that does one task at a time, and is followed by another when it has died."""
+
+    def __init__(self, context: Any, stop: Any) -> None:
+        self._context, self._stop = context, stop
+        self._process: ProcessPoolExecutor | None = None
+
+    def begin(self, work: Work[S, T, R], shared: S, task: T) -> Future[R]:
+        """Hand it a task."""
+        if self._process is None:
+            # What is shared comes with a task: handing a process much at its start waits for ever if it is killed then.
+            self._process = ProcessPoolExecutor(1, self._context, initializer=_start, initargs=(self._stop,))
+        try:
+            with _signals_blocked():  # the process, which this starts, has them blocked, too
+                return self._process.submit(_call, work, shared, task)
+        except BrokenProcessPool:  # it died between two tasks
+            self.end()
+            return self.begin(work, shared, task)
+
+    def end(self) -> None:
+        """Wait until it has done its task, if it lives, and let go of it."""
+        if self._process is not None:
+            self._process.shutdown()
+            self._process = None
+
+
+def _last(begun: dict[Future[R], int]) -> Iterator[tuple[int, R]]:
     """What was still done when the processes were told to end."""
-    begun = {future: position for future, position in waiting.items() if not future.cancel()}
     wait(begun)
     for future, position in begun.items():
         if future.exception() is None:  # else the signal is the first reason to end
@@ -143,10 +161,10 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
-def _start(stop: Event, shared: Any) -> None:
+def _start(stop: Any) -> None:
     """Set up a worker process."""
-    global _stop, _shared
-    _stop, _shared = stop, shared
+    global _stop
+    _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -159,7 +177,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _call(work: Work[Any, T, R], task: T) -> R:
+def _call(work: Work[S, T, R], shared: S, task: T) -> R:
     stop = _stop
-    assert stop is not None
-    return work(_shared, task, stop.is_set)
+    return work(shared, task, lambda: int(stop.value))

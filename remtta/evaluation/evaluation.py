@@ -266,7 +266,7 @@ class _Evaluation:
         return content
 
 
-def _make(shared: _Shared, task: _Task, stop: Callable[[], bool]) -> bool:
+def _make(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:
     """Make a trial in a folder of its own, or go on with it, unless it is made already; False if it was stopped."""
     (packed, learned, threads), ((name, seed), folder) = shared, task
     torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ from remtta.errors import UsageError
 from remtta.runs.batch import Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import read_rows
-from remtta.runs.saving import Pace
+from remtta.runs.saving import SaveRhythm
 from remtta.runs.session import Moment
 from remtta.runs.states import load_state, other_version, save_state
 from remtta.runs.writer import RowWriter
@@ -129,7 +129,7 @@ class Ledger(contextlib.ExitStack):
     def __init__(self, folder: Path, progress: Progress, *, save_every_s: float, eventful: bool) -> None:
         super().__init__()
         self.folder, self.progress = folder, progress
-        self._save_every_s, self._pace = save_every_s, Pace()
+        self._save_every_s, self._rhythm = save_every_s, SaveRhythm()
         rows = RowWriter(folder / PREDICTIONS, keep_bytes=progress.num_bytes, kept_sha256=progress.rows_sha256)
         self._rows = self.enter_context(rows)
         self._events: RowWriter | None = None
@@ -151,7 +151,7 @@ class Ledger(contextlib.ExitStack):
     @property
     def save_is_due(self) -> bool:
         """Whether it is time to save again."""
-        return self._pace.allows(self._save_every_s)
+        return self._rhythm.allows(self._save_every_s)
 
     def save(self, moment: Moment[Position] | None) -> None:
         """Save how far it has come, so that it can go on from this moment; without one, what was saved stays.
@@ -163,7 +163,7 @@ class Ledger(contextlib.ExitStack):
             return
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
-        with self._pace.timed():
+        with self._rhythm.timed():
             replace(self.progress, position=moment.counts).save(self.folder, moment.state)
 
     def finish(self, trial: dict[str, Any]) -> None:

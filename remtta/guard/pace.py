@@ -46,7 +46,7 @@ def pacing(method: Method, adapt: Adapt) -> Pace | None:
 
 
 @dataclass
-class _Standing:
+class _Pacing:
     """Where it is, beside the condition's statistics and the weights' way.
 
     Attributes:
@@ -82,7 +82,7 @@ class Pace(Observer):
         self._sight = Sight()
         self._key = torch.empty(0, dtype=torch.float64)  # mean statistics (D,)
         self._mark = self._last = torch.empty(0)  # some of the weights at the begin of a window, and at the last look
-        self._now = _Standing()
+        self._now = _Pacing()
         self._events: list[dict[str, Any]] = []
 
     def before(self, images: Tensor) -> str | None:
@@ -103,7 +103,7 @@ class Pace(Observer):
             self._events.append({"event": "changed", "frames": now.frames})
         if changed or not len(self._key) or not self._method.num_updates:
             self._mark = self._last = self._weights()
-            self._now = now = _Standing(adapted_on=now.adapted_on, changes=now.changes)
+            self._now = now = _Pacing(adapted_on=now.adapted_on, changes=now.changes)
         else:
             self._follow()
             now.waited = (now.waited + 1) % (_MOVING if now.moving else _SETTLED)
@@ -153,5 +153,5 @@ class Pace(Observer):
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
         self._sight.load_state(own)
         self._key, self._mark, self._last = (own[name].clone() for name in ("key", "mark", "last"))
-        kinds = (type(value) for value in astuple(_Standing()))
-        self._now = _Standing(*(kind(value) for kind, value in zip(kinds, own["now"].tolist(), strict=True)))
+        kinds = (type(value) for value in astuple(_Pacing()))
+        self._now = _Pacing(*(kind(value) for kind, value in zip(kinds, own["now"].tolist(), strict=True)))

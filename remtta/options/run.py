@@ -19,6 +19,7 @@ DEFAULT_BATCH_SIZE = 50
 
 Smooth = Literal["off", "auto"]
 Adapt = Literal["always", "auto"]
+Engine = Literal["processes", "ray"]
 _BY_METHOD = GuardOptions()
 MOST_SEED = 2**63 - 1
 

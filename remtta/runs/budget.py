@@ -58,7 +58,7 @@ class Latencies:
         return round(1000.0 * _SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS), 3)
 
 
-class Budget:
+class TimeBudget:
     """Says for each batch whether there is time to adapt to it.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -24,11 +25,38 @@ SITE = "site.json"  # of many streams on one model, whose folders are beside it
 _LONGEST_SHOWN = 60
 
 
-def default_folder(root: Path = Path("runs")) -> Path:
-    """A folder name under `root` that no run has used: the time in UTC."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    names = [stamp, *(f"{stamp}-{number}" for number in range(2, 1000))]
-    return next(root / name for name in names if not (root / name).exists())
+@contextlib.contextmanager
+def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
+    """The folder given, or else a new one under `root`: the time in UTC. No other run gets that, as it is made at once.
+
+    If nothing is in it in the end, it is removed again.
+
+    Raises:
+        OutputError: If it cannot be made.
+    """
+    if given is not None:
+        yield Path(given)
+        return
+    stamp, was_there = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), root.exists()
+    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 1000)))
+    folder = next(path for path in (root / name for name in names) if _made(path))
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # there is something in it
+            folder.rmdir()
+            if not was_there:
+                root.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder that nobody has made."""
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            return False
+    return True
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from remtta.runs.batch import Batch, BatchResult
-from remtta.runs.budget import OUT_OF_TIME, Budget
+from remtta.runs.budget import OUT_OF_TIME, TimeBudget
 from remtta.streams.fitness import not_to_learn_from
 
 
@@ -33,7 +33,7 @@ class FitFrames:
         fingerprint: The same of the last finished batch.
     """
 
-    def __init__(self, budget: Budget, fingerprint: str | None = None) -> None:
+    def __init__(self, budget: TimeBudget, fingerprint: str | None = None) -> None:
         self.fingerprint = self._newest = fingerprint
         self._budget = budget
 

@@ -18,7 +18,7 @@ from remtta.guard.pace import Pace
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
-from remtta.runs.budget import Budget
+from remtta.runs.budget import TimeBudget
 from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.journal import Journal
 from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
@@ -70,7 +70,7 @@ class Run:
         eventful = live or paced or options.expire_below is not None or (guard is not None and guard.watches)
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
-        self._policy = FitFrames(Budget(options.max_ms, options.realtime))
+        self._policy = FitFrames(TimeBudget(options.max_ms, options.realtime))
         self._scribe = Scribe(
             plan, self.summary, self._journal, self.record, self._policy, self._save_after, interrupts, viewers
         )

@@ -24,7 +24,7 @@ _SHARE = 20  # a state that takes longer to save is saved so seldom that it cost
 _log = logging.getLogger("remtta")
 
 
-class Pace:
+class SaveRhythm:
     """Keeps the time that saves take to a small share of the whole."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Saver:
 
     def __init__(self, folder: Path, plan: Plan, session: Session[Place], record: Record) -> None:
         self._folder, self._plan, self._session, self._record = folder, plan, session, record
-        self._pace = Pace()
+        self._rhythm = SaveRhythm()
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
 
     def after(self, result: BatchResult, summary: RunSummary) -> None:
@@ -71,8 +71,8 @@ class Saver:
         """
         options, updates = self._plan.options, self._session.counts.updates
         crossed = (updates - result.new_updates) // options.save_every != updates // options.save_every
-        if crossed or self._pace.allows(options.save_every_s):
-            if not self._pace.slow or self._pace.allows():
+        if crossed or self._rhythm.allows(options.save_every_s):
+            if not self._rhythm.slow or self._rhythm.allows():
                 self._save_state()
             self._save_delta()
             self._record.write(summary)
@@ -92,7 +92,7 @@ class Saver:
         if moment is None:  # in the middle of a batch; what was saved before stays
             return
         moment.counts.dropped = self._record.num_dropped
-        with self._pace.timed():
+        with self._rhythm.timed():
             save_place(self._folder / STATE, moment.counts, moment.state)
 
     def _save_delta(self) -> None:

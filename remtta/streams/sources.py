@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ class Stream:
     num_frames: int | None = None  # where that is known beforehand
     live_source: LiveSource | None = None  # what reads a camera or network stream
     left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by ending or reason
+    reopen: Callable[[], Stream] | None = None  # opens it anew, in another process, too; None for frames of one's own
 
     @property
     def live(self) -> bool:
@@ -132,12 +133,25 @@ def open_streams(
     live = _live(options, wait_at_start=True)
     for name, source in sources.items():
         try:
-            streams[name] = _open(source, options, live)
+            stream = _open(source, options, live)
         except UsageError as error:
             if not going_on:
                 raise UsageError(f"{name}: {error}") from error
-            streams[name] = Stream(without_password(source), "missing", _failing(str(error)))
+            stream = _missing(source, error)
+        streams[name] = replace(stream, reopen=partial(_open_again, source, options, live))
     return streams
+
+
+def _open_again(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
+    try:
+        return _open(source, options, live)
+    except UsageError as error:
+        return _missing(source, error)
+
+
+def _missing(source: str, error: UsageError) -> Stream:
+    """A stream that fails by itself, once it is read."""
+    return Stream(without_password(source), "missing", _failing(str(error)))
 
 
 def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:

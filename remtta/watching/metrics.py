@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +21,19 @@ if TYPE_CHECKING:
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper edges of the histograms' buckets; within 4 %, the width of a bin of `Latencies`."""
 
+_HISTOGRAMS = {
+    "latency_seconds": ("From a full batch to its predictions, of each frame.", "latencies"),
+    "step_seconds": ("What a batch took, its update included, of each frame.", "steps"),
+    "read_seconds": ("What the source took to give a frame.", "reads"),
+    "decode_seconds": ("What decoding and preprocessing a frame took.", "decodes"),
+}
+"""What they say, and where a run's record keeps it."""
 
-@dataclass(frozen=True)
-class Watched:
-    """A run whose counts are told."""
 
-    plan: Plan
-    summary: RunSummary
-    record: Record
+Sample = Mapping[str, Any]
+"""The counts of a run, as `sample` takes them."""
 
-
-Watch = Callable[[], Mapping[str, Watched]]
+Watch = Callable[[], Mapping[str, Sample]]
 """The runs there are, by the names of their streams; "" for one that needs none. Called from other threads."""
 
 
@@ -104,39 +105,38 @@ class _Runs:
         yield GaugeMetricFamily("remtta_loading", "1 until the model is there and the runs begin.", float(not runs))
         info = InfoMetricFamily("remtta_run", "What runs.", labels=["stream"])
         for name, run in runs.items():
-            info.add_metric([name], {"model": run.plan.card.name, "method": run.plan.method, "version": __version__})
+            info.add_metric([name], {**run["run"], "version": __version__})
         yield info
-        kinds: tuple[tuple[Any, Callable[[Watched], Mapping[str, tuple[str, float | None]]]], ...] = (
-            (CounterMetricFamily, _counters),
-            (GaugeMetricFamily, _gauges),
-        )
-        for kind, values_of in kinds:
-            found = {name: values_of(run) for name, run in runs.items()}
-            for metric, text in {m: text for values in found.values() for m, (text, _) in values.items()}.items():
+        for kind, group in ((CounterMetricFamily, "counters"), (GaugeMetricFamily, "gauges")):
+            for metric, text in {m: text for run in runs.values() for m, (text, _) in run[group].items()}.items():
                 family = kind(f"remtta_{metric}", text, labels=["stream"])
-                for name, values in found.items():
-                    if (value := values.get(metric, ("", None))[1]) is not None:
+                for name, run in runs.items():
+                    if (value := run[group].get(metric, ("", None))[1]) is not None:
                         family.add_metric([name], value)
                 yield family
-        for metric, text, taken in (
-            ("latency_seconds", "From a full batch to its predictions, of each frame.", "latencies"),
-            ("step_seconds", "What a batch took, its update included, of each frame.", "steps"),
-            ("read_seconds", "What the source took to give a frame.", "reads"),
-            ("decode_seconds", "What decoding and preprocessing a frame took.", "decodes"),
-        ):
+        for metric, (text, _) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"remtta_{metric}", text, labels=["stream"])
             for name, run in runs.items():
-                latencies: Latencies = getattr(run.record, taken)
-                counts = latencies.cumulated(BUCKETS_S)
+                counts, seconds = run["histograms"][metric]
                 edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
-                histogram.add_metric([name], list(zip(edges, counts, strict=True)), latencies.seconds)
+                histogram.add_metric([name], list(zip(edges, counts, strict=True)), seconds)
             yield histogram
 
 
-def _counters(run: Watched) -> dict[str, tuple[str, float | None]]:
+def sample(plan: Plan, summary: RunSummary, record: Record) -> Sample:
+    """The counts of a run, which JSON can hold, at any moment and from any thread."""
+    taken: dict[str, Latencies] = {metric: getattr(record, name) for metric, (_, name) in _HISTOGRAMS.items()}
+    return {
+        "run": {"model": plan.card.name, "method": plan.method},
+        "counters": _counters(plan, summary, record),
+        "gauges": _gauges(plan, summary),
+        "histograms": {metric: (each.cumulated(BUCKETS_S), each.seconds) for metric, each in taken.items()},
+    }
+
+
+def _counters(plan: Plan, summary: RunSummary, record: Record) -> dict[str, tuple[str, float | None]]:
     """What only grows, over all parts of a run; name to meaning and value."""
-    summary, live = run.summary, run.record.live_counts(run.summary.place)
-    guard = run.plan.adapter.guard
+    live, guard = record.live_counts(summary.place), plan.adapter.guard
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
         "skipped": ("Frames that could not be read.", summary.num_skipped),
@@ -154,10 +154,9 @@ def _timestamp(time: str | None) -> float | None:
     return None if time is None else datetime.fromisoformat(time).timestamp()
 
 
-def _gauges(run: Watched) -> dict[str, tuple[str, float | None]]:
+def _gauges(plan: Plan, summary: RunSummary) -> dict[str, tuple[str, float | None]]:
     """What goes up and down."""
-    summary = run.summary
-    guard = run.plan.adapter.guard if summary.num_frames else None  # which has seen nothing before
+    guard = plan.adapter.guard if summary.num_frames else None  # which has seen nothing before
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -14,11 +15,14 @@ import pytest
 import torch
 
 from remtta import load_delta
-from remtta.adapt.many_streams import SiteSummary, adapt_streams
+from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
+from remtta.adapt.planning import Setup
+from remtta.adapt.site import SiteSummary
 from remtta.adapt.turns import Turns
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
+from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE
 from remtta.models.hashing import state_sha256
@@ -26,7 +30,7 @@ from remtta.options import RunOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import PREDICTIONS, SITE
 from remtta.streams.frames import Frame
-from remtta.streams.sources import Stream, open_stream
+from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, happens, tiny_vit
 from tests.records import json_of, record_of, rows_of
@@ -50,7 +54,8 @@ def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **
     options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **more.pop("options", {})})
     opened = {name: each if isinstance(each, Stream) else open_stream(each) for name, each in streams.items()}
     model, config = more.pop("model", None) or tiny_vit(), more.pop("config", None) or CONFIGS[method]
-    return adapt_streams(model, opened, folder, method=method, config=config, options=options, **more)
+    setup = Setup(method, config, options, more.pop("delta", None))
+    return adapt_streams(model, opened, folder, setup, **more)
 
 
 def assert_as_alone(folder: Path, alone: Path) -> None:
@@ -215,3 +220,61 @@ def test_an_error_in_one_update_ends_that_stream_alone(
     assert (summary["odd"].exit_reason, summary["yard"].exit_reason) == ("error: ValueError('a bug')", "completed")
     assert "odd: ValueError('a bug')" in caplog.messages
     assert len(rows_of(tmp_path / "odd")) >= 6
+
+
+def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_well(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The workers are this process, but for what reaches them."""
+
+    def in_here(work: Any, shared: Any, tasks: Any, **how: Any) -> Iterator[tuple[int, Any]]:
+        yield 0, work(pickle.loads(pickle.dumps(shared)), tasks[0], lambda: 0)
+        raise WorkersDied(DIED)
+
+    monkeypatch.setattr("remtta.adapt.divided.in_processes", in_here)
+    (folders["gate"] / "frame_0.png").write_bytes(b"no picture")
+    adapt_site({"gate": folders["yard"], "roof": folders["roof"], "yard": folders["yard"]}, tmp_path / "site")
+    streams = open_streams({name: str(folder) for name, folder in folders.items()})
+    told: list[int] = []
+    summary = adapt_site(
+        streams,
+        tmp_path / "site",
+        options={"overwrite": True},
+        jobs=2,
+        health=tmp_path / "health.json",
+        on_batch=lambda site: told.append(site.num_frames),
+    )
+    assert summary.exit_reason == "error: 1 of 3 streams failed"
+    ends = {name: stream["exit_reason"] for name, stream in json_of(tmp_path / "site" / SITE)["streams"].items()}
+    assert ends == {"gate": "completed", "yard": f"error: {DIED}", "roof": "completed"}
+    assert "skipped frame 0" in caplog.text
+    assert told[-1] == SIZES["gate"] + SIZES["roof"]
+    assert {name: each["state"] for name, each in json_of(tmp_path / "health.json")["streams"].items()} == {
+        "gate": "completed", "roof": "completed"
+    }  # fmt: skip
+    adapt_tiny(folders["roof"], tmp_path / "alone")
+    assert_as_alone(tmp_path / "site" / "roof", tmp_path / "alone")
+
+
+def test_a_worker_that_is_begun_again_goes_on_with_what_it_began_and_replaces_what_was_there(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(work: Any, shared: Any, tasks: Any, **how: Any) -> Iterator[tuple[int, Any]]:
+        for position, task in enumerate(tasks):
+            assert shared.options_of(task[1][0]).overwrite
+            work(shared, task, lambda: 0)
+            assert shared.options_of(task[1][0]).resume
+            yield position, work(shared, task, lambda: 0)
+
+    monkeypatch.setattr("remtta.adapt.divided.in_processes", twice)
+    streams = open_streams({"yard": str(folders["yard"]), "gate": str(folders["gate"])})
+    adapt_site({"yard": folders["roof"]}, tmp_path / "site")
+    summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2)
+    assert {name: run.num_frames for name, run in summary.streams.items()} == {"yard": 5, "gate": 8}
+    assert [run.num_resumed for run in summary.streams.values()] == [1, 1]
+
+
+def test_only_streams_that_a_worker_can_open_are_divided(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="gate has frames that no worker could read; open it with open_streams"):
+        adapt_site(folders, tmp_path / "site", jobs=2)
+    assert not (tmp_path / "site").exists()

@@ -174,6 +174,22 @@ def test_more_corruptions_and_severities_are_added(photos: Path, tmp_path: Path)
     assert len(tree_of(out)) == 18
 
 
+def test_two_runs_at_one_target_make_one_tree(photos: Path, tmp_path: Path) -> None:
+    out, begun = tmp_path / "out", list[TreeSummary]()
+
+    def another(summary: TreeSummary) -> None:  # begins and ends while the first is at work
+        if not begun:
+            begun.append(summary)
+            begun.append(corrupt_tree(photos, out, CorruptOptions(corruptions=("contrast", "fog"), jobs=1)))
+
+    first = CorruptOptions(corruptions=("brightness", "fog"), jobs=1)
+    assert corrupt_tree(photos, out, first, on_image=another).written < 12 == begun[1].written + 1
+    assert set(record_of(out)["corruptions"]) == {"brightness", "contrast", "fog"}
+    for names in ("brightness,fog", "contrast"):
+        assert remtta_here("corrupt", photos, tmp_path / "apart", "-c", names, "-j", "1") == 0
+    assert tree_of(out) == tree_of(tmp_path / "apart")
+
+
 def test_other_settings_need_overwrite_and_then_nothing_old_stays(
     photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

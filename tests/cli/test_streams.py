@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from remtta import load_delta
 from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
 from tests.records import json_of, lines_of
@@ -60,6 +64,60 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_site_that_used_what_was_removed_is_refused(
+    jobs: str, site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [*site, "--limit", "2", "-o", "site"]
+    assert remtta_here(*command, "-q") == 0
+    record = json_of(Path("site/short/run.json"))
+    record["options"]["share"] = 0.1
+    Path("site/short/run.json").write_text(json.dumps(record))
+    code, line = refusal_of(capfd, *command, "--resume", "--jobs", jobs, "-q")
+    assert code == 2 and "site/short was begun with --share, which was removed from remtta" in line
+
+
+def workers_of(process: Started) -> list[int]:
+    """The processes that a command has begun to work for it."""
+    begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in begun if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
+    site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    draw_folder(Path("more"), range(48))
+    Path("cams.txt").write_text("long=more\nshort=short\n")
+    command = [*site, "--save-every", "3", "--threads", "1", "-o", "site"]
+    rows = Path("site/long/predictions.jsonl")
+
+    def grows_beyond(lines: int) -> bool:
+        return happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") > lines, 300)
+
+    with Started(*command, "--jobs", "2", "--health", "health.json") as process:
+        assert grows_beyond(2)
+        killed = workers_of(process)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        assert grows_beyond(rows.read_bytes().count(b"\n"))
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=120)
+    assert killed and process.returncode == 128 + signal.SIGTERM
+    assert b"a worker process died; what it had is begun again" in told
+    assert json_of(Path("site/site.json"))["exit_reason"] == json_of(Path("health.json"))["state"] == "SIGTERM"
+    assert not Path("site/.workers").exists()
+    assert remtta_here("inspect", "site") == 0
+    assert remtta_here(*command, "--resume", "-q") == 0
+    for name, source in (("long", "more"), ("short", "short")):
+        alone = [part for part in site if part not in ("cams.txt", "--streams")]
+        assert remtta_here(*alone, source, "--threads", "1", "-o", f"{name}-alone", "-q") == 0
+        files = [Path(folder, "predictions.jsonl") for folder in (f"site/{name}", f"{name}-alone")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+        deltas = [load_delta(file.parent / "delta.safetensors").tensors for file in files]
+        assert all(torch.equal(tensor, deltas[1][each]) for each, tensor in deltas[0].items())
+
+
 def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +136,7 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
         ("a=short\nb\n", [], "cams.txt, line 2 is no name and address"),
         ("a=short\nb=nowhere", [], "b: nowhere: no such file or folder"),
         ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
+        ("a=short\nb=nowhere", ["--jobs", "2"], "b: nowhere: no such file or folder"),
         ("a=short", ["--annotate", "x.mp4"], "--annotate and --mqtt are for one stream; leave them out with --streams"),
         ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is a file of the run"),
     ],

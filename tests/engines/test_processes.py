@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 
 from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts
-from remtta.engines.processes import DIED, in_processes
+from remtta.engines.processes import DIED, RETRIES, in_processes
 from remtta.errors import RemttaError, UsageError
 
 
-def square(died: Path, number: int, stopped: Callable[[], bool]) -> int:
+def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
     """The square; of 3, only the second time."""
     if number == 3 and not died.exists():
         died.touch()
@@ -23,7 +24,7 @@ def square(died: Path, number: int, stopped: Callable[[], bool]) -> int:
     return number * number
 
 
-def die(shared: None, number: int, stopped: Callable[[], bool]) -> None:
+def die(shared: None, number: int, stopped: Callable[[], int]) -> None:
     os._exit(1)
 
 
@@ -40,9 +41,24 @@ def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
     assert (tmp_path / "died").exists()
 
 
-def test_tasks_that_every_worker_dies_of_end_it_with_advice() -> None:
+def wait_or_die(folder: Path, name: str, stopped: Callable[[], int]) -> str:
+    """Dies at once, but for "long", which lasts until the other has died often enough."""
+    with (folder / name).open("a") as file:
+        file.write("begun\n")
+    if name != "long":
+        os._exit(1)
+    other = folder / "short"
+    while not other.exists() or other.read_text().count("\n") <= RETRIES:
+        time.sleep(0.05)
+    return name
+
+
+def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_done(tmp_path: Path) -> None:
+    done = in_processes(wait_or_die, tmp_path, ["long", "short"], jobs=2, interrupts=Interrupts())
+    assert next(done) == (0, "long")
     with pytest.raises(RemttaError, match=DIED):
-        list(in_processes(die, None, [0], jobs=1, interrupts=Interrupts()))
+        next(done)
+    assert (tmp_path / "long").read_text() == "begun\n"
 
 
 def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

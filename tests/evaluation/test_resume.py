@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
@@ -80,6 +81,32 @@ def test_after_a_kill_resuming_gives_the_same_results(
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
     assert without_timing(resumed) == without_timing(whole)
     assert sorted(os.listdir(tmp_path / "killed")) == sorted(os.listdir(tmp_path / "whole"))
+
+
+def test_a_full_disk_is_told_and_with_room_the_evaluation_goes_on(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path, **changes: Any) -> dict[str, Any]:
+        options = EvalOptions(batch_size=5, **changes)
+        return evaluate(tiny_vit(), tree, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
+
+    whole, write, room = run(tmp_path / "whole"), os.write, 2500
+
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(room, len(data))
+        room -= taken
+        return write(descriptor, data[:taken])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some"):
+        run(tmp_path / "full")
+    monkeypatch.undo()
+    assert 0 < len(rows_of(tmp_path / "full")) < len(rows_of(tmp_path / "whole"))
+    assert without_timing(run(tmp_path / "full", resume=True)) == without_timing(whole)
+    assert rows_of(tmp_path / "full") == rows_of(tmp_path / "whole")
 
 
 def without_timing(content: Any) -> Any:

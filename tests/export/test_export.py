@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -23,7 +24,7 @@ from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
-from tests.command import refusal_of, remtta_here
+from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, random_images
 from tests.conftest import tiny_vit as any_tiny_vit
 
@@ -193,6 +194,23 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(
     code, told = refusal_of(capfd, "export", place / "1.safetensors", *options)
     assert code != 0 and "out cannot be written: No space left on device; free some space" in told
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_export_that_is_killed_half_way_leaves_nothing_that_looks_whole(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("of an earlier one")
+    options: list[str | Path] = ["--format", "timm", "-o", tmp_path / "out", "--checkpoint", place / "tiny.safetensors"]
+    command = ["export", place / "1.safetensors", *options, "--overwrite"]
+    with Started(*command, before=dies_while_it_exports) as process:
+        process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL
+    (left,) = (path for path in (tmp_path / "out").iterdir() if not path.name.startswith(".export-"))
+    assert left.read_text() == "of an earlier one"
+    assert remtta_here(*command) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {
+        "config.json",
+        "model.safetensors",
+    }
 
 
 def test_what_is_there_stays_and_what_is_missing_is_told(

@@ -13,7 +13,7 @@ from remtta.errors import UsageError
 from remtta.methods.method import Updater
 from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
-from remtta.runs.budget import Budget, Latencies
+from remtta.runs.budget import Latencies, TimeBudget
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import tiny_vit
 from tests.records import record_of, rows_of
@@ -25,7 +25,7 @@ def batch(times: list[float | None]) -> list[DecodedFrame]:
 
 def shares(max_ms: float, update_s: float, predict_s: float, batches: int = 60) -> tuple[float, float]:
     """Share of adapted batches of 10 frames, and the mean time per frame in ms."""
-    budget = Budget(max_ms)
+    budget = TimeBudget(max_ms)
     frames, spent, adapted = batch([None] * 10), 0.0, 0
     for _ in range(batches):
         learn = budget.allows(frames)
@@ -52,7 +52,7 @@ def test_predictions_that_are_too_slow_alone_leave_no_update(caplog: pytest.LogC
 
 
 def test_a_budget_recovers_from_one_slow_batch() -> None:
-    budget = Budget(120)
+    budget = TimeBudget(120)
     frames = batch([None] * 10)
     for seconds in (1.0, 60.0):
         budget.allows(frames)
@@ -66,7 +66,7 @@ def test_a_budget_recovers_from_one_slow_batch() -> None:
 
 def test_realtime_adapts_only_while_the_stream_has_not_run_ahead() -> None:
     now = 100.0
-    budget = Budget(realtime=True, clock=lambda: now)
+    budget = TimeBudget(realtime=True, clock=lambda: now)
     assert budget.allows(batch([0.0, 0.5, 1.0]))
     now = 102.0  # 2 s later the stream is 2 s further
     assert budget.allows(batch([2.0, 2.5, 3.0]))
@@ -80,7 +80,7 @@ def test_realtime_adapts_only_while_the_stream_has_not_run_ahead() -> None:
 
 def test_realtime_begins_anew_with_every_video() -> None:
     now = 0.0
-    budget = Budget(realtime=True, clock=lambda: now)
+    budget = TimeBudget(realtime=True, clock=lambda: now)
     allowed = []
     for times in ([0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.0], [4.0, 0.0], [1.0, 2.0]):
         now += 2.0  # exactly in step
@@ -92,7 +92,7 @@ def test_realtime_begins_anew_with_every_video() -> None:
 
 def test_realtime_allows_single_frames_some_jitter() -> None:
     now = 0.0
-    budget = Budget(realtime=True, clock=lambda: now)
+    budget = TimeBudget(realtime=True, clock=lambda: now)
     for number, late_s in enumerate([0.0, 0.002, -0.002, 0.09]):  # of 0.1 s between two frames
         now = 0.1 * number + late_s
         assert budget.allows(batch([0.1 * number]))
@@ -102,7 +102,7 @@ def test_realtime_allows_single_frames_some_jitter() -> None:
 
 def test_realtime_goes_by_the_frames_that_can_be_read() -> None:
     broken = DecodedFrame(0, "clip", None, None, None, "is truncated")
-    assert Budget(realtime=True).allows([broken, *batch([0.0, 0.5])])
+    assert TimeBudget(realtime=True).allows([broken, *batch([0.0, 0.5])])
 
 
 def test_latencies_are_told_within_four_percent() -> None:
@@ -124,7 +124,7 @@ def test_latencies_are_told_within_four_percent() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_time_that_is_none_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match="ms and finite"):
-        Budget(value)
+        TimeBudget(value)
 
 
 def test_a_run_out_of_time_predicts_everything_and_adapts_once(

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
+from remtta.adapt.planning import Setup
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options import LiveOptions, RunOptions
@@ -126,8 +127,8 @@ def test_each_stream_of_a_site_is_told_by_its_name(served: tuple[Metrics, str], 
     streams = {
         name: open_stream(draw_folder(tmp_path / name, range(size), "{}.png")) for name, size in (("a", 2), ("b", 5))
     }
-    options = RunOptions(batch_size=2)
-    adapt_streams(tiny_vit(), streams, tmp_path / "site", config=CONFIGS["rem"], options=options, metrics=metrics)
+    setup = Setup(config=CONFIGS["rem"], options=RunOptions(batch_size=2))
+    adapt_streams(tiny_vit(), streams, tmp_path / "site", setup, metrics=metrics)
     told = scrape(url)
     assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)
 

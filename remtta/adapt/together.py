@@ -1,0 +1,152 @@
+"""Many streams on one model in this process: a thread each, whose work on the model is done in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from remtta.adapt.planning import Setup, plan_run, tell_plan
+from remtta.adapt.site import Site, SiteSummary, StreamReport, report_of
+from remtta.adapt.turns import SharingAdapter, Turns
+from remtta.engines.interrupts import Interrupts
+from remtta.errors import RemttaError, UsageError
+from remtta.methods.method import Method
+from remtta.models.card import card_of
+from remtta.options import RunOptions
+from remtta.runs.record import Plan
+from remtta.runs.run import Run
+from remtta.streams.batches import decoding_budget
+from remtta.streams.sources import Stream
+
+_log = logging.getLogger("remtta")
+_stream: ContextVar[str | None] = ContextVar("stream", default=None)
+
+
+class Together(Site):
+    """The runs of streams that share a model.
+
+    Args:
+        model: At its source weights.
+        streams: What to read, by name.
+        folder: Where their folders are.
+        setup: How the model is adapted.
+        interrupts: Stops them all.
+        on_batch: Called after every batch of any.
+        on_change: Called before the first batch, when a stream has ended, and in the end.
+        options_of: The options of a stream; by default those of the setup.
+
+    Raises:
+        UsageError: If the method changes more than norms, or a stream cannot run it.
+        DeltaError: If the delta does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        streams: Mapping[str, Stream],
+        folder: Path,
+        setup: Setup,
+        interrupts: Interrupts,
+        *,
+        on_batch: Callable[[SiteSummary], None] | None = None,
+        on_change: Callable[[], object] | None = None,
+        options_of: Callable[[str], RunOptions] | None = None,
+    ) -> None:
+        self._turns, self._interrupts = Turns(), interrupts
+        self._on_batch, self._telling = on_batch, threading.Lock()
+        self._changed = on_change or self.write
+        self._plans = dict(self._planned(model, streams, folder, setup, options_of or (lambda name: setup.options)))
+        self._runs = {
+            name: Run(plan, folder / name, on_batch=lambda run: self._tell(), interrupts=interrupts.part())
+            for name, plan in self._plans.items()
+        }
+        super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
+
+    def tell_plan(self) -> None:
+        """Say what is about to run."""
+        tell_plan(next(iter(self._plans.values())))
+
+    def _planned(
+        self,
+        model: nn.Module,
+        streams: Mapping[str, Stream],
+        folder: Path,
+        setup: Setup,
+        options_of: Callable[[str], RunOptions],
+    ) -> Iterator[tuple[str, Plan]]:
+        card = card_of(model)
+        memory = decoding_budget(setup.options, card.preprocessing)
+        for name, stream in streams.items():
+            setup = replace(setup, options=options_of(name))
+            plan = plan_run(model, card, stream, folder / name, setup, self._interrupts.check)
+            own = plan.adapter.method
+            _check_norms_only(own, plan.method)
+            own.leave()
+            setup = replace(setup, config=plan.config)  # with a micro-batch that is chosen once
+            adapter = SharingAdapter(plan.adapter, self._turns, self._interrupts.part())
+            yield name, replace(plan, adapter=adapter, memory=memory)
+
+    def execute(self) -> None:
+        """Run them all to their ends; work on the model is done in this thread."""
+        self._changed()
+        threads = [
+            threading.Thread(target=self._run, args=(name,), name=f"remtta-{name}", daemon=True) for name in self._runs
+        ]
+        with _named_messages(), self._interrupts.finishing():
+            for thread in threads:
+                thread.start()
+            self._turns.serve(lambda: not any(thread.is_alive() for thread in threads))
+            self._changed()
+
+    def _run(self, name: str) -> None:
+        """One stream; whatever ends it ends nothing else."""
+        _stream.set(name)
+        try:
+            self._runs[name].execute()
+        except BaseException as error:  # which the run's summary has, and its folder, if there is one
+            _log.error("%s", " ".join(str(error).split()) if isinstance(error, RemttaError) else repr(error))
+            _log.debug("%s", traceback.format_exc())
+        with contextlib.suppress(RemttaError):  # the last one is the one to tell
+            self._turns.take(self._changed, Interrupts())
+
+    def reports(self) -> dict[str, StreamReport]:
+        """How each stream is, at any moment and from any thread."""
+        return {name: report_of(self._plans[name], run) for name, run in self._runs.items()}
+
+    def _tell(self) -> None:
+        with self._telling:
+            if self._on_batch:
+                self._on_batch(self.summary)
+
+
+def _check_norms_only(own: Method, method: str) -> None:
+    """Raise UsageError if every stream would need a model of its own."""
+    if not own.norms_only:
+        raise UsageError(
+            f"{method} changes every weight, so the streams of --streams could not share a model; run it on each "
+            "source by itself, or choose a method that trains norms"
+        )
+
+
+@contextlib.contextmanager
+def _named_messages() -> Iterator[None]:
+    """Messages of a stream's run begin with its name."""
+
+    def name_it(record: logging.LogRecord) -> bool:
+        if name := _stream.get():
+            record.msg = f"{name}: {record.msg}"
+        return True
+
+    _log.addFilter(name_it)
+    try:
+        yield
+    finally:
+        _log.removeFilter(name_it)
