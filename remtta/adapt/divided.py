@@ -241,7 +241,7 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
             common.folder,
             common.setup,
             Told(stopped),
-            on_change=int,
+            on_change=lambda: None,
             options_of=common.options_of,
         )
         if number == 0:

@@ -13,7 +13,7 @@ from remtta.guard.adapter import Adapter
 
 _POLL_S = 0.1
 
-_Turn = tuple["Future[None]", contextvars.Context, Callable[[], object]]
+_Turn = tuple["Future[object]", contextvars.Context, Callable[[], object]]
 
 
 class Turns:
@@ -33,7 +33,7 @@ class Turns:
             Stopped: If a stop comes before its turn, unless that is held off.
             BaseException: Whatever the work raises.
         """
-        turn: Future[None] = Future()
+        turn: Future[object] = Future()
         self._asked.put((turn, contextvars.copy_context(), work))
         while not wait([turn], timeout=_POLL_S).done:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -33,7 +34,11 @@ def on_ray(
     """
     ray = _ray()
     if not ray.is_initialized():
+        heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         ray.init(log_to_driver=False, logging_level="error", address=os.environ.get("RAY_ADDRESS"))
+        if threading.current_thread() is threading.main_thread():
+            for signum, handler in heeded.items():  # Ray's own would end the process at once
+                signal.signal(signum, handler)
     remote = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_call)
     everything = ray.put(shared)
     waiting = {remote.remote(work, os.getcwd(), everything, task): position for position, task in enumerate(tasks)}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
 from remtta.engines.cluster import on_ray
-from remtta.engines.interrupts import Interrupts
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, in_processes
 from remtta.errors import RemttaError, UsageError
 
@@ -39,6 +41,43 @@ def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
     done = on_ray(square, tmp_path / "died", range(5), interrupts=Interrupts())
     assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
     assert (tmp_path / "died").exists()
+
+
+def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
+    """Lasts until it is told to stop."""
+    (folder / str(number)).touch()
+    while not stopped():
+        time.sleep(0.05)
+    return number
+
+
+def stop_them(done: Generator[tuple[int, int]], folder: Path) -> list[tuple[int, int]]:
+    """What tasks come to that a signal ends once they are begun."""
+
+    def send() -> None:
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send).start()
+    ended: list[tuple[int, int]] = []
+    with pytest.raises(Stopped, match="SIGTERM"):
+        ended.extend(done)  # as far as it comes
+    return ended
+
+
+def test_a_stop_lets_the_tasks_that_were_begun_end_by_themselves(tmp_path: Path) -> None:
+    with Interrupts() as interrupts:
+        ended = stop_them(in_processes(until_stopped, tmp_path, [7, 8], jobs=2, interrupts=interrupts), tmp_path)
+    assert sorted(ended) == [(0, 7), (1, 8)]
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_stop_lets_the_tasks_of_ray_end_by_themselves(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: remtta[cluster]")
+    with Interrupts() as interrupts:
+        ended = stop_them(on_ray(until_stopped, tmp_path, [7, 8], interrupts=interrupts), tmp_path)
+    assert sorted(ended) == [(0, 7), (1, 8)]
 
 
 def wait_or_die(folder: Path, name: str, stopped: Callable[[], int]) -> str:

@@ -24,7 +24,7 @@ from remtta.watching.mqtt import Publisher, Topic
 from tests.conftest import draw_folder, draw_image
 from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
-from tests.streams.fakes import FakeCamera, noise, source_of
+from tests.streams.fakes import Clock, FakeCamera, noise, source_of
 from tests.watching.test_metrics import free_port
 from tests.watching.test_mqtt import broker, received
 from tests.watching.test_viewing import pictures_of
@@ -59,12 +59,12 @@ def test_a_clock_that_jumps_changes_no_row_and_no_duration(tmp_path: Path, monke
             return cls.fromtimestamp(1e9, tz) + timedelta(hours=-number if number % 2 else number)
 
     def run(folder: Path) -> RunSummary:
-        camera = source_of(FakeCamera([noise(number) for number in range(9)]))
+        camera = source_of(FakeCamera([noise(number) for number in range(9)]), Clock())
         stream = Stream("0", "camera", islice(camera.frames(), 9), live_source=camera)
         return adapt_tiny(stream, folder, options={"save_every_s": 1e-3})
 
     run(tmp_path / "steady")
-    for name in ("runs.summary", "runs.record", "runs.journal", "streams.live"):
+    for name in ("runs.summary", "runs.record", "runs.journal", "streams.connection"):
         monkeypatch.setattr(f"remtta.{name}.datetime", Jumping)
     summary = run(tmp_path / "jumping")
     assert summary.exit_reason == "completed" and 0 < summary.seconds < 600 and summary.images_per_s > 0
