@@ -132,5 +132,5 @@ class Guard(Observer):
     def _apply(self, *, undo: bool) -> None:
         """Bring the source weights back if harm is to be undone, and set the learning rate of the moment."""
         if undo:
-            self.method.reset()
+            self.method.reset(keeps_source=True)
         self.method.scale_lr(self.judge.lr_scale)

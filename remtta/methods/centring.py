@@ -80,7 +80,7 @@ class Centre:
         fit, whole = self._expected, torch.cat(self._parts)
         self._expected, self._parts = None, []
         if fit.any():
-            self._follow(whole[fit.to(whole.device)])
+            self._follow(whole if fit.all() else whole[fit.to(whole.device)])
 
     def follow(self, source: Centre) -> None:
         """Go by the source model's answers to the same batch, which is to come, and centre as much as it does.

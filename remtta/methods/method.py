@@ -112,10 +112,10 @@ class Updater(Generic[Kind]):
         return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
-    def reset(self) -> None:
-        """Go back to the source weights, exactly, and forget everything learned."""
+    def reset(self, *, keeps_source: bool = False) -> None:
+        """Go back to the source weights, exactly, and forget everything learned, maybe not the source's own means."""
         self._descent.restart()
-        self.net.forget_centres()
+        self.net.forget_centres(keeps_source=keeps_source)
         self._answered = self._answered and (self._answered[0], None)  # targets are of the weights before
 
     def scale_lr(self, factor: float) -> None:

@@ -145,10 +145,13 @@ class Net:
             self.centre.follow(self.source_centre)
         return logits - self.source_centre.offset
 
-    def forget_centres(self) -> None:
-        """Have logits centred by nothing, as before the first batch."""
+    def forget_centres(self, *, keeps_source: bool = False) -> None:
+        """Have logits centred by nothing, as before the first batch, or all of them by the source weights' means."""
         for _, centre in self._centres():
-            centre.forget()
+            if not keeps_source:
+                centre.forget()
+            elif centre is self.centre and self.source_centre is not None:
+                centre.load_state(self.source_centre.state())
 
     def centre_state(self) -> dict[str, Tensor]:
         """Return what logits are centred by, on the CPU."""

@@ -176,3 +176,16 @@ def test_the_source_models_answers_tell_the_labels() -> None:
         wrong["led"] += errors(follow(led, other), truth) / 20
         wrong["alone"] += errors(follow(alone, other), truth) / 20
     assert wrong["led"] < errors(logits, labels) + 0.05 < wrong["alone"]
+
+
+def test_after_a_rollback_both_models_are_centred_by_the_sources_means() -> None:
+    adapter, images = centred(lr=0.05), random_images(6)
+    net = adapter.method.net
+    assert net.centre is not None and net.source_centre is not None
+    adapter.method.predict_source(images, torch.ones(6, dtype=torch.bool))
+    adapter.predict(images)
+    adapter.method.reset(keeps_source=True)
+    assert torch.equal(net.centre.offset, net.source_centre.offset) and float(net.offset.norm()) > 0
+    torch.testing.assert_close(adapter.method.predict(images), adapter.method.predict_source(images))
+    adapter.method.reset()
+    assert not net.source_centre.offset.any() and not net.offset.any()
