@@ -43,8 +43,8 @@ class BECoTTAConfig(BesideConfig):
     source_settings = (*WARM_UP, "experts", "rank", "chosen", "synergy")
 
     def __post_init__(self) -> None:
-        check(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"in 1-{self.experts}, the number of experts")
         super().__post_init__()
+        check(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"in 1-{self.experts}, the number of experts")
 
 
 class BECoTTA(Beside[BECoTTAConfig]):
