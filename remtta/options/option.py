@@ -200,15 +200,17 @@ def check_options(group: Any) -> None:
         UsageError: Naming the first of them.
     """
     for member in members_of(type(group)):
-        value = getattr(group, member.name)
+        value, name = getattr(group, member.name), member.name
         if value is None and member.optional:
             continue
+        if member.option and member.flag.removeprefix("--").replace("-", "_") != name:
+            name = member.flag.removeprefix("--")  # which is what people know: lambda
         if get_origin(member.type) is Literal:
-            check(value in get_args(member.type), member.name, value, _listed(get_args(member.type)))
+            check(value in get_args(member.type), name, value, _listed(get_args(member.type)))
         bounds = member.first(Bounds)
         for number in value if isinstance(value, tuple) else (value,):
             if bounds and isinstance(number, int | float):
-                check(number in bounds, member.name, number, str(bounds))
+                check(number in bounds, name, number, str(bounds))
 
 
 def _listed(values: tuple[str, ...]) -> str:
