@@ -143,7 +143,7 @@ def evaluate(
         configs, output = methods.configs(options.batch_size), during.enter_context(table.folder(options))
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
-        import_uncollected("remtta.evaluation.evaluation")
+        import_uncollected("remtta.evaluation.evaluating")
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
         from remtta.evaluation.plots import draw_plots

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remtta.evaluation.datasets import open_dataset
-from remtta.evaluation.evaluation import evaluate
+from remtta.evaluation.evaluating import evaluate
 from remtta.evaluation.protocols import choose_preprocessing
 from remtta.evaluation.tables import TABLE
 from remtta.runs.folder import RESULTS

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.evaluation.evaluation import evaluate
+from remtta.evaluation.evaluating import evaluate
 from remtta.guard.smoothing import Smoother
 from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of
 from remtta.options import EvalOptions, RunOptions

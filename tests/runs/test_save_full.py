@@ -12,7 +12,7 @@ from torch import nn
 
 from remtta import RunOptions, adapt_stream, apply_delta, load_delta, load_model
 from remtta.errors import UsageError
-from remtta.evaluation.evaluation import evaluate
+from remtta.evaluation.evaluating import evaluate
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions
