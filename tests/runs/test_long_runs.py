@@ -7,7 +7,8 @@ import gc
 import json
 import os
 import shutil
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, tzinfo
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -34,7 +35,7 @@ def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> 
     """`REMTTA_FRAMES=20000` looks longer."""
     num_frames = int(os.environ.get("REMTTA_FRAMES", "600"))
     images = [draw_image(number) for number in range(3)]
-    frames = (Frame(f"{number}.png", lambda number=number: images[number % 3]) for number in range(num_frames))
+    frames = (Frame(f"{number}.png", partial(images.__getitem__, number % 3)) for number in range(num_frames))
     seen: list[tuple[int, int]] = []
 
     def look(summary: RunSummary) -> None:
@@ -54,7 +55,8 @@ def test_a_clock_that_jumps_changes_no_row_and_no_duration(tmp_path: Path, monke
     class Jumping(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls.fromtimestamp(1e9, tz) + (-1) ** (number := next(jumps)) * timedelta(hours=number)
+            number = next(jumps)
+            return cls.fromtimestamp(1e9 + 3600 * number * (-1) ** number, tz)
 
     def run(folder: Path) -> RunSummary:
         camera = source_of(FakeCamera([noise(number) for number in range(9)]), Clock())
@@ -82,20 +84,22 @@ def test_across_20_kills_a_broker_misses_no_prediction_and_the_videos_no_frame_b
     def part(batches: int | None) -> None:
         """Go on for so many batches, and leave the folder as a kill -9 then would."""
 
-        def copy(summary: RunSummary) -> None:
+        stop = StopAfter(batches or 0)
+
+        def copy_and_stop(summary: RunSummary) -> None:
             if batches is not None and not killed.exists():
                 shutil.copytree(run, killed)
+            stop(summary)
 
         publisher = Publisher(Topic("127.0.0.1", port, "site/cam1"), run, resume=True)
         video = AnnotatedVideo(check_video(run / "out.mp4", run, overwrite=False, resume=True))
         with Interrupts() as interrupts, contextlib.closing(publisher), contextlib.closing(video):
-            stop = StopAfter(batches or 0)
             adapt_tiny(
                 frames,
                 run,
                 resume=True,
                 viewers=[publisher, video],
-                on_batch=lambda summary: (copy(summary), stop(summary)),
+                on_batch=copy_and_stop,
                 interrupts=interrupts,
                 options={"batch_size": 1},
             )
