@@ -57,7 +57,7 @@ class Together(Site):
         interrupts: Interrupts,
         *,
         on_batch: Callable[[SiteSummary], None] | None = None,
-        on_change: Callable[[], object] | None = None,
+        on_change: Callable[[], None] | None = None,
         options_of: Callable[[str], RunOptions] | None = None,
     ) -> None:
         self._turns, self._interrupts = Turns(), interrupts

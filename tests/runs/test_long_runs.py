@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import shutil
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, tzinfo
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_clock_that_jumps_changes_no_row_and_no_duration(tmp_path: Path, monke
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:
             number = next(jumps)
-            return cls.fromtimestamp(1e9, tz) + timedelta(hours=-number if number % 2 else number)
+            return cls.fromtimestamp(1e9 + 3600 * number * (-1) ** number, tz)
 
     def run(folder: Path) -> RunSummary:
         camera = source_of(FakeCamera([noise(number) for number in range(9)]), Clock())
@@ -84,20 +84,22 @@ def test_across_20_kills_a_broker_misses_no_prediction_and_the_videos_no_frame_b
     def part(batches: int | None) -> None:
         """Go on for so many batches, and leave the folder as a kill -9 then would."""
 
-        def copy(summary: RunSummary) -> None:
+        stop = StopAfter(batches or 0)
+
+        def copy_and_stop(summary: RunSummary) -> None:
             if batches is not None and not killed.exists():
                 shutil.copytree(run, killed)
+            stop(summary)
 
         publisher = Publisher(Topic("127.0.0.1", port, "site/cam1"), run, resume=True)
         video = AnnotatedVideo(check_video(run / "out.mp4", run, overwrite=False, resume=True))
         with Interrupts() as interrupts, contextlib.closing(publisher), contextlib.closing(video):
-            stop = StopAfter(batches or 0)
             adapt_tiny(
                 frames,
                 run,
                 resume=True,
                 viewers=[publisher, video],
-                on_batch=lambda summary: [act(summary) for act in (copy, stop)],
+                on_batch=copy_and_stop,
                 interrupts=interrupts,
                 options={"batch_size": 1},
             )
