@@ -120,7 +120,7 @@ def test_adapt_video_and_restore_delta(
     assert capsys.readouterr().out.endswith("10 frames, 1 updates\n")
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])
     assert capsys.readouterr().out.endswith(
-        "12 adapted tensors, from 4 frames of remtta\n"
+        "13 adapted tensors, from 4 frames of remtta\n"
     )  # without the repeated ones
 
 

@@ -115,6 +115,7 @@ class Estimator(Observer):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only as long as frames come in any order: a camera that sees one class for a while is no worse.
+    Predictions are taken before they are centred, and what that gains is not in the estimate.
 
     Args:
         calibration: What is known of clean images.
@@ -139,11 +140,14 @@ class Estimator(Observer):
         self._weight = answers.weight if adapts else 0.0
         alone = "source" if self._weight == 0 else "adapted"
         told = {"source": answers.source, "adapted": answers.adapted if adapts else None}
+        net = answers.method.net
+        offsets = {"source": net.source_offset, "adapted": net.offset}
         for name, logits in {**told, alone: answers.logits if told[alone] is None else told[alone]}.items():
             if logits is None:
                 self._windows[name] = self._windows[name][:0]
-            else:
-                self._windows[name] = torch.cat([self._windows[name], self._facts(logits.double().cpu())])[-WINDOW:]
+            else:  # as the model said it: what centring does to classes and confidence, clean images do not tell
+                facts = self._facts((logits.cpu() + offsets[name].cpu()).double())
+                self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
         *_, self._past = self._past.through(answers.logits.cpu())
         self._judge()
 

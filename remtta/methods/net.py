@@ -99,6 +99,11 @@ class Net:
         """What is taken away from the adapted model's logits of the moment: shape (C,), or 0."""
         return torch.zeros((), device=self.device) if self.centre is None else self.centre.offset
 
+    @property
+    def source_offset(self) -> Tensor:
+        """The same of the source model's."""
+        return torch.zeros((), device=self.device) if self.source_centre is None else self.source_centre.offset
+
     def expect(self, fit: Tensor) -> None:
         """Have the next plain logits be those of a new batch, of which these images (B,) are fit to learn from."""
         if self.centre is not None:

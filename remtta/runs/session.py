@@ -22,6 +22,7 @@ from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.runs.batch import Batch, BatchResult, Counts
+from remtta.runs.budget import OUT_OF_TIME
 from remtta.runs.states import take_back
 
 PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
@@ -219,8 +220,8 @@ class Session(Generic[C]):
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
             learn = batch.learn and method.adapts
             unfit = dict(self._policy.unfit(batch, pixels)) if learn else {}
-            fit = torch.tensor([learn and frame.index not in unfit for frame in frames])
-            why = self.adapter.left_out(pixels, fit)
+            fit = torch.tensor([learn and unfit.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
+            why = OUT_OF_TIME if OUT_OF_TIME in unfit.values() else self.adapter.left_out(pixels, fit)
             unfit = {frame.index: why for frame in frames if why} | unfit
             called = bool(fit.any()) and not why and not self.adapter.retired
             labels = None if batch.labels is None else batch.labels.to(self._card.device)

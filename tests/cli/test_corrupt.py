@@ -293,9 +293,9 @@ def _errors() -> list[Any]:
         (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise; there are"),
         (["frames", "out", "-c", "standart"], 2, "did you mean standard"),
         (["frames", "out", "-c", ""], 2, "-c is empty"),
-        (["frames", "out", "-s", "6"], 2, "severities must be from 1 to 5, got 6"),
+        (["frames", "out", "-s", "6"], 2, "severity must be from 1 to 5, got 6"),
         (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
-        (["frames", "out", "-s", "0,1"], 2, "severities must be from 1 to 5, got 0"),
+        (["frames", "out", "-s", "0,1"], 2, "severity must be from 1 to 5, got 0"),
     ]
 
 

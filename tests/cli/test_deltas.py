@@ -45,7 +45,8 @@ def test_adapt_apply_and_inspect(
     base, state = load_file(checkpoint), load_file(whole)
     assert {name: t.dtype for name, t in state.items()} == {name: t.dtype for name, t in base.items()}
     changed = {name for name in base if not torch.equal(base[name], state[name])}
-    assert changed == set(load_delta(run / "delta.safetensors").tensors)
+    delta = load_delta(run / "delta.safetensors").tensors
+    assert "head.bias" in delta and changed == {name for name, change in delta.items() if change.any()}
     model = load_model(
         "vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY, labels=None
     )
@@ -63,7 +64,7 @@ def test_adapt_apply_and_inspect(
     assert remtta_here("inspect", run, "--json") == 0
     content = json.loads(capfd.readouterr().out)
     assert content["predictions"]["predicted"] == 12
-    assert content["delta"]["parameters"] == 3 * 2 * 2 * 48
+    assert content["delta"]["parameters"] == 3 * 2 * 2 * 48 + NUM_CLASSES
     assert remtta_here("inspect", run / "delta.safetensors") == 0
     assert "3 updates on 12 frames since the source weights" in capfd.readouterr().out
 

@@ -66,7 +66,7 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["c", "--scenario", "sudden"], 2, "scenario must be one of continual"
     yield ["c", "--continual", "--episodic"], 2, "choose one scenario"
     yield ["c", "--seeds", "a"], 2, "--seeds takes whole numbers"
-    yield ["c", "--severity", "6"], 2, "severities must be from 1 to 5, got 6"
+    yield ["c", "--severity", "6"], 2, "severity must be from 1 to 5, got 6"
     yield ["c", "--severity", "4"], 2, "has no severity 4; it has 5"
     yield ["c", "--domains", "snow"], 2, "no domain snow; it has fog"
     yield ["c", "--protocol", "mine"], 2, "'mine' is not one of 'rem-paper', 'rem-paper-cifar'"

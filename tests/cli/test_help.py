@@ -59,4 +59,4 @@ def test_every_setting_of_a_method_is_explained_and_used(method: str, capfd: pyt
     for number, line in enumerate(lines):
         if re.match(r"  \w+ = ", line):
             assert len(lines[number + 1].strip()) > 10, line
-    assert ("lr" in names) == (method not in ("source", "norm", "lame", "foa"))
+    assert ("lr" in names) == (method not in ("source", "centre", "fast", "norm", "lame", "foa"))

@@ -402,5 +402,5 @@ def test_options_are_put_in_order_and_checked() -> None:
     assert CorruptOptions().corruptions == STANDARD == parse_corruptions("standard")
     assert parse_corruptions("all") == CORRUPTIONS
     for wrong in ({"corruptions": ()}, {"severities": (0,)}, {"size": 0}, {"limit": 0}, {"jobs": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
+        with pytest.raises(ValueError, match=next(iter(wrong))[:6]):
             CorruptOptions(**wrong)

@@ -16,7 +16,8 @@ from remtta.guard.observer import Answers, Observer
 def see(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
     """What an observer makes of logits (B, C) of the next frames; `more` is other fields of `Answers`."""
     none = torch.empty(len(logits), 0)
-    answers = Answers(cast(Any, SimpleNamespace(adapts=True)), none, torch.ones(len(logits), dtype=torch.bool))
+    method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=torch.zeros(()), source_offset=torch.zeros(())))
+    answers = Answers(cast(Any, method), none, torch.ones(len(logits), dtype=torch.bool))
     for name, value in {"logits": logits, **more}.items():
         setattr(answers, name, value)
     observer.answer(answers)
