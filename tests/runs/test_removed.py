@@ -74,3 +74,11 @@ def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, tmp_pa
     (out / RESULTS).write_text(json.dumps(record))
     with pytest.raises(UsageError, match=re.escape(f"out was begun with {name}, which was removed")):
         run(resume=True)
+
+
+def test_answers_weighted_by_who_sees_more_are_gone(frames: Path, tmp_path: Path) -> None:
+    adapt_tiny(frames, tmp_path / "run")
+    guard = record_of(tmp_path / "run")["options"]["guard"]
+    as_earlier(tmp_path / "run", "options", guard={**guard, "answer": "auto"})
+    with pytest.raises(UsageError, match="run was begun with --answer auto, which was removed"):
+        adapt_tiny(frames, tmp_path / "run", resume=True)
