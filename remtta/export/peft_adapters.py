@@ -15,6 +15,7 @@ from torch import nn
 from remtta.backbones.norms import norm_modules
 from remtta.errors import UsageError, needed
 from remtta.export.adapted import AdaptedModel
+from remtta.models.heads import classifiers_of
 
 _log = logging.getLogger("remtta")
 
@@ -33,11 +34,12 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
         for name, module in norm_modules(adapted.model).items()
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
+    tunable |= classifiers_of(adapted.model).keys()  # of centred logits; PEFT keeps the layer as a whole
     others = [name for name in layers if name not in tunable]
     if others:
         raise UsageError(
             f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "
-            "neither running statistics nor other weights than the norms'; use --format timm or onnx"
+            "neither running statistics nor other weights than the norms' and the head's; use --format timm or onnx"
         )
     base = copy.deepcopy(adapted.model)
     base.load_state_dict(dict(adapted.base))

@@ -63,8 +63,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     save_file(tiny_vit().state_dict(), folder / "tiny.safetensors")
     (folder / "labels.txt").write_text("\n".join(LABELS))
-    for number in (1, 2):
-        delta_at(folder / f"{number}.safetensors", number)
+    delta_at(folder / "1.safetensors", 1)
+    delta_at(folder / "2.safetensors", 2, head__bias=torch.linspace(-1, 1, NUM_CLASSES))  # of centred logits
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert run(folder, "1", "onnx", "--labels", folder / "labels.txt") == 0
@@ -113,7 +113,7 @@ def test_only_the_norms_of_an_onnx_are_patched(place: Path) -> None:
         for path in (base, place / "2_onnx" / "model.onnx")
     )
     assert before.keys() == after.keys()
-    assert {name for name in before if before[name] != after[name]} == set(load_delta(place / "1.safetensors").tensors)
+    assert {name for name in before if before[name] != after[name]} == set(load_delta(place / "2.safetensors").tensors)
 
 
 @EXTERNAL
@@ -157,18 +157,21 @@ def test_an_onnx_that_cannot_be_patched_is_refused(place: Path, capfd: pytest.Ca
 def test_peft_loads_the_adapter_on_the_base_to_the_same_logits(place: Path) -> None:
     import peft
 
-    assert run(place, "1", "peft") == 0
-    base = load_model(NAME, checkpoint=place / "tiny.safetensors", num_classes=NUM_CLASSES, model_kwargs=SMALL)
-    tuned = peft.PeftModel.from_pretrained(base, str(place / "1_peft")).eval()
-    with torch.inference_mode():
-        assert torch.equal(tuned(random_images(3)), adapted(place / "1.safetensors")(random_images(3)))
+    for delta in ("1", "2"):
+        assert run(place, delta, "peft") == 0
+        base = load_model(NAME, checkpoint=place / "tiny.safetensors", num_classes=NUM_CLASSES, model_kwargs=SMALL)
+        tuned = peft.PeftModel.from_pretrained(base, str(place / f"{delta}_peft")).eval()
+        with torch.inference_mode():
+            assert torch.equal(tuned(random_images(3)), adapted(place / f"{delta}.safetensors")(random_images(3)))
     assert (place / "1_peft" / "adapter_model.safetensors").stat().st_size < 20_000
 
 
 def test_peft_is_refused_what_it_does_not_keep(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    delta = delta_at(place / "head.safetensors", 1, head__bias=torch.ones(NUM_CLASSES))
+    delta = delta_at(place / "stem.safetensors", 1, patch_embed__proj__bias=torch.ones(48))
     options: list[str | Path] = ["--format", "peft", "-o", place / "no", "--checkpoint", place / "tiny.safetensors"]
-    assert refusal_of(capfd, "export", delta, *options)[1].startswith("Error: the delta changes head (1 layers in all)")
+    assert refusal_of(capfd, "export", delta, *options)[1].startswith(
+        "Error: the delta changes patch_embed.proj (1 layers"
+    )
 
 
 @EXTERNAL

@@ -225,7 +225,9 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_
     }
 
 
-@pytest.mark.parametrize(("method", "batches"), [("rem", 1), ("rem", 3), ("lame", 2), ("cotta", 2), ("remtta", 2), ("centre", 2)])
+@pytest.mark.parametrize(
+    ("method", "batches"), [("rem", 1), ("rem", 3), ("lame", 2), ("cotta", 2), ("remtta", 2), ("centre", 2)]
+)
 def test_a_run_that_was_stopped_goes_on_to_the_same_answers(
     method: str, batches: int, frames: Path, tmp_path: Path
 ) -> None:
