@@ -33,7 +33,7 @@ from tests.watching.test_viewing import pictures_of
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files in /proc")
 def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> None:
     """`REMTTA_FRAMES=20000` looks longer."""
-    num_frames = int(os.environ.get("REMTTA_FRAMES", "600"))
+    num_frames = int(os.environ.get("REMTTA_FRAMES", "300"))
     images = [draw_image(number) for number in range(3)]
     frames = (Frame(f"{number}.png", partial(images.__getitem__, number % 3)) for number in range(num_frames))
     seen: list[tuple[int, int]] = []
