@@ -1,6 +1,6 @@
 """Blur: out of focus, behind frosted glass, in motion, while zooming, and Gaussian.
 
-See `noise` for what a corruption takes and returns. Lengths in pixels are multiplied by `scale`.
+See `noise` for the signature of a corruption. Lengths in pixels are multiplied by `scale`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from remtta.corruptions import filters
 from remtta.corruptions.filters import Array, cv2
 
-_WIDE_RADIUS = 8  # above it, the disk's edge is smoothed over two pixels each side instead of one
-_LIST_UP_TO = 4_000_000  # pixels; a list is twice as fast as an array to swap in, and takes ten times the memory
+_WIDE_RADIUS = 8  # above this, the disk's edge is smoothed over two pixels per side instead of one
+_LIST_UP_TO = 4_000_000  # pixels; a list swaps twice as fast as an array but takes ten times the memory
 
 
 def defocus_blur(image: Array, rng: np.random.Generator, scale: float, *, radius: float, sigma: float) -> Array:
@@ -26,7 +26,7 @@ def defocus_blur(image: Array, rng: np.random.Generator, scale: float, *, radius
 
 
 def disk(radius: float, sigma: float, edge: int) -> Array:
-    """A disk that sums to 1, smoothed by a Gaussian that reaches `edge` pixels each way; shape (N, N), N odd."""
+    """Return a disk that sums to 1, smoothed by a Gaussian of reach `edge` pixels; shape (N, N), N odd."""
     reach = int(radius) + edge
     steps = np.arange(-reach, reach + 1)
     inside = (steps[:, None] ** 2 + steps**2 <= radius**2).astype(np.float32)
@@ -47,7 +47,7 @@ def glass_blur(
 
 
 def shuffled_nearby(height: int, width: int, distance: int, passes: int, rng: np.random.Generator) -> np.ndarray:
-    """Where each pixel's new content comes from, after swaps with others up to `distance` rows and columns off.
+    """Return the source position of each pixel after random swaps with pixels up to `distance` rows and columns away.
 
     A pass goes from the bottom right to the top left, so a pixel may be swapped several times, and carried further.
     That makes each swap depend on those before it; a plain loop over positions is what is exact, and fast enough.
@@ -74,8 +74,8 @@ def motion_blur(image: Array, rng: np.random.Generator, scale: float, *, radius:
 
 
 def zoom_blur(image: Array, rng: np.random.Generator, scale: float, *, zoom: float, step: float) -> Array:
-    """Drive towards the scene while the shutter is open: the mean of the image and its zoomed centre crops."""
-    count = math.ceil(round((zoom - 1) / step, 6))  # 1 to zoom, zoom excluded, in spite of rounding errors
+    """Average the image with progressively zoomed centre crops, as if moving forward with the shutter open."""
+    count = math.ceil(round((zoom - 1) / step, 6))  # zoom excluded; `round` absorbs floating-point error
     total = image.copy()
     for number in range(count):
         total += filters.zoomed(image, 1 + number * step)

@@ -1,4 +1,4 @@
-"""How a folder of images is corrupted. Imports no numpy, so that `--help` is fast."""
+"""Options of `remtta corrupt`. Imports no numpy, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Parameters = Literal["auto", "imagenet", "cifar"]
 Format = Literal["auto", "jpeg", "png"]
 
 JPEG_QUALITY = 85
-"""Of the files, as in ImageNet-C."""
+"""JPEG quality of the files, as in ImageNet-C."""
 
 _GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "hold-out": HOLD_OUTS}
 
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """What is made of each image.
+    """What to make of each image.
 
-    With a file's corruption, severity and path below the source, `seed` decides every random choice. Corruptions and
-    severities are kept in their standard order, each once.
+    `seed` together with a file's corruption, severity and path below the source determines every random choice.
+    Corruptions and severities are sorted into their standard order and deduplicated.
 
     Raises:
-        UsageError: If a value is out of range; the text names it.
+        UsageError: If a value is out of range; the message names it.
     """
 
     severities: Annotated[
@@ -81,12 +81,12 @@ class CorruptOptions:
 
     @property
     def parameter_set(self) -> ParameterSet | None:
-        """The parameters of every image, or None where its size decides."""
+        """The parameter set of every image; None if each image's size decides."""
         return None if self.parameters == "auto" else self.parameters
 
 
 def parse_corruptions(text: str) -> tuple[str, ...]:
-    """Names or groups ("all", "standard", "hold-out") with commas between them, to names."""
+    """Return the corruption names for comma-separated names and groups ("all", "standard", "hold-out")."""
     parts = [part.strip() for part in text.split(",")]
     return tuple(name for part in parts for name in _GROUPS.get(part, (part,)))
 

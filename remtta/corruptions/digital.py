@@ -1,6 +1,6 @@
-"""Digital: brightness, contrast, saturation, elastic distortion, pixels and JPEG.
+"""Digital corruptions: brightness, contrast, saturation, elastic distortion, pixelation and JPEG.
 
-See `noise` for what a corruption takes and returns.
+See `noise` for the signature of a corruption.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from remtta.corruptions.filters import Array, cv2
 
 
 def to_float(image: Image.Image) -> Array:
-    """An RGB image as shape (H, W, 3), in [0, 1]."""
+    """Convert an RGB image to an array of shape (H, W, 3) in [0, 1]."""
     return np.asarray(image, dtype=np.float32) / np.float32(255)
 
 
 def to_image(pixels: Array) -> Image.Image:
-    """Shape (H, W, 3), clipped to [0, 1], as an RGB image of 8 bits, rounded to the nearest value."""
+    """Convert an array of shape (H, W, 3) to an 8-bit RGB image, clipping to [0, 1] and rounding to nearest."""
     return Image.fromarray(np.rint(pixels.clip(0, 1) * 255).astype(np.uint8))
 
 
 def brightness(image: Array, rng: np.random.Generator, scale: float, *, added: float) -> Array:
-    """Add to the value of HSV; hue and saturation stay."""
+    """Add to the HSV value, keeping hue and saturation."""
     value: Array = image.max(axis=2, keepdims=True)
     brighter = (value + np.float32(added)).clip(0, 1)
     ratio = np.divide(brighter, value, out=np.zeros_like(value), where=value > 0)
@@ -33,9 +33,9 @@ def brightness(image: Array, rng: np.random.Generator, scale: float, *, added: f
 
 
 def saturate(image: Array, rng: np.random.Generator, scale: float, *, factor: float, added: float) -> Array:
-    """Multiply and add to the saturation of HSV; hue and value stay. Greys have hue 0 there: they turn red."""
+    """Scale and shift the HSV saturation, keeping hue and value. Greys have hue 0 and so turn red."""
     value: Array = image.max(axis=2, keepdims=True)
-    chroma = value - image  # how far each channel is from the strongest
+    chroma = value - image  # distance of each channel from the strongest
     spread = chroma.max(axis=2, keepdims=True)
     coloured = spread > 0
     hue = np.divide(chroma, spread, out=np.empty_like(chroma), where=coloured)
@@ -46,7 +46,7 @@ def saturate(image: Array, rng: np.random.Generator, scale: float, *, factor: fl
 
 
 def contrast(image: Array, rng: np.random.Generator, scale: float, *, factor: float) -> Array:
-    """Draw every channel towards its mean over the image."""
+    """Move every channel towards its mean over the image."""
     mean = image.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     flatter: Array = (image - mean) * np.float32(factor) + mean
     return flatter
@@ -55,7 +55,7 @@ def contrast(image: Array, rng: np.random.Generator, scale: float, *, factor: fl
 def elastic_transform(
     image: Array, rng: np.random.Generator, scale: float, *, strength: float, sigma: float, shift: float
 ) -> Array:
-    """Shear and stretch the whole image a little, then move each pixel along a smooth random field."""
+    """Apply a small random affine transform, then displace each pixel along a smooth random field."""
     sheared = _random_affine(image, rng, shift * scale)
     if strength == 0:
         return sheared
@@ -68,7 +68,7 @@ def elastic_transform(
 
 
 def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Array:
-    """Move three corners of a square around the centre by up to `shift` pixels each way, and the image with them."""
+    """Warp the image by moving three corners of a centred square by up to `shift` pixels along each axis."""
     height, width = image.shape[:2]
     half = min(height, width) / 3
     corners = np.array([[1, 1], [1, -1], [-1, -1]]) * half + [width / 2, height / 2]
@@ -81,21 +81,21 @@ def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Arra
 
 
 def _displacement(image: Array, rng: np.random.Generator, scale: float, strength: float, sigma: float) -> Array:
-    """Smoothed noise, in pixels of the image: shape (H, W)."""
+    """Return smoothed noise in image pixels, shape (H, W)."""
     noise = rng.uniform(-1, 1, filters.canvas_shape(image, scale)).astype(np.float32)
     smooth = filters.gaussian(noise, sigma, truncate=3.0, reflect=True)
     return filters.fit(smooth, image) * np.float32(strength * scale)
 
 
 def pixelate(image: Array, rng: np.random.Generator, scale: float, *, fraction: float) -> Array:
-    """Reduce to a fraction of the width and height, and enlarge again, by boxes."""
+    """Downscale to a fraction of the width and height and upscale again, with box filters."""
     picture = to_image(image)
     small = (max(1, int(picture.width * fraction)), max(1, int(picture.height * fraction)))
     return to_float(picture.resize(small, Image.Resampling.BOX).resize(picture.size, Image.Resampling.BOX))
 
 
 def jpeg_compression(image: Array, rng: np.random.Generator, scale: float, *, quality: float) -> Array:
-    """Compress as JPEG and decompress, colours at half the resolution as usual (4:2:0)."""
+    """Compress as JPEG with 4:2:0 chroma subsampling, and decompress."""
     packed = io.BytesIO()
     to_image(image).save(packed, "JPEG", quality=int(quality))
     with Image.open(packed) as unpacked:

@@ -1,10 +1,10 @@
-"""What several corruptions share: blurs, zooms, and random layers of any size.
+"""Blurs, zooms and random layers shared by several corruptions.
 
-Images are float32 of shape (H, W, 3) and layers float32 of shape (H, W), in [0, 1] unless told otherwise.
+Images are float32 of shape (H, W, 3) and layers float32 of shape (H, W), in [0, 1] unless stated otherwise.
 
-Random layers (flakes, drops, fog, ice, displacements) are drawn on a canvas whose short side is the parameters'
-own size, 224 or 32 px, and then enlarged or reduced to the image. So they look alike at every size; where the image
-has the parameters' size, nothing is resized.
+Random layers (flakes, drops, fog, ice, displacements) are drawn on a canvas whose short side is the reference size of
+the parameters, 224 or 32 px, and then resized to the image. They therefore look alike at every size, and nothing is
+resized if the image has the reference size.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Array = np.ndarray
 """float32 throughout."""
 
 MAX_SIDE = 32_766
-"""OpenCV moves pixels (elastic_transform) in images up to this height and width only."""
+"""The largest height and width of an image in which OpenCV can remap pixels (elastic_transform)."""
 
 _WIDE_REACH = 40  # pixels
 
 
 def canvas_shape(image: Array, scale: float) -> tuple[int, int]:
-    """Height and width of the canvas for an image that is `scale` times the parameters' size."""
+    """Return the height and width of the canvas for an image `scale` times the reference size."""
     height, width = image.shape[:2]
     return max(1, round(height / scale)), max(1, round(width / scale))
 
 
 def fit(layer: Array, image: Array) -> Array:
-    """Enlarge (linearly) or reduce (by area) a layer to the height and width of an image."""
+    """Resize a layer to the height and width of an image: linearly to enlarge, by area to reduce."""
     height, width = image.shape[:2]
     if layer.shape[:2] == (height, width):
         return layer
@@ -43,13 +43,13 @@ def fit(layer: Array, image: Array) -> Array:
 
 
 def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool = False) -> Array:
-    """Blur by a Gaussian.
+    """Blur with a Gaussian.
 
     Args:
         layer: Shape (H, W) or (H, W, C).
         sigma: Standard deviation in pixels.
-        truncate: Where the kernel ends, in standard deviations.
-        reflect: Mirror what lies outside, edge pixels included, instead of repeating the edge.
+        truncate: Radius of the kernel in standard deviations.
+        reflect: Mirror the image at its border, edge pixels included, instead of repeating the edge.
     """
     reach = int(truncate * sigma + 0.5)
     if reach == 0:
@@ -59,27 +59,27 @@ def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool
     blurred: Array
     if reach <= _WIDE_REACH or side > min(layer.shape[:2]):
         blurred = cv2.GaussianBlur(layer, (side, side), sigma, borderType=border)
-    else:  # a large kernel is applied by Fourier transform: less work for photographs of many megapixels
+    else:  # large kernels use the Fourier transform, which is faster for photographs of many megapixels
         line = cv2.getGaussianKernel(side, sigma, cv2.CV_32F)
         blurred = cv2.filter2D(layer, -1, line @ line.T, borderType=border)
     return blurred
 
 
 def motion(layer: Array, radius: float, sigma: float, angle: float) -> Array:
-    """Blur by motion along a line, as ImageMagick's motion blur does.
+    """Blur along a line, as ImageMagick's motion blur does.
 
     Args:
         layer: Shape (H, W) or (H, W, C).
-        radius: In pixels; the one-sided kernel has 2 radius + 1 taps.
-        sigma: Standard deviation in pixels of the Gaussian whose one side the taps are.
-        angle: Of the line, in degrees.
+        radius: In pixels; the one-sided kernel has 2 * radius + 1 taps.
+        sigma: Standard deviation in pixels of the one-sided Gaussian.
+        angle: Direction of the line, in degrees.
     """
     blurred: Array = cv2.filter2D(layer, -1, motion_kernel(radius, sigma, angle), borderType=cv2.BORDER_REPLICATE)
     return blurred
 
 
 def motion_kernel(radius: float, sigma: float, angle: float) -> Array:
-    """The kernel of `motion`: shape (N, N) with odd N, sum 1, the line going out from the centre."""
+    """Return the kernel of `motion`: shape (N, N) with N odd, summing to 1, along a line from the centre outwards."""
     steps = np.arange(2 * round(radius) + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     rows = np.rint(steps * math.sin(math.radians(angle))).astype(int)
@@ -91,7 +91,7 @@ def motion_kernel(radius: float, sigma: float, angle: float) -> Array:
 
 
 def zoomed(layer: Array, zoom: float) -> Array:
-    """The centre of a layer, enlarged `zoom` times by linear interpolation to the layer's own size."""
+    """Return the centre of a layer, magnified `zoom` times by linear interpolation to the layer's size."""
     height, width = layer.shape[:2]
     shift_x, shift_y = ((side - 1) / 2 * (1 - 1 / zoom) for side in (width, height))
     to_source = np.array([[1 / zoom, 0, shift_x], [0, 1 / zoom, shift_y]])
@@ -101,6 +101,6 @@ def zoomed(layer: Array, zoom: float) -> Array:
 
 
 def grey(image: Array) -> Array:
-    """Brightness as the eye weighs the colours (ITU-R BT.601); shape (H, W)."""
+    """Return the luma (ITU-R BT.601), shape (H, W)."""
     weighed: Array = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     return weighed

@@ -1,4 +1,4 @@
-"""Which function makes which corruption: the one of its name."""
+"""The function of each corruption."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     name: getattr(next(module for module in (noise, blur, weather, digital) if hasattr(module, name)), name)
     for name in CORRUPTIONS
 }
-"""By name: (image, rng, scale, **parameters) to the corrupted image; see `noise`."""
+"""Corruption name to a function (image, rng, scale, **parameters) that returns the corrupted image; see `noise`."""

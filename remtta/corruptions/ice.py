@@ -1,7 +1,7 @@
-"""Textures of ice on a pane, drawn by seeded code in place of the benchmark's photographs.
+"""Procedural ice textures, used in place of the benchmark's photographs of frost.
 
-Bluish white on dark: a haze of uneven density, the network of ridges between crystals, and feathers that branch at
-60 degrees as ice does. Each texture repeats without a seam in both directions.
+A bluish white on dark: a haze of uneven density, a network of ridges between crystals, and feathers that branch at
+60 degrees as ice does. Each texture tiles seamlessly in both directions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from remtta.corruptions.filters import Array, cv2
 
 NUM_TEXTURES = 5
-_DRAWN_FOR = 224  # pixels of the short side of an image
+_DRAWN_FOR = 224  # pixels, short side of an image
 _DRAWN_SIZE = 512
 
-_SEED = 20190507  # of the textures; a run's own seed chooses among them and places the crop
+_SEED = 20190507  # of the textures; the caller's generator chooses among them and places the crop
 _NUM_FEATHERS = 44
 _SHADOW = np.array([0.05, 0.08, 0.13], dtype=np.float32)
 _LIGHT = np.array([0.90, 0.97, 1.00], dtype=np.float32)
@@ -25,15 +25,15 @@ _LIGHT = np.array([0.90, 0.97, 1.00], dtype=np.float32)
 
 @lru_cache(maxsize=2 * NUM_TEXTURES)
 def ice_texture(number: int, short_side: int) -> Array:
-    """One of the textures.
+    """Return one of the textures.
 
     Args:
         number: 0 to NUM_TEXTURES - 1.
-        short_side: Of the images that it is for, in pixels: what the lens sees of the ice is the same at every size.
+        short_side: Short side of the images in pixels; the texture scales with it.
 
     Returns:
-        Shape (N, N, 3), N a little more than twice the short side, RGB in [0, 1]; made once per process, and not to
-        be written to.
+        Shape (N, N, 3), RGB in [0, 1], where N is a little over twice the short side. The array is cached and
+        read-only.
     """
     side = round(_DRAWN_SIZE * short_side / _DRAWN_FOR)
     texture: Array = cv2.resize(_drawn(number), (side, side), interpolation=cv2.INTER_AREA)
@@ -55,7 +55,7 @@ def _drawn(number: int) -> Array:
 
 
 def _periodic_noise(rng: np.random.Generator, slope: float, shortest: float = 2.0, longest: float = 400.0) -> Array:
-    """Noise whose amplitude falls with frequency to the power `slope`, within a band of wavelengths in pixels."""
+    """Return noise with amplitude proportional to frequency**-slope, within a band of wavelengths in pixels."""
     spectrum = np.fft.rfft2(rng.standard_normal((_DRAWN_SIZE, _DRAWN_SIZE)))
     frequency = np.hypot(np.fft.fftfreq(_DRAWN_SIZE)[:, None], np.fft.rfftfreq(_DRAWN_SIZE))
     frequency[0, 0] = 1
@@ -72,14 +72,14 @@ def _stretched(noise: Array) -> Array:
 
 
 def _ridges(rng: np.random.Generator, wavelength: float) -> Array:
-    """Thin bright lines where smooth noise changes its sign: the borders of crystals."""
+    """Return thin bright lines at the zero crossings of smooth noise, like borders between crystals."""
     noise = _periodic_noise(rng, 1.0, shortest=wavelength / 2, longest=2 * wavelength)
     lines: Array = np.exp(-np.abs(noise) * 4).astype(np.float32)
     return lines
 
 
 def _feathers(rng: np.random.Generator) -> Array:
-    """Feathers of ice all over the pane, bright in the middle."""
+    """Return feathers of ice all over the tile."""
     tiles = np.zeros((_DRAWN_SIZE, _DRAWN_SIZE), dtype=np.float32)
     for _ in range(_NUM_FEATHERS):
         feather = _feather(rng, length=float(rng.uniform(40, 170)))
@@ -89,7 +89,7 @@ def _feathers(rng: np.random.Generator) -> Array:
 
 
 def _feather(rng: np.random.Generator, length: float) -> Array:
-    """One feather, from the middle of the tile outwards: a stem with branches, which have branches."""
+    """Return one feather growing from the middle of the tile: a stem with two levels of branches."""
     tile = np.zeros((_DRAWN_SIZE, _DRAWN_SIZE), dtype=np.uint8)
     middle = _DRAWN_SIZE / 2
     _grow(tile, rng, middle, middle, float(rng.uniform(0, 2 * math.pi)), length, level=0)
@@ -101,7 +101,7 @@ def _feather(rng: np.random.Generator, length: float) -> Array:
 def _grow(
     tile: np.ndarray, rng: np.random.Generator, x: float, y: float, heading: float, length: float, level: int
 ) -> None:
-    """Draw a stem in short steps, bending a little, and let branches grow from it on both sides."""
+    """Draw a slightly bent stem in short steps, with branches on both sides."""
     bend = float(rng.normal(0, 0.012))
     step = (6.0, 4.0, 3.0)[level]
     num_steps = int(length / step)

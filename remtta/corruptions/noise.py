@@ -1,8 +1,8 @@
-"""Noise: Gaussian, shot, impulse and speckle. Every value of every channel is drawn on its own.
+"""Noise: Gaussian, shot, impulse and speckle, drawn independently for every value of every channel.
 
-Here and in the modules beside it, a corruption takes a float32 image of shape (H, W, 3) in [0, 1], the random
-generator, the image's size relative to the parameters' own (`scale`), and its parameters. What it returns may lie
-outside [0, 1]; it is clipped afterwards. The input is left as it is. Source: Hendrycks and Dietterich, 2019.
+Every corruption in this package takes a float32 image of shape (H, W, 3) in [0, 1], a random generator, the image's
+size relative to the reference size (`scale`), and its own parameters. It leaves the input unchanged and may return
+values outside [0, 1], which are clipped afterwards. Source: Hendrycks and Dietterich, 2019.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from remtta.corruptions.filters import Array
 
 
 def gaussian_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:
-    """Add normal noise: a sensor in low light."""
+    """Add Gaussian noise, like a sensor in low light."""
     noisy: Array = image + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32)
     return noisy
 
 
 def shot_noise(image: Array, rng: np.random.Generator, scale: float, *, photons: float) -> Array:
-    """Count photons, of which a white pixel gets `photons` on average."""
+    """Draw photon counts from a Poisson distribution; a white pixel gets `photons` on average."""
     return (rng.poisson(image * photons) / photons).astype(np.float32)
 
 
 def impulse_noise(image: Array, rng: np.random.Generator, scale: float, *, share: float) -> Array:
-    """Salt and pepper: set a share of the values to 1 or 0, half of it each."""
+    """Add salt-and-pepper noise: set a share of the values to 1 or 0, half of them each."""
     draw = rng.random(image.shape, dtype=np.float32)
     noisy = np.where(draw < share, np.float32(1), image)
     noisy[draw < share / 2] = 0
@@ -32,6 +32,6 @@ def impulse_noise(image: Array, rng: np.random.Generator, scale: float, *, share
 
 
 def speckle_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:
-    """Add normal noise in proportion to the value."""
+    """Add Gaussian noise proportional to the value."""
     noisy: Array = image * (1 + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32))
     return noisy

@@ -1,4 +1,4 @@
-"""The published parameters of the 19 corruptions. Imports no numpy, so that the command line answers at once.
+"""The published parameters of the 19 corruptions. Imports no numpy, so that the command line starts fast.
 
 Source: the figures of ImageNet-C and CIFAR-10-C, Hendrycks and Dietterich, "Benchmarking Neural Network
 Robustness to Common Corruptions and Perturbations", ICLR 2019.
@@ -13,7 +13,7 @@ ParameterSet = Literal["imagenet", "cifar"]
 """ImageNet-C's parameters, made for 224 px, or CIFAR-10-C's, made for 32 px."""
 
 REFERENCE_SIZE: dict[ParameterSet, int] = {"imagenet": 224, "cifar": 32}
-"""Short side, in pixels, at which the lengths of a set hold as they stand."""
+"""Short side, in pixels, for which a set's lengths were published."""
 
 CIFAR_UP_TO = 64
 """Images whose short side is at most this many pixels get CIFAR-10-C's parameters by default."""
@@ -38,7 +38,7 @@ class Parameters:
     cifar: _Values
 
     def values(self, severity: int, parameter_set: ParameterSet) -> dict[str, float]:
-        """Field to value at one severity (1 to 5)."""
+        """Return the value of each field at one severity (1 to 5)."""
         rows = self.imagenet if parameter_set == "imagenet" else self.cifar
         return dict(zip(self.fields, rows[severity - 1], strict=True))
 
@@ -136,14 +136,14 @@ PARAMETERS: dict[str, Parameters] = {
 _NUM_STANDARD = 15
 
 STANDARD = tuple(PARAMETERS)[:_NUM_STANDARD]
-"""The 15 corruptions that the benchmark's figures are means over, in the standard order."""
+"""The 15 corruptions over which the benchmark averages, in the standard order."""
 
 HOLD_OUTS = tuple(PARAMETERS)[_NUM_STANDARD:]
-"""The 4 corruptions kept for choosing settings, so that the 15 stay unseen."""
+"""The 4 corruptions reserved for choosing settings, so that the 15 stay unseen."""
 
 CORRUPTIONS = STANDARD + HOLD_OUTS
 
 
 def parameter_set_of(short_side: int) -> ParameterSet:
-    """Which parameters suit an image whose shorter side has this many pixels."""
+    """Return the parameter set for images with this short side in pixels."""
     return "cifar" if short_side <= CIFAR_UP_TO else "imagenet"

@@ -1,4 +1,4 @@
-"""Which images a folder holds, and what their corrupted files are called."""
+"""Find the images of a folder, and name their corrupted files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remtta.errors import UsageError
 from remtta.streams.images import image_suffixes, list_files
 
 SUFFIXES = {"jpeg": ".JPEG", "png": ".png"}
-"""Endings of the files that are written; a source that already ends in one of its format keeps its name."""
+"""Suffixes of the files written; a source that already has a suffix of that format keeps its name."""
 
 _SAME_FORMAT = {"jpeg": frozenset({".jpg", ".jpeg"}), "png": frozenset({".png"})}
 
@@ -24,8 +24,8 @@ class SourceImage:
 
     Attributes:
         path: The file.
-        name: Its path below the source folder, with forward slashes: part of its seed.
-        targets: Format to the path of what is made from it, below the folder of a corruption and severity.
+        name: Its path below the source folder, with forward slashes; part of its seed.
+        targets: Format to path of the corrupted file, below the folder of a corruption and severity.
     """
 
     path: Path
@@ -34,15 +34,15 @@ class SourceImage:
 
 
 def find_images(source: Path, destination: Path, limit: int | None = None) -> list[SourceImage]:
-    """The images of a folder and below it, in natural order, or the one that `source` is.
+    """Return the images in a folder and its subfolders in natural order, or the single image `source`.
 
     Args:
-        source: Image or folder; what lies in a tree that was made by remtta corrupt before is left out.
-        destination: Where the corrupted images will be.
-        limit: Take the first so many of every class (the folders in `source`).
+        source: Image or folder; trees in it that remtta corrupt made earlier are left out.
+        destination: Where the corrupted images will be written.
+        limit: Take only this many images per class (the folders in `source`).
 
     Raises:
-        UsageError: If there is no such source, it holds no images, or the destination is it or lies in it.
+        UsageError: If `source` does not exist or holds no images, or `destination` is or lies in it.
     """
     if not os.path.exists(source):
         raise UsageError(f"{source}: no such file or folder")
@@ -67,9 +67,9 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
 
 
 def target_names(names: Iterable[PurePath], kind: str) -> dict[PurePath, str]:
-    """The name of what is made from each source, all different, also where upper and lower case are one.
+    """Return a target name for each source, unique even on case-insensitive file systems.
 
-    Sources that differ in their ending only keep it: a.bmp and a.tif become a.bmp.JPEG and a.tif.JPEG.
+    Sources that differ only in their suffix keep it: a.bmp and a.tif become a.bmp.JPEG and a.tif.JPEG.
     """
     names = list(names)
     stems = Counter(_folded(name.with_suffix("")) for name in names)
@@ -81,7 +81,7 @@ def target_names(names: Iterable[PurePath], kind: str) -> dict[PurePath, str]:
             continue
         stem = name.with_suffix("").as_posix() if stems[_folded(name.with_suffix(""))] == 1 else name.as_posix()
         target = stem + SUFFIXES[kind]
-        while target.casefold() in taken:  # say a.bmp.JPEG is there, too
+        while target.casefold() in taken:  # e.g. a.bmp.JPEG exists, too
             stem += "_"
             target = stem + SUFFIXES[kind]
         taken.add(target.casefold())
@@ -99,7 +99,7 @@ def _outside(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """Whether a path is a folder or lies in it, wherever links lead."""
+    """Return whether a path is a folder or lies in it, with links resolved."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 

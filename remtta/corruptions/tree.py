@@ -21,25 +21,25 @@ from remtta.engines.processes import in_processes, num_jobs
 from remtta.errors import StreamError
 from remtta.streams.opencv import load_opencv
 
-_CHUNKS_PER_JOB = 16  # at the least; so that none works long after the others are done
-_LARGEST_CHUNK = 16  # images; beyond it, handing them out costs next to nothing
+_CHUNKS_PER_JOB = 16  # at least, so that no process works long after the others are done
+_LARGEST_CHUNK = 16  # images; handing out larger chunks saves next to nothing
 
 _log = logging.getLogger("remtta")
 
 
 @dataclass
 class TreeSummary:
-    """What a run has done so far.
+    """Counts of a run so far.
 
     Attributes:
         destination: Root of the tree.
         num_images: Images found.
-        finished: Images done with, whether made now, there already or skipped.
-        written: Files made now.
-        kept: Files that were there.
-        skipped: Images that could not be read: path below the source, and why.
-        seconds: How long it took.
-        signum: The signal that ended it early, if one did.
+        finished: Images finished, whether written now, kept or skipped.
+        written: Files written by this run.
+        kept: Files that existed already.
+        skipped: Images that could not be read: (path below the source, reason).
+        seconds: Duration so far.
+        signum: The signal that ended the run early, if any.
     """
 
     destination: Path
@@ -57,7 +57,7 @@ class TreeSummary:
         return self.written / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more image, or what was made of it before a stop."""
+        """Add the outcome of one image, which a stop may have left incomplete."""
         self.finished += outcome.complete
         self.written += outcome.written
         self.kept += outcome.kept
@@ -65,7 +65,7 @@ class TreeSummary:
             self.skipped.append((outcome.name, outcome.error))
 
     def report(self) -> str:
-        """The counts on one line."""
+        """Return the counts on one line."""
         parts = [f"{self.finished} images", f"{self.written} corrupted images written"]
         parts += [f"{self.kept} there already"] if self.kept else []
         parts += [f"{len(self.skipped)} skipped"] if self.skipped else []
@@ -82,21 +82,22 @@ def corrupt_tree(
 ) -> TreeSummary:
     """Write `destination/<corruption>/<severity>/<path below source>` for every image of a folder.
 
-    Files that are there already are kept, so that a run that was stopped goes on where it was. What could not be
-    read is skipped, and listed in corrupt.json with the settings.
+    Existing files are kept, so that a stopped run can continue. Unreadable images are skipped and listed in
+    corrupt.json
+    with the settings.
 
     Args:
         source: Folder of images, with or without a folder per class, or one image.
-        destination: Root of the tree; it may not lie in `source`.
-        options: What to make; by default the 15 standard corruptions at severity 5.
+        destination: Root of the tree; must not lie in `source`.
+        options: By default, the 15 standard corruptions at severity 5.
         on_image: Called with the counts after every image.
-        interrupts: Where a signal to stop is noticed. The files begun are finished, and no process is left behind.
+        interrupts: Where a signal to stop is noticed. Files already begun are finished, and no process is left running.
 
     Returns:
         The counts; also after a signal.
 
     Raises:
-        UsageError: If there is no such source, it holds no images, or the destination holds something else.
+        UsageError: If `source` does not exist or holds no images, or the destination holds something else.
         StreamError: If none of its images can be read.
         OutputError: If a file cannot be written.
         RemttaError: If OpenCV cannot be loaded, or an image cannot be corrupted for lack of memory.
@@ -142,7 +143,7 @@ def _outcome(summary: TreeSummary) -> dict[str, Any]:
 def _outcomes(
     images: Sequence[SourceImage], destination: Path, options: CorruptOptions, interrupts: Interrupts
 ) -> Generator[Outcome]:
-    """What became of each image, as they are finished."""
+    """Yield the outcome of each image as it is finished."""
     jobs = min(num_jobs(options.jobs), len(images))
     if jobs == 1 and options.engine == "processes":
         for image in images:
@@ -166,6 +167,6 @@ def _corrupt_files(
     shared: tuple[Path, CorruptOptions], images: Sequence[SourceImage], stopped: Callable[[], int]
 ) -> list[Outcome]:
     destination, options = shared
-    warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same
+    warnings.simplefilter("ignore")  # Pillow warns of files that it reads nonetheless
     load_opencv("corrupting images").setNumThreads(1)  # the processes share the cores already
     return [corrupt_file(image, destination, options, stopped) for image in images if not stopped()]

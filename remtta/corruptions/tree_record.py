@@ -1,4 +1,4 @@
-"""corrupt.json: what a tree was made from and how, so that it can be resumed and nothing unlike is mixed in."""
+"""corrupt.json: the source and settings of a tree, by which a run resumes it and refuses to mix in other images."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RECORD = "corrupt.json"
 _WRITTEN_IN_S = 60.0
 
 GENERATOR = 1
-"""Raised whenever the same seed and settings come to make other images."""
+"""Incremented whenever the same seed and settings produce different images."""
 
 
 def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
-    """What all files of one tree have in common."""
+    """Return the settings that all files of one tree share."""
     return {
         "source": os.path.realpath(source),
         "seed": options.seed,
@@ -38,18 +38,18 @@ def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
 
 
 def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
-    """Make a folder ready, and say so in its record.
+    """Prepare a destination folder and write its record.
 
     Args:
         destination: Root of the tree.
-        source: What it is made from.
-        options: How.
+        source: Folder or image that it is made from.
+        options: How the images are corrupted.
 
     Returns:
-        Corruption to severities: those of the tree so far and those asked for now.
+        Corruption to severities: those of the tree so far and those requested now.
 
     Raises:
-        UsageError: If the folder holds a tree with other settings, or corruptions made by something else.
+        UsageError: If the folder holds a tree with other settings, or corruptions that remtta did not make.
         OutputError: If it cannot be written to.
     """
     check_can_hold(destination, "a folder", "DST")
@@ -73,7 +73,7 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
 
 
 def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
-    """Remove what a killed run was writing; another may be making other corruptions of the same tree meanwhile."""
+    """Remove a killed run's temporary files, unless recent: another run may be adding to the same tree."""
     remove_leftovers(destination, (RECORD,), untouched_for_s=_WRITTEN_IN_S)
     for name, severities in _contents(earlier).items():
         for severity in severities:
@@ -84,11 +84,11 @@ def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
 def finish(
     destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
 ) -> None:
-    """Write corrupt.json at the end, with what another run has added to the tree meanwhile.
+    """Write corrupt.json at the end, including what another run has added to the tree meanwhile.
 
     Raises:
-        OutputError: If the disk refuses.
-        UsageError: If something else has taken its place.
+        OutputError: If the file cannot be written.
+        UsageError: If it was replaced by something that is not a record.
     """
     others = _contents(_read(destination) or {"corruptions": {}})
     both = {name: sorted({*contents.get(name, []), *others.get(name, [])}) for name in CORRUPTIONS}
@@ -102,13 +102,13 @@ def write_record(
 
     Args:
         destination: Root of the tree.
-        source: What it is made from.
-        options: How.
+        source: Folder or image that it is made from.
+        options: How the images are corrupted.
         contents: Corruption to severities in the tree.
-        outcome: Of the latest run: exit reason, counts, what could not be read.
+        outcome: Exit reason, counts and unreadable images of the latest run.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If the file cannot be written.
     """
     corruptions = {name: {"severities": contents[name], **_parameters(name)} for name in contents}
     record = {
@@ -142,7 +142,7 @@ def _read(destination: Path) -> dict[str, Any] | None:
 
 
 def _contents(record: dict[str, Any]) -> dict[str, list[int]]:
-    """Corruption to severities; whatever else a file may claim is not believed, as folders are removed by it."""
+    """Return corruption to severities; ignores unknown names, since folders are removed by what this returns."""
     return {
         name: [severity for severity in SEVERITIES if severity in entry["severities"]]
         for name, entry in record["corruptions"].items()
@@ -176,5 +176,5 @@ def _remove(destination: Path, earlier: dict[str, Any]) -> None:
             for severity in severities:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(destination / name / str(severity))
-            with contextlib.suppress(OSError):  # something else lies there: it stays
+            with contextlib.suppress(OSError):  # keep a folder that holds other files
                 (destination / name).rmdir()

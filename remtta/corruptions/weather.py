@@ -1,6 +1,6 @@
 """Weather: snow, frost, fog, and spatter on the lens.
 
-See `noise` for what a corruption takes and returns. The layers are drawn at the parameters' own size (`filters`).
+See `noise` for the signature of a corruption. Layers are drawn at the reference size (see `filters`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WATER = np.array([175, 238, 238], dtype=np.float32) / 255  # pale turquoise
 _MUD = np.array([63, 42, 20], dtype=np.float32) / 255
 _MUD_THRESHOLD = 0.8
 _EDGES = (50, 150)  # of the water: Canny's two thresholds, in 8-bit values
-_FAR_FROM_EDGES = 20  # pixels; the distance stops to count there
+_FAR_FROM_EDGES = 20  # pixels; distances are capped here
 _LONGEST_CLOUD = 4  # short sides; in a longer panorama the cloud repeats
 _EMBOSS = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], dtype=np.float32)
 
@@ -33,7 +33,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Array:
-    """Whiten the scene and let flakes fall, streaked by their motion."""
+    """Whiten the scene and add falling flakes, blurred along their motion."""
     flakes = rng.normal(mean, std, filters.canvas_shape(image, scale)).astype(np.float32)
     flakes = filters.zoomed(flakes, zoom)
     flakes = np.where(flakes < threshold, np.float32(0), flakes.clip(0, 1))
@@ -45,7 +45,7 @@ def snow(
 
 
 def frost(image: Array, rng: np.random.Generator, scale: float, *, keep: float, ice: float) -> Array:
-    """Look through ice on the pane: a random piece of one of the generated textures."""
+    """Blend in ice on the pane: a random crop of one of the generated textures."""
     height, width = filters.canvas_shape(image, scale)
     texture = ice_texture(int(rng.integers(NUM_TEXTURES)), min(height, width))
     top, left = rng.integers(len(texture), size=2)
@@ -54,14 +54,14 @@ def frost(image: Array, rng: np.random.Generator, scale: float, *, keep: float, 
 
 
 def _tiled(texture: Array, height: int, width: int, top: int = 0, left: int = 0) -> Array:
-    """A piece of any size out of a square texture that repeats without a seam."""
+    """Return a piece of any size out of a seamless square texture."""
     rows, columns = (top + np.arange(height)) % len(texture), (left + np.arange(width)) % len(texture)
     piece: Array = texture[rows[:, None], columns]
     return piece
 
 
 def fog(image: Array, rng: np.random.Generator, scale: float, *, amount: float, decay: float) -> Array:
-    """Add a plasma cloud, and darken the whole so that the brightest value stays what it was."""
+    """Add a plasma cloud, and darken the result so that its maximum stays the same."""
     height, width = filters.canvas_shape(image, scale)
     cloud = plasma(min(max(height, width), _LONGEST_CLOUD * min(height, width)), decay, rng)
     cloud = filters.fit(_tiled(cloud, height, width), image)
@@ -70,16 +70,15 @@ def fog(image: Array, rng: np.random.Generator, scale: float, *, amount: float, 
 
 
 def plasma(size: int, decay: float, rng: np.random.Generator) -> Array:
-    """A diamond-square fractal that repeats without a seam.
+    """Return a seamless diamond-square fractal.
 
     Args:
-        size: Least height and width.
-        decay: The finer detail falls by decay squared each time the grid is halved, so that a high decay makes
-            smooth clouds.
+        size: Minimum height and width.
+        decay: Amplitude falls by decay squared with each halving of the grid; a high decay makes smooth clouds.
         rng: Source of the displacements.
 
     Returns:
-        Shape (N, N) with N the next power of two, stretched to [0, 1].
+        Shape (N, N) with N the next power of two, scaled to [0, 1].
     """
     grid, reach = np.zeros((1, 1), dtype=np.float32), 1.0
     while grid.shape[0] < max(size, 2):
@@ -91,7 +90,7 @@ def plasma(size: int, decay: float, rng: np.random.Generator) -> Array:
 
 
 def _refined(grid: Array, reach: np.float32, rng: np.random.Generator) -> Array:
-    """Twice the rows and columns: first the squares' centres, then the middles of the sides."""
+    """Double the rows and columns: first the centres of the squares, then the midpoints of their sides."""
 
     def displaced(*neighbours: Array) -> Array:
         draw = rng.random(grid.shape, dtype=np.float32) * 2 - 1
@@ -133,7 +132,7 @@ def spatter(
 
 
 def _water(liquid: Array, strength: float) -> Array:
-    """Light and shade of drops: embossed by the distance to their edges; `strength` at the brightest."""
+    """Return light and shade of the drops, embossed by the distance to their edges; `strength` at the brightest."""
     edges = cv2.Canny(np.rint(liquid.clip(0, 1) * 255).astype(np.uint8), *_EDGES)
     distance = cv2.distanceTransform(255 - edges, cv2.DIST_L2, 5).clip(0, _FAR_FROM_EDGES)
     relief = cv2.equalizeHist(cv2.blur(distance, (3, 3)).astype(np.uint8))

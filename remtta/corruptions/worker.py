@@ -1,4 +1,4 @@
-"""What is done with one image: read it, corrupt it in every way asked for, write the files that are missing."""
+"""Corrupt one image: read it, apply every requested corruption, write the files that are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from remtta.streams.images import load_image
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
 
-_LONGEST_RESIZED = 8  # short sides; a line of one pixel would else be resized to millions of them
+_LONGEST_RESIZED = 8  # short sides; otherwise a line one pixel high would be resized to millions of pixels
 
 
 _ENDS = {"jpeg": b"\xff\xd9", "png": b"\0\0\0\0IEND\xaeB`\x82"}
@@ -31,14 +31,14 @@ _ENDS = {"jpeg": b"\xff\xd9", "png": b"\0\0\0\0IEND\xaeB`\x82"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one image.
+    """The outcome of one image.
 
     Attributes:
         name: Its path below the source.
-        written: Files made now.
-        kept: Files that were there.
+        written: Files written now.
+        kept: Files that existed already.
         error: Why it could not be read, if so.
-        complete: Whether nothing is missing of it now, or will ever be made of it.
+        complete: False if a stop left files unwritten.
     """
 
     name: str
@@ -49,17 +49,17 @@ class Outcome:
 
 
 def corrupt_file(image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], int]) -> Outcome:
-    """Write what is missing of one image.
+    """Write an image's missing files.
 
     Args:
         image: The source.
         destination: Root of the tree.
-        options: What to make of it.
-        stopped: Asked before every file; when true, the rest is left out.
+        options: How to corrupt it.
+        stopped: Called before every file; if it returns true, the rest is left out.
 
     Raises:
         OutputError: If a file cannot be written.
-        RemttaError: If the image cannot be corrupted, say for lack of memory.
+        RemttaError: If the image cannot be corrupted, e.g. for lack of memory.
     """
     ways = [(name, severity) for name in options.corruptions for severity in options.severities]
     missing = [(name, severity) for name, severity in ways if not _is_there(image, destination, name, severity)]
@@ -82,7 +82,7 @@ def corrupt_file(image: SourceImage, destination: Path, options: CorruptOptions,
 
 
 def prepare(image: Image.Image, size: int | None) -> Image.Image:
-    """Resize and cut out the centre as ImageNet-C does, if a size is asked for."""
+    """Resize and centre-crop as ImageNet-C does, if a size is given."""
     if size is None:
         return image
     short_side = min(image.size)
@@ -92,14 +92,14 @@ def prepare(image: Image.Image, size: int | None) -> Image.Image:
 
 
 def _centre(image: Image.Image, largest: int) -> Image.Image:
-    """Cut off what makes an image wider or higher than so many pixels, the same on both sides."""
+    """Crop the centre to at most `largest` pixels per side."""
     width, height = (min(side, largest) for side in image.size)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
 
 
 def file_format(image: Image.Image, options: CorruptOptions) -> str:
-    """ "jpeg" or "png"."""
+    """Return "jpeg" or "png"."""
     if options.format != "auto":
         return options.format
     parameter_set = options.parameter_set or parameter_set_of(min(image.size))
@@ -107,13 +107,13 @@ def file_format(image: Image.Image, options: CorruptOptions) -> str:
 
 
 def generator_of(seed: int, corruption: str, severity: int, name: str) -> np.random.Generator:
-    """The source of the random choices for one file: the same in every run, order and process."""
+    """Return the random generator of one file: the same in every run, order and process."""
     key = f"{seed}/{corruption}/{severity}/{name}".encode("utf-8", "surrogateescape")
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()))
 
 
 def _is_there(image: SourceImage, destination: Path, name: str, severity: int) -> bool:
-    """Whether a file was made earlier, and has its end: after a power failure, or in a cut copy, it may not."""
+    """Return whether a file exists and has its end marker, which a power failure or a cut copy may have lost."""
     folder = destination / name / str(severity)
     return any(_is_whole(folder / target, kind) for kind, target in image.targets.items())
 
@@ -124,7 +124,7 @@ def _is_whole(path: Path, kind: str) -> bool:
         with open(path, "rb") as file:
             file.seek(-len(end), os.SEEK_END)
             return file.read() == end
-    except OSError:  # absent, or shorter than that
+    except OSError:  # absent, or shorter than the marker
         return False
 
 
