@@ -1,4 +1,4 @@
-"""What pictures are drawn with, by Pillow alone: text, lines, frames with their masks, grids of them, and colours."""
+"""Drawing with Pillow alone: text, lines, frames with their masks, grids of them, and colours."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ COLOURS = {
     "rem-n1": "#41a6d9",
     "supervised": "#14783c",
 }
-"""Of methods, the same in every picture."""
+"""Colours of methods, the same in every plot."""
 
 RIGHT, WRONG = "#14783c", "#be2828"
 INK, PALE, BAND = "#282828", "#cdcdcd", "#f4f6fa"
-_STRIPES = (70, 235)  # greys of a patch that is left out: on any image one of them is seen
+_STRIPES = (70, 235)  # greys of a removed patch; at least one stands out on any image
 
 Box = tuple[float, float, float, float]
 
 
 class Sheet:
-    """A sheet with units of final pixels.
+    """A drawing surface in units of final pixels.
 
     Args:
         width: In pixels.
         height: In pixels.
-        paper: Its colour.
-        scale: Everything is drawn so many times as large and reduced, for smooth lines.
+        paper: Background colour.
+        scale: Supersampling factor, for smooth lines.
     """
 
     def __init__(self, width: int, height: int, paper: str = "white", scale: int = 2) -> None:
@@ -46,7 +46,7 @@ class Sheet:
 
     @property
     def image(self) -> Image.Image:
-        """What has been drawn."""
+        """The drawing."""
         return self._image.reduce(self._scale) if self._scale > 1 else self._image
 
     def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1) -> None:
@@ -65,7 +65,7 @@ class Sheet:
         self._draw.text(place, printable, fill=colour, font=_font(size * self._scale), anchor=anchor)
 
     def paste(self, image: Image.Image, x: int, y: int, width: int, height: int) -> None:
-        """Put an image of any size there; where it is enlarged, its pixels stay to be seen."""
+        """Paste an image, resized; when enlarged, its pixels stay visible."""
         sides = (width * self._scale, height * self._scale)
         way = Image.Resampling.NEAREST if image.width <= sides[0] else Image.Resampling.BOX
         self._image.paste(image.resize(sides, way), (x * self._scale, y * self._scale))
@@ -85,7 +85,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 class Cell(NamedTuple):
-    """A picture of a grid: pixels (H, W, 3), and two lines below it, the first in a colour."""
+    """A cell of a grid: pixels (H, W, 3), and two lines of text below, the first in a colour."""
 
     pixels: np.ndarray
     title: str
@@ -94,16 +94,16 @@ class Cell(NamedTuple):
 
 
 CELL, CELL_HEIGHT = 96, 140
-"""Side of a grid's pictures, and their height with the lines below, in pixels."""
+"""Side of a cell's picture, and height of the cell with its text, in pixels."""
 
 
 def draw_grid(sheet: Sheet, box: tuple[int, int, int], rows: Sequence[Sequence[Cell]]) -> None:
-    """Draw rows of pictures.
+    """Draw a grid of cells.
 
     Args:
-        sheet: What to draw on.
-        box: Left, top and right end, in pixels; the pictures of a row are spread between.
-        rows: As many in each.
+        sheet: The sheet to draw on.
+        box: Left, top and right end, in pixels; the cells of a row are spread in between.
+        rows: The cells, with equal numbers per row.
     """
     left, top, right = box
     for number, row in enumerate(rows):
@@ -117,15 +117,15 @@ def draw_grid(sheet: Sheet, box: tuple[int, int, int], rows: Sequence[Sequence[C
 
 
 def paint_over(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int, int]) -> np.ndarray:
-    """An image as a masked view sees it.
+    """Return an image as a masked view sees it.
 
     Args:
         pixels: Shape (H, W, 3), uint8.
-        kept: Positions of the patches that stay, row by row.
+        kept: Indices of the patches that are kept, in row-major order.
         patch_size: Height and width of a patch, in pixels.
 
     Returns:
-        Shape (H, W, 3), uint8: the other patches hatched in two greys.
+        Shape (H, W, 3), uint8, with the other patches hatched in two greys.
     """
     painted, (height, width) = pixels.copy(), patch_size
     down, across = np.indices(pixels.shape[:2])

@@ -1,16 +1,16 @@
-"""What remtta raises for bad input, and what a text may tell of an address.
+"""Exceptions that remtta raises for bad input, and the removal of passwords from addresses.
 
 RemttaError
-├── UsageError        the request itself is wrong: no such source, nothing in it, output folder taken
-│   └── ModelError    the model that was asked for cannot be built as asked, or cannot be adapted
-├── DownloadError     what a model needs cannot be downloaded
+├── UsageError        the request itself is wrong: missing source, nothing in it, output folder taken
+│   └── ModelError    the requested model cannot be built, or cannot be adapted
+├── DownloadError     something that a model needs cannot be downloaded
 ├── CheckpointError   a checkpoint cannot be read or does not fit the model
 ├── DeltaError        a delta cannot be read or does not fit the model
 ├── StreamError       the source fails, or none of its frames can be read
 ├── FrameError        one frame cannot be read
 └── OutputError       results cannot be written
 
-UsageError is a ValueError too, so that a wrong setting in Python can be caught as either.
+UsageError is also a ValueError, so that a wrong setting in Python can be caught as either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
 
 
 class RemttaError(Exception):
-    """Base of every error that a user's input can cause; its text is one line."""
+    """Base class of all errors caused by a user's input; the message is one line."""
 
 
 class UsageError(RemttaError, ValueError):
@@ -33,11 +33,11 @@ class UsageError(RemttaError, ValueError):
 
 
 class ModelError(UsageError):
-    """The model cannot be built as asked, or cannot be adapted."""
+    """The model cannot be built as requested, or cannot be adapted."""
 
 
 class DownloadError(RemttaError):
-    """What is needed cannot be downloaded; another time it may."""
+    """Something needed cannot be downloaded, perhaps temporarily."""
 
 
 class CheckpointError(RemttaError):
@@ -53,7 +53,7 @@ class StreamError(RemttaError):
 
 
 class FrameError(RemttaError):
-    """One frame cannot be read; its text says why. The stream goes on."""
+    """One frame cannot be read; the message says why. The stream continues."""
 
 
 class OutputError(RemttaError):
@@ -61,30 +61,30 @@ class OutputError(RemttaError):
 
 
 def check_finite(value: float, name: str, rule: Literal["> 0", ">= 0"] | None = None) -> None:
-    """Refuse a number that is not finite, or breaks its rule; the records, which are JSON, hold no other.
+    """Raise if a number is not finite, or breaks its rule; records are JSON, which cannot hold other numbers.
 
     Raises:
-        UsageError: Naming all three.
+        UsageError: Naming the setting, its value and the rule.
     """
     holds = math.isfinite(value) and (rule is None or value > 0 or (rule == ">= 0" and value == 0))
     check(holds, name, value, "a finite number" if rule is None else f"{rule} and finite")
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:
-    """Refuse a value that breaks its rule.
+    """Raise if a value breaks its rule.
 
     Raises:
-        UsageError: Naming all three.
+        UsageError: Naming the setting, its value and the rule.
     """
     if not holds:
         raise UsageError(f"{name} must be {rule}, got {value}")
 
 
 def needed(module: str, extra: str, what: str) -> Any:
-    """Import a library that not every installation has.
+    """Import an optional dependency.
 
     Raises:
-        UsageError: If it is missing: what needs it, and the extra that installs it.
+        UsageError: If it is missing; the message names the feature and the extra that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -93,9 +93,9 @@ def needed(module: str, extra: str, what: str) -> Any:
 
 
 def without_password(source: str) -> str:
-    """An address as it may be shown and written down: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`.
+    """Return an address without its secrets: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`.
 
-    A password with a slash is no valid address, and hidden all the same.
+    Passwords with a slash, which make an address invalid, are removed as well.
     """
     if "://" not in source:
         return source

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under another name, synced, renamed."""
+"""Atomic file writing, locks and checks of output paths."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ except ImportError:  # Windows
 _LOCK = ".lock"
 _TRIES, _PAUSE_S = 5, 0.02
 _IN_USE = "another run is writing to {}; choose another --output, or wait for it"
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # a quota is unknown to Windows
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
 _log = logging.getLogger("remtta")
 
 
 def cache_folder() -> Path:
-    """Return where what is only quicker to read than to make is kept; it may be deleted at any time.
+    """Return the cache folder, which may be deleted at any time.
 
-    $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache.
+    It is $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache.
     """
     own = os.environ.get("REMTTA_CACHE")
     if own:
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into one error that names the file.
+    """Turn any OSError into an OutputError that names the file.
 
     Raises:
         OutputError: In place of any OSError.
@@ -56,15 +56,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_can_hold(folder: Path, what: str, option: str) -> None:
-    """Refuse a folder that cannot be made or written to, touching nothing.
+    """Raise if a folder cannot be created or written to; changes nothing.
 
     Args:
         folder: The folder.
-        what: What it is to be: "a run folder".
-        option: What names another one: "--output".
+        what: Its purpose, for the message: "a run folder".
+        option: The option that names it: "--output".
 
     Raises:
-        UsageError: If it, or what it would be in, is a file.
+        UsageError: If it, or one of its parents, is a file.
         OutputError: If it is not writable.
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -75,17 +75,17 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
 
 
 def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:
-    """Refuse a file that is not to be written, before any work.
+    """Raise before any work if a file cannot be written under this name.
 
     Args:
         path: The file.
-        option: What names it: "--output".
-        suffix: What it must end in.
-        overwrite: Whether it may be there.
-        made_by_then: A folder that need not be there yet.
+        option: The option that names it: "--output".
+        suffix: The required suffix.
+        overwrite: Whether the file may exist.
+        made_by_then: A parent folder that need not exist yet.
 
     Raises:
-        UsageError: If it ends otherwise, is there, or its folder is not.
+        UsageError: If its suffix is wrong, it exists, or its folder does not.
     """
     if path.suffix != suffix or path.is_dir():
         raise UsageError(f"{option} {path} must end in {suffix}")
@@ -96,16 +96,16 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
-    """Have `write` fill a temporary file beside `path`, then put it in place.
+    """Call `write` on a temporary file beside `path`, then rename it.
 
     Args:
         path: The file.
-        write: Gets the temporary file's name.
-        durable: Wait until the file would outlast a power failure, too. Without it, such a failure may leave an
-            empty file; for thousands of small files that can be made again, the wait is most of the work.
+        write: Called with the path of the temporary file.
+        durable: Sync, so that the file survives a power failure; without it, such a failure may leave an empty file.
+            For thousands of small files that can be made again, syncing would take most of the time.
 
     Raises:
-        OutputError: If the disk refuses; a file that stood there is untouched.
+        OutputError: If the file cannot be written; an existing file is left unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -118,22 +118,22 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
             if durable:
                 _sync_folder(path.parent)
     finally:
-        with contextlib.suppress(OSError):  # where it could not be made, it cannot be removed either
+        with contextlib.suppress(OSError):  # if it could not be created, it cannot be removed either
             temporary.unlink()
 
 
 def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: float = 0.0) -> None:
-    """Remove the temporary files that `write_atomically` left in a folder when its process was killed.
+    """Remove temporary files that `write_atomically` left in a folder when its process was killed.
 
     Args:
-        folder: Where they may be, if it exists.
-        names: Names or patterns of the files that were to be written.
-        untouched_for_s: Leave out those changed since: where no lock keeps others away, a process on another machine
-            may be writing.
+        folder: The folder, which need not exist.
+        names: Names or patterns of the final files.
+        untouched_for_s: Keep files changed within this many seconds: without a lock, a process on another machine may
+            be writing them.
     """
-    if fcntl is None or not folder.is_dir():  # Windows: nothing tells whether a process lives
+    if fcntl is None or not folder.is_dir():  # Windows: there is no way to tell whether a process is alive
         return
-    with contextlib.suppress(OSError):  # what cannot be removed harms nobody
+    with contextlib.suppress(OSError):  # leftovers that cannot be removed are harmless
         for path in list(folder.iterdir()):
             found = re.fullmatch(r"\.(.+)\.(\d{1,9})\.tmp", path.name, re.DOTALL)
             if not found or not any(fnmatchcase(found[1], name) for name in names):
@@ -148,7 +148,7 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # a process of another user
         return True
     return True
 
@@ -157,14 +157,14 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If the file cannot be written.
     """
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Whether a process holds a folder's `FolderLock`; None where nothing can tell. Changes nothing."""
+    """Return whether a process holds a folder's `FolderLock`, or None if that cannot be determined. Changes nothing."""
     if fcntl is None:
         return None
     try:
@@ -180,7 +180,7 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def check_not_in_use(folder: Path) -> None:
-    """Refuse a folder whose lock is held.
+    """Raise if a folder is locked.
 
     Raises:
         UsageError: If another run is writing to it.
@@ -190,23 +190,23 @@ def check_not_in_use(folder: Path) -> None:
 
 
 class FolderLock:
-    """A folder that one process at a time writes to; let go of when the process ends, however it ends.
+    """A lock on a folder for a single writing process; released when the process ends, however it ends.
 
     Args:
         folder: An existing folder.
 
     Raises:
         UsageError: If another run is writing to it.
-        OutputError: If the lock's file cannot be made.
+        OutputError: If the lock file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _LOCK
         with writing(self._path):
-            if self._path.is_symlink():  # which somebody put there: what it points to is not touched
+            if self._path.is_symlink():  # do not write through a link
                 self._path.unlink()
             self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the lock is held
-        if fcntl is None:  # Windows: nothing keeps two runs apart
+        if fcntl is None:  # Windows: no locking
             return
         try:
             held = self._taken()
@@ -218,37 +218,37 @@ class FolderLock:
             raise UsageError(_IN_USE.format(folder))
 
     def _taken(self) -> bool:
-        """Whether the lock is had now; `is_locked` of another process may hold it for a moment."""
+        """Try to acquire the lock; another process's `is_locked` may hold it for a moment."""
         for _ in range(_TRIES):
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # not just released
+                return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # else just released
             time.sleep(_PAUSE_S)
         return False
 
     def release(self) -> None:
-        """Let others write to the folder."""
-        with contextlib.suppress(OSError):  # a disk that is gone needs no lock
+        """Release the lock."""
+        with contextlib.suppress(OSError):  # if the disk is gone, no lock is needed
             self._path.unlink(missing_ok=True)
         self._file.close()
 
 
 class Reserve:
-    """Room on the disk that a run gives up for its last files, so that they fit even when it is full.
+    """Disk space that a run sets aside for its last files, so that they fit even if the disk is full.
 
     Args:
-        path: A file of zeros, there until it is released.
-        num_bytes: How much room to keep.
+        path: A file of zeros, which exists until it is released.
+        num_bytes: Size to set aside.
 
     Raises:
-        OutputError: If there is not that much.
+        OutputError: If there is not enough space.
     """
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
         try:
             with writing(path):
-                path.unlink(missing_ok=True)  # a link that somebody put there is not written through
+                path.unlink(missing_ok=True)  # do not write through a link
                 with open(path, "xb") as file:
                     file.write(bytes(num_bytes))
         except OutputError:
@@ -256,13 +256,13 @@ class Reserve:
             raise
 
     def release(self) -> None:
-        """Give the room back."""
-        with contextlib.suppress(OSError):  # a disk that is gone has no room to give
+        """Free the space."""
+        with contextlib.suppress(OSError):  # if the disk is gone, there is no space to free
             self._path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the rename stands all the same
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the rename holds nonetheless
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,1 +1,1 @@
-"""Speed and memory on this machine."""
+"""Benchmark of speed and memory on this machine."""

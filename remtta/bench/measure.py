@@ -1,4 +1,4 @@
-"""Speed and memory of every method on this machine, as multiples of a plain forward pass."""
+"""Measure every method's speed and memory on this machine, as multiples of a plain forward pass."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A subject's step on random images, the model it is on, and the method behind it, if there is one."""
+    """A subject's step on random images, with its model and, if any, its method."""
 
     step: Step
     model: Any
@@ -47,16 +47,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One subject's figures.
+    """One subject's results.
 
     Attributes:
         subject: One of SUBJECTS.
-        seconds: Median time of a step.
+        seconds: Median duration of a step.
         forwards: The same as a multiple of a plain fp32 forward pass.
         images_per_s: Images per second.
-        peak_bytes: Most memory of two steps over that of the loaded model, if measured.
-        violating_share: REM: recent share of images that violate the order of entropies.
-        cpu_s_per_1000: Time of all cores together for 1,000 images, in seconds.
+        peak_bytes: Peak memory of two steps beyond that of the loaded model, if measured.
+        violating_share: REM: recent share of images that violate the entropy ranking.
+        cpu_s_per_1000: CPU time over all cores for 1,000 images, in seconds.
     """
 
     subject: str
@@ -69,7 +69,7 @@ class Measurement:
 
 
 def run_bench(options: BenchOptions) -> list[Measurement]:
-    """Measure, round by round.
+    """Measure all subjects, round by round.
 
     Raises:
         UsageError: If the model or device does not exist.
@@ -81,7 +81,7 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     prepared = {name: prepare(name, options) for name in names}
     device = select_device(options.device)
     for subject in prepared.values():
-        subject.step()  # warms up, and lets REM learn how many images violate the order
+        subject.step()  # warms up, and lets REM estimate how many images violate the ranking
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(options.repeats):
         for name, subject in prepared.items():
@@ -105,10 +105,10 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
 
 
 def prepare(subject: str, options: BenchOptions) -> Prepared:
-    """A subject's step on random images.
+    """Build a subject and its step on random images.
 
     Raises:
-        UsageError: If there is no such model.
+        UsageError: If the model does not exist.
         CheckpointError: If the checkpoint does not fit it.
     """
     device = select_device(options.device)
@@ -158,7 +158,7 @@ def _forward(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _timed(step: Step, device: torch.device) -> tuple[float, float]:
-    """Seconds of a step, and of all cores together."""
+    """Return the wall-clock and CPU seconds of a step."""
     _wait(device)
     cpu_s, started = time.process_time(), time.perf_counter()
     step()
@@ -172,13 +172,13 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_in_a_process(subject: str, options: BenchOptions) -> int:
-    """In a fresh process, since the peak of this one holds the others' memory."""
+    """Measure in a fresh process, since this one's peak includes the other subjects."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure_peak, (subject, options))
 
 
 def measure_peak(subject: str, options: BenchOptions) -> int:
-    """Most memory of a few steps over that of the loaded model, in bytes."""
+    """Return the peak memory of a few steps beyond that of the loaded model, in bytes."""
     keep_freed_memory()  # as the command line does
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -192,7 +192,7 @@ def measure_peak(subject: str, options: BenchOptions) -> int:
 
 
 def as_json(options: BenchOptions, measured: Sequence[Measurement], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything about a benchmark, ready for JSON."""
+    """Return options, environment and measurements, ready for JSON."""
     model, own = options.model, asdict(options)
     del own["model"]
     names = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
@@ -205,7 +205,7 @@ def as_json(options: BenchOptions, measured: Sequence[Measurement], environment:
 
 
 def processor() -> dict[str, object]:
-    """The CPU's model, as Linux names it, its cores, and the instruction set that PyTorch uses."""
+    """Return the CPU's model, its number of cores, and the instruction set used by PyTorch."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*: (.+)", lines, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What `remtta bench` measures. Imports no torch, so that `--help` is fast."""
+"""Options of `remtta bench`. Imports no torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALL = ModelOptions(_MODEL)
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, on a model of timm's by name, with random weights but for a checkpoint, or a zero-shot one."""
+    """What to measure: methods on a timm model with random weights or a checkpoint, or on a zero-shot model."""
 
     model: Annotated[
         ModelOptions, Only("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", name=_MODEL)

@@ -83,8 +83,7 @@ def corrupt_tree(
     """Write `destination/<corruption>/<severity>/<path below source>` for every image of a folder.
 
     Existing files are kept, so that a stopped run can continue. Unreadable images are skipped and listed in
-    corrupt.json
-    with the settings.
+    corrupt.json with the settings.
 
     Args:
         source: Folder of images, with or without a folder per class, or one image.

@@ -1,4 +1,4 @@
-"""Delta files: what adaptation changed, with where it comes from."""
+"""Delta files: the weight changes of an adaptation, and their origin."""
 
 DELTA = "delta.safetensors"
-"""What a run calls the delta in its folder."""
+"""Name of the delta in a run's folder."""

@@ -1,7 +1,7 @@
-"""The model a delta was made on: what may be built from what a file says, and what only a user may ask for.
+"""Rebuild the model on which a delta was made, taking only safe values from the delta's header.
 
-A delta is a file that people pass on, so nothing in its header is trusted: it may name sizes of an architecture, within
-bounds, and nothing that is fetched, opened or run.
+Deltas are passed around, so nothing in their header is trusted: it may set sizes of an architecture, within bounds, but
+cannot cause anything to be fetched, opened or run.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ _MOST = {
     "dynamic_img_size": 1,
     "dynamic_img_pad": 1,
 }
-"""Model arguments that a header may hold, and the largest number each may be; truth values count as 0 and 1."""
+"""Model arguments that a header may set, with the largest value of each; booleans count as 0 and 1."""
 _POOLS = ("", "avg", "avgmax", "max", "token", "map")
 _MOST_WEIGHTS = 20e9
 
 
 def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOptions:
-    """What builds the base a delta was made on, each option replaced by what is given.
+    """Return the options that build the model on which a delta was made, overridden by the given ones.
 
     Args:
-        delta: The delta. One that was read from a file has its say only where that is safe: the sizes of the model,
-            and, in a run's folder, the checkpoint that its `run.json` names.
-        given: None, False or empty for the delta's own.
+        delta: The delta. If it was read from a file, only safe values are taken from it: the sizes of the model and, in
+            a run's folder, the checkpoint named in its `run.json`.
+        given: Overrides; None, False or empty values keep the delta's own.
 
     Raises:
-        DeltaError: If a model of another name is given, or the header asks for what no header may ask for.
-        UsageError: If the base has to be named: it is another file, a download, or a model that `load_model` did
+        DeltaError: If a model of another name is given, or the header sets something it must not.
+        UsageError: If the user has to name the base: it is another file, a download, or a model that `load_model` did
             not build.
     """
     chosen = _said(vars(given or ModelOptions()))
@@ -91,27 +91,27 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
 
 
 def _said(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that say something: not None, False or empty ones, but 0, which `load_model` refuses."""
+    """Return the arguments that are set: not None, False or empty, but including 0, which `load_model` rejects."""
     return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
 
 
 def load_base(delta: Delta, **given: Any) -> nn.Module:
-    """Load the model a delta was made on, its preprocessing included, ready for `apply_delta`.
+    """Load the model on which a delta was made, including its preprocessing, ready for `apply_delta`.
 
     Args:
         delta: The delta.
-        given: Arguments of `load_model` in place of the delta's, such as `checkpoint` for a delta that was passed on
-            alone, or `name` to allow a download.
+        given: Arguments of `load_model` that override the delta's, e.g. `checkpoint` for a delta without its run
+            folder, or `name` to allow a download.
 
     Raises:
-        DeltaError: If a model of another name is given, or the header asks for what no header may ask for.
-        UsageError: If the base has to be named.
+        DeltaError: If a model of another name is given, or the header sets something it must not.
+        UsageError: If the user has to name the base.
     """
     return load(base_options(delta, ModelOptions(**given)))
 
 
 def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be taken from a header, for a model that the user has chosen these arguments of."""
+    """Return the options that may be taken from a header, given the user's own choices."""
     strange = sorted(set(options) - set(_OPTIONS))
     if strange or not delta.model:
         what = f"model options that nobody knows: {', '.join(strange)}" if strange else "no model"
@@ -151,17 +151,19 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a list of texts, or nothing."""
+    """Return whether a value is None or a list of strings."""
     return value is None or (isinstance(value, list) and all(isinstance(each, str) for each in value))
 
 
 def _names_templates(value: Any) -> bool:
-    """Whether it is templates, or a name of some; a header may name no file."""
+    """Return whether a value is None, a list of templates, or the name of a built-in list; a header may not name a
+    file.
+    """
     return value in TEMPLATES if isinstance(value, str) else _is_text(value)
 
 
 def _is_safe(name: str, value: Any) -> bool:
-    """Whether a header may ask for this model argument."""
+    """Return whether a header may set this model argument to this value."""
     if name == "global_pool":
         return value in _POOLS
     if name not in _MOST:
@@ -172,7 +174,7 @@ def _is_safe(name: str, value: Any) -> bool:
 
 
 def _weights(kwargs: Mapping[str, Any], num_classes: Any) -> float:
-    """About how many weights such a ViT has; 0 where the arguments leave it to the architecture."""
+    """Estimate the number of weights of a ViT with these arguments; 0 if they leave it to the architecture."""
 
     def size(name: str) -> float:
         value = kwargs.get(name)
@@ -183,7 +185,7 @@ def _weights(kwargs: Mapping[str, Any], num_classes: Any) -> float:
 
 
 def _recorded_checkpoint(delta: Delta) -> str | None:
-    """The checkpoint in the `run.json` beside a delta, where that is the record of its run."""
+    """Return the checkpoint in the `run.json` beside a delta, if that is the record of its run."""
     assert delta.path is not None
     try:
         record = json.loads(Path(delta.path).with_name("run.json").read_text(encoding="utf-8"))
@@ -196,5 +198,7 @@ def _recorded_checkpoint(delta: Delta) -> str | None:
 
 
 def _may_be_same(first: str, second: str) -> bool:
-    """Whether two names may stand for one architecture: folders, hubs and own models cannot be told by name."""
+    """Return whether two names may denote one architecture; folders, hubs and custom models cannot be compared
+    by name.
+    """
     return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]

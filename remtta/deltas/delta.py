@@ -1,4 +1,4 @@
-"""Save, load and apply deltas: what adaptation changed, as a small safetensors file."""
+"""Save, load and apply deltas: the weight changes of an adaptation, as a small safetensors file."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
 
 ABSURD = 100.0
-"""Size of a change over that of the weights, from which on no adaptation can have meant it."""
+"""Ratio of a change's norm to the weights' norm above which the run must have diverged."""
 
 _log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
 class Delta:
-    """Adapted minus source weights, and where they come from.
+    """Adapted minus source weights, and their origin.
 
     Attributes:
         tensors: Parameter name to float32 difference.
-        model: Name the base model was built by.
+        model: Name from which the base model was built.
         base_sha256: Hash of the whole base state (`models.state_sha256`).
         method: Name of the adaptation method.
         hyperparameters: The method's settings.
-        frames: Frames that entered an update.
+        frames: Frames used in updates.
         updates: Optimizer steps taken.
-        model_options: What else it takes to build the base model.
-        preprocessing: How its images became inputs (`Preprocessing.as_dict`).
+        model_options: Other options needed to build the base model.
+        preprocessing: Preprocessing of its images (`Preprocessing.as_dict`).
         created: UTC time, ISO 8601.
         remtta_version: Version that wrote it.
-        lineage: What made it, on what, and of which deltas; empty where an older version wrote it.
-        path: File it was read from, if it was.
+        lineage: The run that made it, its source, and parent deltas; empty if an older version wrote it.
+        path: File from which it was read, if any.
         file_sha256: Hash of that file.
     """
 
@@ -67,12 +67,12 @@ class Delta:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where it comes from, for the record of a run that starts from it."""
+        """The delta's origin, for the record of a run that starts from it."""
         names = ("path", "file_sha256", "method", "frames", "updates", "created")
         return {name: getattr(self, name) for name in names}
 
     def as_parent(self) -> dict[str, Any]:
-        """What is told of it in the lineage of a delta that builds on it."""
+        """Return the entry of this delta in the lineage of one that builds on it."""
         names = ("run", "source")
         own = {name: value for name, value in self.origin.items() if name != "path"}
         return {**own, **{name: self.lineage[name] for name in names if name in self.lineage}}
@@ -82,8 +82,8 @@ def save_delta(path: str | Path, delta: Delta) -> None:
     """Write a delta atomically.
 
     Raises:
-        DeltaError: If a value is not finite; an earlier file stays.
-        OutputError: If the disk refuses; an earlier file stays.
+        DeltaError: If a value is not finite; an existing file is kept.
+        OutputError: If the file cannot be written; an existing file is kept.
     """
     for name, tensor in delta.tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
@@ -109,16 +109,15 @@ def load_delta(path: str | Path) -> Delta:
     """Read a delta file, or the one in a run folder.
 
     Raises:
-        DeltaError: If it is no safetensors file, lacks a header field, or
-            holds a value that is not finite.
-        UsageError: If there is no such file.
+        DeltaError: If it is not a safetensors file, lacks a header field, or holds a value that is not finite.
+        UsageError: If the file does not exist.
     """
     fields, arrays = read_arrays(Path(path, DELTA) if Path(path).is_dir() else Path(path))
     return Delta(tensors={name: torch.from_numpy(array) for name, array in arrays.items()}, **fields)
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:
-    """Refuse a delta that was made on other weights.
+    """Raise if a delta was made on other weights.
 
     Raises:
         DeltaError: If the hashes differ.
@@ -136,11 +135,11 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
     """Turn the base model into the adapted one, in place and bit for bit.
 
     Args:
-        model: The timm model the delta was made on, with its source weights.
-        delta: What to add.
+        model: The timm model on which the delta was made, with its source weights.
+        delta: The delta to add.
 
     Raises:
-        DeltaError: If the delta does not fit; the model is untouched then.
+        DeltaError: If the delta does not fit; the model is then unchanged.
     """
     check_base(delta, state_sha256(model))
     parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
@@ -161,16 +160,15 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
     """Write a model's whole state as a safetensors checkpoint, atomically.
 
     Args:
-        path: Where to.
-        model: The model; a zero-shot one is written as open_clip has it.
-        base: Dtypes of the base checkpoint, by name; each tensor that its
-            base dtype can hold without rounding is written in it.
+        path: The file.
+        model: The model; a zero-shot model is written in open_clip's layout.
+        base: Dtypes of the base checkpoint, by name; each tensor is stored in its base dtype if that needs no rounding.
 
     Returns:
-        Names that had to keep the model's own, wider dtype.
+        Names of tensors that had to keep the model's own, wider dtype.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If the file cannot be written.
     """
     state, widened = {}, []
     for name, tensor in checkpoint_state(model).items():
@@ -179,5 +177,5 @@ def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dt
         state[name] = (narrow if exact else tensor).detach().cpu().contiguous().clone()
         if not exact:
             widened.append(name)
-    save_tensors(Path(path), state, {"format": "pt"}, checksum=False)  # for others, too
+    save_tensors(Path(path), state, {"format": "pt"}, checksum=False)  # no checksum, for other readers
     return widened

@@ -1,4 +1,4 @@
-"""What a delta's file says, and whether it is whole; imports no torch."""
+"""Read and validate delta files; imports no torch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from remtta.models.hashing import parts_sha256
 
 FORMAT_VERSION = "1"
 CHECKSUM = "content_sha256"
-"""Header entry with a hash over the tensors and the header's other entries."""
+"""Header entry: a hash of the tensors and the other header entries."""
 
 UNREADABLE = (SafetensorError, OSError, ValueError)
-"""What reading raises of a file that is damaged, or none of these."""
+"""Exceptions raised on reading a file that is damaged or not a safetensors file."""
 
-_MOST_HEADER_BYTES = 8 * 1024**2  # a hundred times that of a large model's
+_MOST_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A delta's fields but its tensors, and these as arrays by name, all finite.
+    """Return the fields of a delta except its tensors, and the tensors as finite arrays by name.
 
     Raises:
-        DeltaError: If it is no safetensors file, lacks a header field, or holds a value that is not finite.
-        UsageError: If there is no such file.
+        DeltaError: If it is not a safetensors file, lacks a header field, or holds a value that is not finite.
+        UsageError: If the file does not exist.
     """
     try:
         header, arrays, sha256 = _read(path)
@@ -50,14 +50,14 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray], str]:
-    """A file's header, its arrays, which are those of its checksum, and the file's hash."""
+    """Return a file's header, its arrays after verifying their checksum, and the file's hash."""
     check_header_size(path)
     content = path.read_bytes()
     try:
         arrays = load(content)
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
-    # What `load` took has a header of JSON after its length.
+    # `load` succeeded, so there is a JSON header after its length.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     parts = ((name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays))
     check_content(header, parts_sha256(parts))
@@ -69,7 +69,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a `Delta` but its tensors, from a file's header.
+    """Return the fields of a `Delta` except its tensors, from a file's header.
 
     Raises:
         DeltaError: If one is missing or damaged.
@@ -95,10 +95,10 @@ def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parsed_lineage(text: str) -> dict[str, Any]:
-    """Where a delta comes from: the run that made it, what that saw, and the deltas it builds on, its "parents".
+    """Parse a delta's lineage: the run that made it, its source, and its "parents", the deltas on which it builds.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is malformed.
     """
     lineage = _mapping(text)
     parents = lineage.get("parents", [])
@@ -128,12 +128,12 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def check_header_size(path: str | Path) -> None:
-    """Refuse a file whose header would take longer to read than any model's.
+    """Raise if a file's header is longer than that of any model, before reading it.
 
     Raises:
-        OSError, ValueError: Two of `UNREADABLE`.
+        OSError, ValueError: Members of `UNREADABLE`.
     """
-    if Path(path).exists() and not Path(path).is_file():  # a device may have no end
+    if Path(path).exists() and not Path(path).is_file():  # a device may be endless
         raise OSError(errno.EINVAL, "it is no regular file")
     with open(path, "rb") as content:
         num_bytes = int.from_bytes(content.read(8), "little")
@@ -142,17 +142,17 @@ def check_header_size(path: str | Path) -> None:
 
 
 def check_content(header: Mapping[str, str], tensors_sha256: str) -> None:
-    """Refuse tensors that are not those its checksum was made of, where a header has one.
+    """Raise if the tensors do not match the header's checksum, if it has one.
 
     Raises:
-        ValueError: One of `UNREADABLE`.
+        ValueError: A member of `UNREADABLE`.
     """
     if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, tensors_sha256):
         raise ValueError("its content does not match its checksum")
 
 
 def content_sha256(header: Mapping[str, str], tensors_sha256: str) -> str:
-    """A checksum over tensors, by their hash, and the header's other entries."""
+    """Return a checksum of the tensors' hash and the other header entries."""
     digest = hashlib.sha256(tensors_sha256.encode())
     for name in sorted(header.keys() - {CHECKSUM}):
         digest.update(f"\n{len(name)} {name} {header[name]}".encode())

@@ -1,4 +1,4 @@
-"""How far the layers of a delta moved, and how far two deltas are from each other; imports no torch."""
+"""Measure how far a delta's layers moved, and how far two deltas are apart; imports no torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from remtta.errors import DeltaError
 
 _MOST_CLASSES = 5
-_LONGEST_NUMBER = 10  # digits; no model has so many blocks
+_LONGEST_NUMBER = 10  # digits; longer ones are not block numbers
 
 
 def layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Of each layer, in the model's order: root of the mean square of its change, and its largest."""
+    """Return each layer's root mean square and largest change, in the model's order."""
     return [{"layer": name, "rms": _rms(change), "max": _most(change)} for name, change in _layers(arrays).items()]
 
 
 def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Of a head that was centred, whose bias alone moved: the classes that it says most more or less often, by number.
+    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring).
 
-    A norm moves with its weight, and the head of a method that trains it all.
+    Norms, and heads trained as a whole, change their weight too.
     """
     alone = [name for name in arrays if name.endswith("bias") and name.removesuffix("bias") + "weight" not in arrays]
     if not alone:
@@ -32,16 +32,16 @@ def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def layers_apart(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """How two deltas of one model differ, in all ("layer" is None) and in each layer.
+    """Compare two deltas of one model, in total ("layer" is None) and by layer.
 
-    A tensor that only one of them has is one that the other leaves as it is.
+    A tensor present in only one delta counts as zero in the other.
 
     Returns:
         For each: "rms" of both changes, "distance", the rms of their difference, and "cosine" of the angle between
-        them, None where one of them moves nothing.
+        them, None if one of them is zero.
 
     Raises:
-        DeltaError: If they have a tensor in two shapes.
+        DeltaError: If a tensor has two different shapes.
     """
     for name in first.keys() & second.keys():
         if first[name].shape != second[name].shape:
@@ -60,7 +60,7 @@ def layers_apart(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarra
 
 
 def _layers(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All values of each layer in one row, in double precision."""
+    """Return all values of each layer as one double-precision vector."""
     parts: dict[str, list[np.ndarray]] = {}
     for name in sorted(arrays, key=_natural):
         parts.setdefault(name.rpartition(".")[0], []).append(arrays[name].reshape(-1).astype(np.float64))
@@ -73,7 +73,7 @@ def _most(change: np.ndarray) -> float:
 
 def _rms(change: np.ndarray) -> float:
     most = _most(change)
-    return most * float(np.sqrt(np.square(change / most).mean())) if most else 0.0  # the squares may be too large
+    return most * float(np.sqrt(np.square(change / most).mean())) if most else 0.0  # squares may overflow
 
 
 def _cosine(first: np.ndarray, second: np.ndarray) -> float | None:

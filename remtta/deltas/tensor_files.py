@@ -1,4 +1,4 @@
-"""Tensors with a header of text in a safetensors file, written as a whole, with a checksum."""
+"""Tensors with a text header in a safetensors file, written atomically, with a checksum."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from remtta.models.hashing import tensors_sha256
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True) -> str:
-    """Write tensors and their header atomically; returns the file's SHA-256.
+    """Write tensors and their header atomically; return the file's SHA-256.
 
     Args:
         path: The file.
-        tensors: By name.
-        header: Texts by name.
-        checksum: Add one to the header, which `read_tensors` then goes by. Without it, a header of one entry makes
-            the same bytes each time: safetensors writes several in any order.
+        tensors: Tensors by name.
+        header: Strings by name.
+        checksum: Add a checksum to the header, which `read_tensors` verifies. Without it, a header of one entry gives
+            the same bytes each time; safetensors writes several entries in arbitrary order.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If the file cannot be written.
     """
     whole = {**header, **({CHECKSUM: content_sha256(header, tensors_sha256(tensors))} if checksum else {})}
-    # Not safetensors' own save_file: that makes files only their owner can read.
+    # safetensors' own save_file makes files that only their owner can read.
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=whole)
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return hashlib.sha256(content).hexdigest()
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header, empty where there is none, and the tensors by name.
+    """Return the header, empty if there is none, and the tensors by name.
 
     Raises:
-        SafetensorError, OSError, ValueError: One of `UNREADABLE`, for a file that is none, or whose content is not
-            what its checksum says. A file without one is read as it is.
+        SafetensorError, OSError, ValueError: Members of `UNREADABLE`, if the file is malformed or its content does not
+            match its checksum. A file without a checksum is not verified.
     """
     check_header_size(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     if CHECKSUM in header:
         check_content(header, tensors_sha256(tensors))
     return header, tensors
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,1 +1,1 @@
-"""An embedded classifier of road signs on a drive into bad weather."""
+"""An embedded road-sign classifier on a drive into bad weather."""

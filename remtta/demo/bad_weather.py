@@ -1,4 +1,4 @@
-"""What happens to the demo's camera: noise, blur, fog, dusk and glare.
+"""The conditions of the demo's camera: noise, blur, fog, dusk and glare.
 
 None of these is used in training the demo model (examples/train_demo_model.py).
 """
@@ -22,18 +22,18 @@ def _clear(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A sensor at high gain: Gaussian noise."""
+    """Simulate a sensor at high gain with Gaussian noise."""
     return _eight_bits(image / 255 + rng.normal(0, 0.33, image.shape))
 
 
 def _blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A lens out of focus."""
+    """Simulate a lens out of focus."""
     radius = float(rng.uniform(0.9, 1.4))
     return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def _fog(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A bright veil of uneven density."""
+    """Add a bright veil of uneven density."""
     size = image.shape[0]
     coarse = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
     density = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC)) / 255
@@ -42,13 +42,13 @@ def _fog(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _dusk(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Little, bluish light, and the grain that comes with it."""
+    """Darken with a bluish tint, and add sensor noise."""
     light = rng.uniform(0.36, 0.5) * np.array([0.8, 0.9, 1.2])
     return _eight_bits(image / 255 * light + rng.normal(0, 0.03, image.shape))
 
 
 def _glare(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A low sun: overexposed, with light scattered in the lens."""
+    """Simulate a low sun: overexposure and scattered light."""
     strength = rng.uniform(0.75, 1.0)
     return _eight_bits(image / 255 * (1 + strength) + 0.3 * strength)
 

@@ -1,4 +1,4 @@
-"""The demo: an embedded classifier of road signs and a drive into bad weather, adapted through the usual code path."""
+"""The demo: an embedded road-sign classifier on a drive into bad weather, adapted through the usual code path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCH_SIZE = 20
 FRAMES_PER_CONDITION = 400
 METHODS = ("source", "remtta")
 
-_STREAM_SEED = 77  # keeps the drive apart from the training images, which are seeded with one number
+_STREAM_SEED = 77  # separates the drive from the training images, which are seeded with a single number
 
 _log = logging.getLogger("remtta")
 
@@ -45,7 +45,7 @@ class DrivenFrame:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo measured.
+    """The demo's results.
 
     Attributes:
         frames: The drive, in order.
@@ -59,16 +59,16 @@ class DemoResult:
 
     @property
     def picture(self) -> Path:
-        """The picture of the running error and the masks."""
+        """The plot of the running error and the masks."""
         return self.output / "demo.png"
 
     @property
     def delta(self) -> Path:
-        """What adaptation changed."""
+        """The delta of the adapted run."""
         return self.output / "remtta" / DELTA
 
     def errors(self, method: str) -> dict[str, float]:
-        """Error in percent per condition, and their mean."""
+        """Return the error in percent per condition, and their mean."""
         outcomes = zip(self.frames, self.wrong[method], strict=True)
         errors = {}
         for condition, group in groupby(outcomes, key=lambda outcome: outcome[0].condition):
@@ -77,7 +77,7 @@ class DemoResult:
         return {**errors, "mean": sum(errors.values()) / len(errors)}
 
     def table(self) -> str:
-        """The errors as text, one condition a line."""
+        """Return the errors as text, one line per condition."""
         columns = {method: self.errors(method) for method in self.wrong}
         header = f"{'error in %':<12}" + "".join(f"{method:>9}" for method in columns)
         names = list(next(iter(columns.values())))
@@ -93,19 +93,19 @@ def run_demo(
     overwrite: bool = False,
     interrupts: Interrupts | None = None,
 ) -> DemoResult:
-    """Drive the embedded model through every condition, without adaptation and with it.
+    """Run the embedded model through every condition, without and with adaptation.
 
-    Writes the frames with their labels, a run folder per method, and the picture `demo.png`.
+    Writes the frames with their labels, a run folder per method, and the plot `demo.png`.
 
     Args:
         output: Folder for everything.
         frames_per_condition: Frames of each condition.
-        seed: Which drive.
+        seed: Seed of the drive.
         overwrite: Replace an earlier demo in the same folder.
         interrupts: Turns signals into a clean stop.
 
     Raises:
-        UsageError: If the folder holds something and may not be overwritten.
+        UsageError: If the folder is not empty and may not be overwritten.
         OutputError: If results cannot be written.
     """
     from remtta.demo.picture import draw_picture
@@ -144,7 +144,7 @@ def _clear_folder(output: Path, overwrite: bool) -> None:
 
 
 def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
-    """Draw the frames of a drive into `folder/frames`, in order, with `folder/labels.csv` beside them."""
+    """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv`."""
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
     for position, (condition, change) in enumerate(CONDITIONS.items()):

@@ -1,4 +1,4 @@
-"""The demo's picture: the running error, and what the masks hide."""
+"""The demo's plot: the running error, and the effect of the masks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _draw_errors(sheet: Sheet, result: DemoResult) -> None:
 
 
 def _running_mean(wrong: Sequence[bool]) -> list[float]:
-    """Percent wrong among the last frames, up to `_WINDOW` of them."""
+    """Return the error in percent over a sliding window of the last `_WINDOW` frames."""
     total = [0, *accumulate(wrong)]
     starts = [max(0, stop - _WINDOW) for stop in range(1, len(total))]
     return [100 * (total[stop] - total[start]) / (stop - start) for stop, start in enumerate(starts, 1)]
@@ -109,7 +109,7 @@ def _draw_masks(sheet: Sheet, result: DemoResult, ratios: Sequence[float], top: 
 
 
 def _example(result: DemoResult, condition: str) -> DrivenFrame:
-    """The last frame of a condition that remtta got right on the drive, else the last one."""
+    """Return the last frame of a condition that remtta predicted correctly, else the last one."""
     outcomes = zip(result.frames, result.wrong["remtta"], strict=True)
     frames = [(missed, frame) for frame, missed in outcomes if frame.condition == condition]
     return next((frame for missed, frame in reversed(frames) if not missed), frames[-1][1])

@@ -1,8 +1,7 @@
 """Road signs drawn by seeded code: the labelled images of the demo.
 
-Nothing here is a photograph, so the images carry no licence but the project's
-own. A sign is drawn once per class at high resolution, then placed on a random
-roadside background with random perspective, size, position and daylight.
+There are no photographs, so the images carry no licence but the project's own. Each sign is drawn once at high
+resolution, then placed on a random roadside background with random perspective, size, position and daylight.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _BLACK = (25, 25, 25)
 Point = tuple[float, float]
 Colour = tuple[int, int, int]
 Shape = tuple[Any, ...]
-"""A method of `_Canvas` by its name, and its arguments."""
+"""The name of a `_Canvas` method, and its arguments."""
 
 
 class _Canvas:
-    """A 100 x 100 drawing surface, the centre at (50, 50), y pointing down."""
+    """A 100 x 100 drawing surface with its centre at (50, 50) and y pointing down."""
 
     def __init__(self) -> None:
         self.image = Image.new("RGBA", (_TEMPLATE_SIZE, _TEMPLATE_SIZE), (0, 0, 0, 0))
@@ -50,7 +49,7 @@ class _Canvas:
         self._draw.polygon([(x * _UNIT, y * _UNIT) for x, y in points], fill=colour)
 
     def regular(self, corners: int, radius: float, turn: float, colour: Colour) -> None:
-        """A regular polygon; `turn` is the angle of its first corner in degrees."""
+        """Draw a regular polygon; `turn` is the angle of its first corner in degrees."""
         angles = [math.radians(turn + 360 * k / corners) for k in range(corners)]
         self.polygon([(50 + radius * math.cos(a), 50 + radius * math.sin(a)) for a in angles], colour)
 
@@ -76,7 +75,7 @@ def _limit(text: str) -> list[Shape]:
 
 
 def _arrow(turn: float) -> list[Shape]:
-    """A white arrow on a blue disc; `turn` is its direction, 0 = right, 90 = down."""
+    """Return a white arrow on a blue disc; `turn` is its direction, 0 = right, 90 = down."""
     cos, sin = math.cos(math.radians(turn)), math.sin(math.radians(turn))
 
     def at(along: float, across: float) -> Point:
@@ -87,7 +86,7 @@ def _arrow(turn: float) -> list[Shape]:
 
 
 def _roundabout() -> list[Shape]:
-    """Three curved arrows on a blue disc."""
+    """Return three curved arrows on a blue disc."""
 
     def at(radius: float, angle: float) -> Point:
         return 50 + radius * math.cos(math.radians(angle)), 50 + radius * math.sin(math.radians(angle))
@@ -130,7 +129,7 @@ _SIGNS: dict[str, list[Shape]] = {
         ("polygon", [(66, 42), (53, 38), (58, 53)], _BLACK),
     ],
 }
-"""Each sign's shapes, in the order in which they are drawn."""
+"""The shapes of each sign, in drawing order."""
 
 
 @cache
@@ -143,7 +142,7 @@ def _template(label: int) -> Image.Image:
 
 
 def _background(rng: np.random.Generator) -> Image.Image:
-    """Smooth random colours with a few hard-edged shapes: sky, walls, trees, poles."""
+    """Return smooth random colours with a few hard-edged shapes: sky, walls, trees, poles."""
     coarse = rng.uniform(20, 220, (int(rng.integers(2, 7)), int(rng.integers(2, 7)), 1))
     tint = coarse + rng.uniform(-50, 50, (*coarse.shape[:2], 3))
     small = Image.fromarray(tint.clip(0, 255).astype(np.uint8))
@@ -159,7 +158,7 @@ def _background(rng: np.random.Generator) -> Image.Image:
 
 
 def _perspective(rng: np.random.Generator, template_size: int) -> list[float]:
-    """Coefficients that map output pixels to the template (Pillow's order)."""
+    """Return the coefficients that map output pixels to the template, in Pillow's order."""
     half = IMAGE_SIZE * rng.uniform(0.30, 0.46)
     centre = IMAGE_SIZE / 2 + rng.uniform(-1, 1, 2) * (IMAGE_SIZE / 2 - half) * 0.9
     angle = math.radians(rng.uniform(-12, 12))
@@ -178,10 +177,10 @@ def _perspective(rng: np.random.Generator, template_size: int) -> list[float]:
 
 
 def render_sign(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw one road sign by daylight.
+    """Draw one road sign in daylight.
 
     Args:
-        label: Class, a position in CLASS_NAMES.
+        label: Class, an index into CLASS_NAMES.
         rng: Source of every random choice; the same state draws the same image.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Work in processes of this machine or of a cluster, and how it is stopped."""
+"""Run tasks in processes of this machine or of a cluster, and stop them."""

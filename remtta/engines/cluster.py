@@ -1,4 +1,4 @@
-"""Independent tasks on the workers of Ray: the only file that knows it."""
+"""Run independent tasks on Ray workers; the only file that imports Ray."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from remtta.engines.processes import DIED, RETRIES, R, S, T, Work, WorkersDied
 from remtta.errors import UsageError
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
-_SECONDS_TO_END = 30.0  # once told to stop
+_SECONDS_TO_END = 30.0  # after they are asked to stop
 
 
 def on_ray(
     work: Work[S, T, R], shared: S, tasks: Sequence[T], *, interrupts: Interrupts, gpus: int = 0
 ) -> Generator[tuple[int, R]]:
-    """Have tasks done by the cluster that RAY_ADDRESS names, or by one of this machine alone.
+    """Run tasks on the cluster at RAY_ADDRESS, or on a local one.
 
-    Tasks whose worker is lost are begun again by Ray. All else is as in `in_processes`, but for a worker that does not
-    heed a stop, which is ended after half a minute.
+    Ray restarts tasks whose worker was lost. Otherwise as `in_processes`, except that a worker that ignores a request
+    to stop is killed after half a minute.
 
     Args:
-        work: What to do; importable by its name on every machine.
-        shared: What it takes for all tasks, sent to each machine once.
-        tasks: What it takes for each.
+        work: Function to run; importable by its name on every machine.
+        shared: First argument of every task, sent to each machine once.
+        tasks: Second argument of each task.
         interrupts: Where a signal to stop is noticed.
-        gpus: How many each task needs.
+        gpus: GPUs per task.
     """
     ray = _ray()
     if not ray.is_initialized():
         heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         ray.init(log_to_driver=False, logging_level="error", address=os.environ.get("RAY_ADDRESS"))
         if threading.current_thread() is threading.main_thread():
-            for signum, handler in heeded.items():  # Ray's own would end the process at once
+            for signum, handler in heeded.items():  # Ray's own handlers would end the process at once
                 signal.signal(signum, handler)
     remote = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_call)
     everything = ray.put(shared)
@@ -65,13 +65,13 @@ def on_ray(
 
 
 def _last(ray: Any, waiting: dict[Any, int]) -> Generator[tuple[int, Any]]:
-    """What was still done when the tasks were told to end."""
+    """Stop the remaining tasks and yield the results of those that still finish."""
     for each in waiting:
-        ray.cancel(each, force=False)  # which is Ctrl-C to a task that was begun
+        ray.cancel(each, force=False)  # raises KeyboardInterrupt in a running task
     done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SECONDS_TO_END)
     for each in done:
         position = waiting.pop(each)
-        with contextlib.suppress(Exception):  # the signal is the first reason to end
+        with contextlib.suppress(Exception):  # the signal is the reason to end, not this
             yield position, ray.get(each)
 
 

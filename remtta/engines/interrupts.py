@@ -1,4 +1,4 @@
-"""Stop at a safe moment when the process is told to."""
+"""Stop at a safe moment when a signal arrives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Stopped(BaseException):
-    """The run was told to stop. Not an Exception, so that no handler mistakes it for a failure."""
+    """Raised when a signal stops the run. Not an Exception, so that no handler mistakes it for a failure."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -22,15 +22,15 @@ class Stopped(BaseException):
 
     @property
     def name(self) -> str:
-        """The signal's name, such as "SIGTERM"."""
+        """The signal's name, e.g. "SIGTERM"."""
         return signal.Signals(self.signum).name
 
 
 class Interrupts:
-    """Raise `Stopped` in the main thread on SIGINT, SIGTERM or SIGHUP, but never inside `held`.
+    """Raises `Stopped` in the main thread on SIGINT, SIGTERM or SIGHUP, but never inside `held`.
 
-    Used as a context manager it installs the handlers; unused, it never stops
-    anything. A second signal ends the process at once, without clean-up.
+    Handlers are installed only while it is used as a context manager. A second signal ends the process at once, without
+    clean-up.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,9 @@ class Interrupts:
         self._previous: dict[int, Any] = {}
 
     def part(self) -> Interrupts:
-        """The same signals for another thread, which holds them off by itself and hears of them when it checks."""
+        """Return an object for another thread that receives the same signals but has its own `held`, and raises only in
+        `check`.
+        """
         part = Interrupts()
         part._received = self._received
         return part
@@ -52,7 +54,8 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for name in _SIGNALS:
                 signum = getattr(signal, name, None)  # Windows has no SIGHUP
-                # nohup asks to survive hang-ups. An ignored SIGINT is only what shells give background jobs.
+                # nohup asks to survive SIGHUP; an ignored SIGINT, by contrast, is merely what shells give background
+                # jobs.
                 if signum is None or (name == "SIGHUP" and signal.getsignal(signum) is signal.SIG_IGN):
                     continue
                 self._previous[signum] = signal.signal(signum, self._handle)
@@ -64,29 +67,29 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Put off stopping until the block is done, so that what it writes is whole."""
+        """Defer stopping until the block is done, so that its files are written completely."""
         with self.finishing():
             yield
         self.check()
 
     def check(self) -> None:
-        """Raise `Stopped` if a signal has come in and nothing is held."""
+        """Raise `Stopped` if a signal has arrived, unless inside `held`."""
         if self._signum is not None and self._depth == 0:
             raise Stopped(self._signum)
 
     def stop_now(self) -> None:
-        """Raise `Stopped` if a signal has come in, also within `held`: for a wait that may never end."""
+        """Raise `Stopped` if a signal has arrived, even inside `held`: for waits that may never end."""
         if self._signum is not None:
             raise Stopped(self._signum)
 
     @property
     def pending(self) -> bool:
-        """Whether a signal has come in, for work that can end early within `held`."""
+        """Whether a signal has arrived, so that work inside `held` can end early."""
         return self._signum is not None
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
-        """Like `held`, for the last clean-up: does not raise at its end."""
+        """Like `held` but without raising at the end, for clean-up."""
         self._depth += 1
         try:
             yield
@@ -102,14 +105,14 @@ class Interrupts:
 
 
 class Told(Interrupts):
-    """Stops once a function returns a signal's number: in a worker, which another process tells to."""
+    """Stops once a function returns a signal number: used in workers, which another process stops."""
 
     def __init__(self, stopped: Callable[[], int]) -> None:
         super().__init__()
         self._stopped = stopped
 
     def part(self) -> Told:
-        """The same for another thread."""
+        """Return an equal object for another thread."""
         return Told(self._stopped)
 
     @property

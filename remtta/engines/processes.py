@@ -1,4 +1,4 @@
-"""Independent tasks handed out to worker processes, here or on a cluster; a worker that dies costs only what it had."""
+"""Run independent tasks in worker processes; if a worker dies, only its current task is lost and restarted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 
 RETRIES = 2
-"""Times that a task is begun again whose worker died."""
+"""How often a task is restarted if its worker died."""
 
 DIED = (
     "a worker process died, perhaps for lack of memory; every file written is whole: run the same command again, "
@@ -27,11 +27,11 @@ DIED = (
 
 
 class WorkersDied(RemttaError):
-    """Whoever took on some task died of it."""
+    """Every worker that ran some task died."""
 
 
 START = "spawn"
-"""How processes begin: fresh, as forks of one with threads (the progress bar's, OpenCV's) may hang."""
+"""Start method: a fresh process, since forking one with threads (of the progress bar or OpenCV) may hang."""
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 
@@ -39,14 +39,16 @@ S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 Work = Callable[[S, T, Callable[[], int]], R]
-"""What is done with what all tasks share, and one of them; a function returns a signal's number once it is to stop."""
+"""A function of the argument shared by all tasks, the task's own, and a function that returns a signal number once it
+should stop, else 0.
+"""
 
 _log = logging.getLogger("remtta")
-_stop: Any = None  # in a worker: the number of the signal that it is to end early by, or 0
+_stop: Any = None  # in a worker: the number of the signal to stop by, or 0
 
 
 def num_jobs(wanted: int | None) -> int:
-    """As many processes as wanted, or as there are cores for this process."""
+    """Return the number of processes: `wanted`, or one per core available to this process."""
     if wanted is not None:
         return wanted
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -55,25 +57,25 @@ def num_jobs(wanted: int | None) -> int:
 def in_processes(
     work: Work[S, T, R], shared: S, tasks: Sequence[T], *, jobs: int, interrupts: Interrupts
 ) -> Generator[tuple[int, R]]:
-    """Have tasks done by processes of this machine. One that dies costs only the task it had, which is begun again.
+    """Run tasks in processes of this machine. If a process dies, its task is restarted.
 
     Args:
-        work: What to do; importable by its name.
-        shared: What it takes for all tasks.
-        tasks: What it takes for each.
-        jobs: How many processes.
+        work: Function to run; importable by its name.
+        shared: First argument of every task.
+        tasks: Second argument of each task.
+        jobs: Number of processes.
         interrupts: Where a signal to stop is noticed.
 
-    Returns:
-        Positions of tasks and what came of them, as they are finished.
+    Yields:
+        Position and result of each task as it finishes.
 
     Raises:
-        WorkersDied: If every process that took on a task died of it; once the others are done.
-        RemttaError: What the work raises.
-        Stopped: On a signal, once no process is left, after what the tasks begun came to.
+        WorkersDied: If every process that ran some task died; raised after the other tasks finished.
+        RemttaError: Whatever `work` raises.
+        Stopped: On a signal, after yielding the results of tasks already begun; no process is left running.
     """
     context: Any = multiprocessing.get_context(START)
-    stop = context.RawValue("i", 0)  # without a lock, which a process that is killed could hold for ever
+    stop = context.RawValue("i", 0)  # without a lock, which a killed process could hold forever
     idle = [_Worker(context, stop) for _ in range(min(jobs, len(tasks)))]
     workers, todo, deaths = tuple(idle), deque(range(len(tasks))), Counter[int]()
     busy: dict[Future[R], tuple[_Worker, int]] = {}
@@ -112,46 +114,46 @@ def in_processes(
 
 
 class _Worker:
-    """A process that does one task at a time, and is followed by another when it has died."""
+    """A process that runs one task at a time, and is replaced if it dies."""
 
     def __init__(self, context: Any, stop: Any) -> None:
         self._context, self._stop = context, stop
         self._process: ProcessPoolExecutor | None = None
 
     def begin(self, work: Work[S, T, R], shared: S, task: T) -> Future[R]:
-        """Hand it a task."""
+        """Submit a task."""
         if self._process is None:
-            # What is shared comes with a task: handing a process much at its start waits for ever if it is killed then.
+            # `shared` is sent with the task: sending much data at a process's start hangs forever if it is killed then.
             self._process = ProcessPoolExecutor(1, self._context, initializer=_start, initargs=(self._stop,))
         try:
-            with _signals_blocked():  # the process, which this starts, has them blocked, too
+            with _signals_blocked():  # the process started here inherits the blocked signals
                 return self._process.submit(_call, work, shared, task)
         except BrokenProcessPool:  # it died between two tasks
             self.end()
             return self.begin(work, shared, task)
 
     def end(self) -> None:
-        """Wait until it has done its task, if it lives, and let go of it."""
+        """Wait for the current task, if any, and end the process."""
         if self._process is not None:
             self._process.shutdown()
             self._process = None
 
 
 def _last(begun: dict[Future[R], int]) -> Iterator[tuple[int, R]]:
-    """What was still done when the processes were told to end."""
+    """Yield the results of tasks that were still running when asked to stop."""
     wait(begun)
     for future, position in begun.items():
-        if future.exception() is None:  # else the signal is the first reason to end
+        if future.exception() is None:  # otherwise the signal is the reason to end
             yield position, future.result()
 
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Have processes that are started now never see a signal: they end when the first process tells them to.
+    """Block signals in processes started in this block; the main process stops them instead.
 
-    A terminal's Ctrl-C goes to all of them, and would interrupt their files.
+    Ctrl-C in a terminal signals every process, and would interrupt their writing of files.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows; there `_start` ignores Ctrl-C, a little later
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: `_start` ignores Ctrl-C instead, slightly later
         yield
         return
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -170,7 +172,7 @@ def _start(stop: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process if the first one is killed: nobody else would."""
+    """Exit if the parent process is killed, since nothing else would end this one."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""Evaluate methods over labelled domains: data sets, scenarios, metrics, tables and plots."""
+"""Evaluate methods on labelled domains: datasets, scenarios, metrics, tables and plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several checkpoints, or severities apart: an evaluation of each in a folder of its own, and one table of all."""
+"""Grids of evaluations over checkpoints or severities: a folder for each, and one table of all."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ AXES_TABLE, AXES_CSV = "axes.md", "axes.csv"
 
 
 def checkpoint_names(paths: Sequence[Path]) -> list[str]:
-    """Names that tell checkpoints apart: those of the files, with as many of their folders' as that takes.
+    """Return a distinct name per checkpoint: the file's stem, preceded by as many parent folders as needed.
 
     Raises:
-        UsageError: If there is no such file, or nothing tells two apart.
+        UsageError: If a file does not exist, or two cannot be told apart.
     """
     for path in paths:
         if not path.is_file():
@@ -33,15 +33,16 @@ def checkpoint_names(paths: Sequence[Path]) -> list[str]:
 
 
 def folder_of(output: Path, case: Case) -> Path:
-    """Where a case's evaluation is."""
+    """Return the folder of a case's evaluation."""
     return output.joinpath(*(f"{axis}{value}" if axis == "severity" else value for axis, value in case))
 
 
 def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> None:
-    """Refuse, before anything is run, what one of the evaluations would refuse after others.
+    """Raise before anything runs if one of the evaluations would be refused later.
 
     Raises:
-        UsageError: If the folder holds a single evaluation, or some of these that are not to be touched.
+        UsageError: If the folder holds a single evaluation, or earlier evaluations of some cases and `may_exist` is
+            false.
     """
     if (output / RESULTS).exists() and () not in cases:
         raise UsageError(f"{output} holds a single evaluation, and several need a folder of their own as --output")
@@ -54,10 +55,10 @@ def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> No
 
 
 def write_axes(output: Path, evaluations: Mapping[Case, Mapping[str, Any]]) -> None:
-    """Write the table of all evaluations, as Markdown, and with every domain as CSV.
+    """Write the table of all evaluations as Markdown, and as CSV with every domain.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If a file cannot be written.
     """
     for name, text in {AXES_TABLE: axes_table(evaluations), AXES_CSV: csv_tables(evaluations)}.items():
         write_atomically(output / name, partial(Path.write_text, data=text, encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""From the class folders of a data set to the class numbers of a model, never by position in a partial listing."""
+"""Map the class folders of a dataset to the class numbers of a model, never by position in a partial listing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALPHABETICAL = "alphabetical order"
 
 
 class ClassMap(NamedTuple):
-    """The model's class number by folder name, and what that goes by, for people."""
+    """The model's class number by folder name, and a readable description of how it was found."""
 
     numbers: Mapping[str, int]
     how: str
@@ -35,9 +35,8 @@ def map_classes(
 ) -> ClassMap:
     """Find the class number of every class folder.
 
-    Tried in this order: the given map; ImageNet's wnids; folders that are
-    numbers; the model's own class names; and, if there are exactly as many
-    folders as classes, alphabetical order.
+    The following are tried in order: the given map; ImageNet's wnids; numeric folder names; the model's class names;
+    and, if there are exactly as many folders as classes, alphabetical order.
 
     Args:
         folders: Names of all class folders, over all domains.
@@ -46,7 +45,7 @@ def map_classes(
         class_map: Folder name to class number.
 
     Raises:
-        UsageError: If a folder has no class; it names some.
+        UsageError: If a folder matches no class; the message names some.
     """
     names = sorted(set(folders))
     own, plain = _numbered(labels or ()), _numbered([_plain(label) for label in labels or ()])
@@ -70,13 +69,14 @@ def map_classes(
 
 
 def spoken_names(folders: Sequence[str], root: Path) -> list[str] | None:
-    """What to tell a zero-shot model that the classes are called, from a data set's class folders.
+    """Return the class names for a zero-shot model, from a dataset's class folders.
 
     Returns:
-        The folders in alphabetical order, `_` as a space; None for ImageNet's wnids, whose names are known.
+        The folders in alphabetical order with `_` replaced by a space; None for ImageNet's wnids, whose names are
+            known.
 
     Raises:
-        UsageError: If they are numbers, or there are none.
+        UsageError: If the folders are numbers, or there are none.
     """
     names = sorted(set(folders))
     if names and _are_wnids(names):
@@ -87,7 +87,7 @@ def spoken_names(folders: Sequence[str], root: Path) -> list[str] | None:
 
 
 def restricted_set(folders: Sequence[str]) -> str | None:
-    """The name of the ImageNet variant whose tables restrict the logits to its classes, if this is one."""
+    """Return the name of the ImageNet variant (ImageNet-R or -A) with exactly these classes, or None."""
     names = set(folders)
     for title, file in _RESTRICTED_SETS.items():
         if names == set((resources.files("timm.data") / "_info" / file).read_text().split()):
@@ -96,10 +96,10 @@ def restricted_set(folders: Sequence[str]) -> str | None:
 
 
 def read_class_map(path: Path) -> dict[str, int]:
-    """Folder name to class number from a JSON object, or from lines of `folder number` or `folder,number`.
+    """Read class numbers by folder name from a JSON object, or from lines of `folder number` or `folder,number`.
 
     Raises:
-        UsageError: If the file cannot be read that way.
+        UsageError: If the file cannot be parsed.
     """
     try:
         text = path.read_text(encoding="utf-8")

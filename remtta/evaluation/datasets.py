@@ -1,4 +1,4 @@
-"""Labelled domains on disk: find out the layout, check all of it, and only then read images."""
+"""Open labelled domains: detect the layout and validate it before reading images."""
 
 from __future__ import annotations
 
@@ -28,24 +28,21 @@ def open_dataset(
     complete: bool = False,
     labels_file: Path | None = None,
 ) -> Dataset:
-    """Find the labelled domains under a folder, and check everything that can go wrong before any work.
+    """Find the labelled domains in a folder, and validate everything before any work starts.
 
     Args:
-        root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R,
-            -V2, -Sketch), a folder of CIFAR-C arrays, or one of CCC's tar files.
+        root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R, -V2, -Sketch), a folder of CIFAR-C
+            arrays, or one of CCC's tar files.
         num_classes: Classes of the model.
         labels: The model's class names.
-        domains: Which ones, in which order; by default the standard order.
-        severities: Which ones, where the layout has them; by default 5, or the only one that there is.
+        domains: Names in the order of evaluation; by default all, in the standard order.
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
         class_map: Class folder to class number.
-        limit: At most so many images per domain, the same for every corruption.
-        complete: Where some of the fifteen standard corruptions are there, all must be, unless `domains` names some.
-        labels_file: A list of images and their classes, relative to the root, to evaluate on in its order.
+        limit: At most this many images per domain, the same for every corruption.
 
     Raises:
-        UsageError: If there is no such folder, domain or severity, a domain holds no images, arrays do not fit, or a
-            class cannot be mapped.
+        UsageError: If the folder, a domain or a severity does not exist, a domain holds no images, arrays have
+            wrong shapes, or a class cannot be mapped.
         StreamError: If an array cannot be read.
     """
     place = Path(root)
@@ -97,10 +94,10 @@ def _warn_of_unequal(domains: Sequence[Domain]) -> None:
 
 
 def class_names(root: Path) -> list[str] | None:
-    """What a data set's folders call its classes, for a zero-shot model; None where they are ImageNet's wnids.
+    """Return the class names for a zero-shot model from the dataset's folders, or None for ImageNet's wnids.
 
     Raises:
-        UsageError: If they have no names, as in arrays and tar files.
+        UsageError: If the classes have no names, as in arrays and tar files.
     """
     tree = {} if (root / LABELS).is_file() or find_shards(root) else scan_tree(root)[1]
     return spoken_names([folder for levels in tree.values() for folders in levels.values() for folder in folders], root)
@@ -114,7 +111,10 @@ def labels_by_folder(
     labels: Sequence[str] | None,
     class_map: Mapping[str, int] | None,
 ) -> tuple[list[int] | None, str]:
-    """The class number of each image by its folder, and what they go by; None, and why there is none."""
+    """Return the class number of each image by its folder, and how classes were mapped.
+
+    Without labels, return None and the reason.
+    """
     try:
         tree = scan_tree(Path(root))[1] if Path(root).is_dir() else {}
     except UsageError:
@@ -134,10 +134,10 @@ def labels_by_folder(
 
 
 def read_image_list(path: Path) -> list[str]:
-    """Class folder and file name per line, whatever else the line holds before or after them.
+    """Return "class folder/file name" for each line of an image list; anything else on the line is ignored.
 
     Raises:
-        UsageError: If the file cannot be read, or a line has no folder.
+        UsageError: If the file cannot be read, or a line names no folder.
     """
     try:
         lines = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Labelled images, domain by domain, and the order in which the field visits domains."""
+"""Labelled images by domain, and the standard order of domains."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STANDARD = (
     *("snow", "frost", "fog", "brightness"),
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
-"""ImageNet-C's fifteen corruptions, in the order of every table (Hendrycks and Dietterich, 2019)."""
+"""ImageNet-C's fifteen corruptions in their standard order (Hendrycks and Dietterich, 2019)."""
 
 HOLD_OUTS = ("speckle_noise", "spatter", "gaussian_blur", "saturate")
-"""The four more that are there to choose settings on; not evaluated unless named."""
+"""The four hold-out corruptions, meant for choosing settings; not evaluated unless named."""
 
 THREE_D = (
     *("near_focus", "far_focus", "color_quant", "iso_noise", "low_light", "flash"),
@@ -37,7 +37,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 DEFAULT_SEVERITY = 5
 
 Sizes = Mapping[tuple[int, int], int]
-"""How many images there are of each width and height."""
+"""Number of images of each (width, height)."""
 
 _log = logging.getLogger("remtta")
 
@@ -47,11 +47,7 @@ class Domain:
     """Labelled images of one condition.
 
     Attributes:
-        name: Such as "gaussian_noise".
-        severity: 1 to 5, or None where there is no such level.
-        sources: A path, or array and row, per image.
-        labels: The model's class number per image.
-        read: Decodes the image at a position; None where sources are image files.
+        name: E.g. "gaussian_noise".
     """
 
     name: str
@@ -62,7 +58,7 @@ class Domain:
 
     @property
     def title(self) -> str:
-        """Name and severity, as the field prints them: "gaussian_noise5"."""
+        """Name and severity in one, as usual in the literature: "gaussian_noise5"."""
         return title_of(self.name, self.severity)
 
     def load(self, position: int) -> Image.Image:
@@ -79,16 +75,7 @@ class Dataset:
     """Domains to evaluate on.
 
     Attributes:
-        root: Where they are.
-        layout: What was found there, for people.
-        domains: In the order of the evaluation.
-        classes: How class folders became numbers.
-        class_numbers: The model's class numbers that there are folders or labels of, ascending; all of them, whatever
-            images a limit or a list leaves.
-        sizes: Of the images.
-        names: Names of the model's classes, where they are the folders' in alphabetical order, else None.
-        restricted_to: Name of the ImageNet variant whose logits are restricted to its classes, or None.
-        shuffled: Whether the order on disk is by class, so that it has to be shuffled.
+        root: Folder of the dataset.
     """
 
     root: Path
@@ -102,7 +89,7 @@ class Dataset:
     shuffled: bool = False
 
     def report(self) -> str:
-        """One line: what was found."""
+        """Describe the dataset in one line."""
         images = sum(len(domain.sources) for domain in self.domains)
         size = "{}x{} pixels".format(*next(iter(self.sizes))) if len(self.sizes) == 1 else "various sizes"
         restricted = f", logits restricted to {self.restricted_to}'s" if self.restricted_to else ""
@@ -113,12 +100,12 @@ class Dataset:
 
 
 def title_of(name: str, severity: int | None) -> str:
-    """A domain's name and severity in one."""
+    """Return a domain's name and severity in one string."""
     return f"{name}{severity or ''}"
 
 
 def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
-    """How many images there are of each width and height, by their headers; unreadable ones are passed over."""
+    """Count images by width and height, read from their headers; unreadable images are skipped."""
     with ThreadPoolExecutor() as pool:
         return Counter(size for size in pool.map(_image_size, paths, chunksize=64) if size)
 
@@ -127,14 +114,14 @@ def _image_size(path: str) -> tuple[int, int] | None:
     try:
         with opened(Path(path)) as image:
             return image.size[:2]
-    except Exception:  # told when it is decoded, with its reason
+    except Exception:  # reported with its reason when it is decoded
         return None
 
 
 def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
-    """Domains in the field's order: the standard ones, ImageNet-3DCC's, then any others by name.
+    """Sort domains into the standard order: ImageNet-C's, then ImageNet-3DCC's, then any others by name.
 
-    The hold-outs stay out where standard ones are there, unless `all_`.
+    The hold-outs are left out if any other domain is present, unless `all_` is true.
     """
     known = (*STANDARD, *THREE_D)
     present = set(names)
@@ -147,17 +134,17 @@ def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
 def wanted_domains(
     root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
 ) -> list[str]:
-    """The domains to evaluate: those asked for, which must be there, or the default ones.
+    """Return the domains to evaluate: those requested, or else the default ones.
 
     Args:
-        root: Where they were looked for.
-        found: Those that are there.
-        domains: Those asked for.
-        complete: Where some of the fifteen standard corruptions are there, all must be, unless `domains` names some.
-        by_severity: Whether they have severities; without, it is somebody's own tree that has a fog, too.
+        root: Folder of the dataset, for messages.
+        found: Domains present.
+        domains: Domains requested.
+        complete: If any of the fifteen standard corruptions is present, require all of them, unless `domains` is given.
+        by_severity: Whether the layout has severities; only then does an incomplete set cause a warning.
 
     Raises:
-        UsageError: If some are not there.
+        UsageError: If a domain is missing.
     """
     if not domains:
         absent = [name for name in STANDARD if name not in found]

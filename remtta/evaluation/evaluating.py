@@ -1,4 +1,4 @@
-"""Run methods over labelled domains: trials of a method and a seed each, here or by workers, in one folder."""
+"""Evaluate methods on labelled domains: one trial per method and seed, here or in workers, in one folder."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from remtta.runs.environment import environment
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
 from remtta.runs.reading import read_rows
 
-TRIALS = ".runs"  # those that workers make, each an evaluation in a folder of its own
+TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
 _Shared = tuple[bytes | None, Mapping[str, Any], int]
-"""The plan, packed with its model; what methods have learned; threads of torch."""
+"""The plan, pickled with its model; source statistics of the methods; number of torch threads."""
 
 _Task = tuple[tuple[str, int], Path]
 """A trial's method and seed, and its folder."""
@@ -65,37 +65,29 @@ def evaluate(
     source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
 ) -> dict[str, Any]:
-    """Run methods over labelled domains and measure them.
+    """Evaluate methods on labelled domains.
 
-    Writes `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md`,
-    `table.tex` and `table.csv`, a confusion matrix per method, a delta per seed and method that
-    changes only norms, and, where a method is under the guard, its decisions to `events.jsonl`
-    into the output folder.
+    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md`,
+    `table.tex`, `table.csv` and a confusion matrix per method; also a delta per seed for each method that changes only
+    norms, and the guard's decisions as `events.jsonl` if a method is guarded.
 
     Args:
-        model: A timm classifier, as from `load_model`; back at its source weights afterwards, however
-            this ends. Where the data set says what its classes are called, it keeps their names.
-        dataset: The domains, from `open_dataset`.
+        model: A timm classifier, as returned by `load_model`; it is restored to its source weights in any case. If
+            the dataset names its classes, the model is given those names.
         output: Folder for the results.
-        methods: Names in the order of the table, each METHOD, METHOD+guard and the like, or LABEL=METHOD for one
-            more row of a method with other settings; with their settings, or None for the published ones.
-        options: Scenario, batch size, seeds and the like.
-        preprocessing: How images become inputs; by default as the model asks for.
-        delta: Start every trial from these adapted weights, that of `source` too; a reset still goes to the source.
-        source_data: Clean source images (a folder), or the statistics of some (a file), for
-            methods that learn from them first.
-        interrupts: Turns signals into a clean stop.
+        methods: Names in the order of the table, e.g. METHOD, METHOD+guard or LABEL=METHOD (another row of the same
+            method with other settings), mapped to their settings, or to None for the published ones.
 
     Returns:
-        What `results.json` holds.
+        The contents of `results.json`.
 
     Raises:
-        UsageError: If the folder holds another evaluation, the options do not fit the data, or a
-            method lacks its source images.
+        UsageError: If the folder holds another evaluation, the options do not suit the data, or a method needs
+            source images.
         DeltaError: If the delta does not fit the model.
-        StreamError: If an image cannot be read and `on_error` is "stop", or none of a domain can.
+        StreamError: If an image cannot be read and `on_error` is "stop", or no image of a domain can be read.
         OutputError: If results cannot be written.
-        Stopped: If a signal came in; the progress is saved for `resume`.
+        Stopped: If a signal arrived; the progress is saved for `resume`.
     """
     options = options or EvalOptions()
     if options.order is None:
@@ -126,7 +118,7 @@ class _Evaluation:
         self._packed = None if plan.options.engine == "serial" else pickle.dumps(plan)  # for workers
 
     def execute(self, source_data: str | Path | None = None) -> dict[str, Any]:
-        """Go from what is in the folder to the results."""
+        """Run or resume the evaluation and return its results."""
         folder = self._folder
         self._plan.check_guards()
         with writing(folder):
@@ -159,7 +151,7 @@ class _Evaluation:
         eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
         with Ledger(folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             left = list(itertools.product(methods, plan.options.seeds))[len(progress.finished) :]
-            while left and (self._packed is None or progress.position.frames):  # one that was begun here ends here
+            while left and (self._packed is None or progress.position.frames):  # finish here what was begun here
                 ledger.finish(self._try(*left.pop(0), ledger, state))
                 state = {}
             if left:
@@ -170,13 +162,13 @@ class _Evaluation:
         return results
 
     def _try(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Make a trial, from where it stopped with this state; return its record."""
+        """Run a trial, resuming from `state` if it was interrupted, and return its record."""
         torch.manual_seed(seed)
         with self._plan.adapter(name) as adapter:
             return Trial(self._plan, name, seed, adapter, ledger, self._interrupts).run(state)
 
     def _have_made(self, trials: Sequence[tuple[str, int]], ledger: Ledger) -> None:
-        """Have workers make trials, and take them over in their order as if they had been made here."""
+        """Run trials in workers, then copy their rows, events and deltas in order, as if they had run here."""
         folders = [self._folder / TRIALS / f"{name}_seed{seed}" for name, seed in trials]
         tasks = list(zip(trials, folders, strict=True))
         with contextlib.closing(self._made(tasks)) as made:
@@ -201,7 +193,7 @@ class _Evaluation:
             from remtta.engines.cluster import on_ray
 
             return on_ray(_make, shared, tasks, interrupts=self._interrupts, gpus=gpus)
-        jobs = num_jobs(options.jobs or gpus or None)  # of one GPU, one at a time unless more are asked for
+        jobs = num_jobs(options.jobs or gpus or None)  # on a GPU, one at a time unless more are requested
         return in_processes(_make, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
     def _refuse_earlier(self) -> None:
@@ -215,33 +207,33 @@ class _Evaluation:
             )
 
     def _begin(self) -> None:
-        """Make the folder ready: remove what an earlier evaluation left that this one may not write itself."""
+        """Prepare the folder: remove what is left of an earlier evaluation."""
         self._refuse_earlier()
         folder = self._folder
         with writing(folder):
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
-            if (folder / RESULTS).exists():  # a folder of other things keeps them
+            if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
                 for pattern in (*TABLES, EVENTS, *(f"{name}/{pattern}" for name, pattern in _KEPT_IN.items())):
                     for path in folder.glob(pattern):
                         path.unlink()
                 for name in _KEPT_IN:
-                    with contextlib.suppress(OSError):  # absent, or it holds something else
+                    with contextlib.suppress(OSError):  # absent, or it holds other files
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
 
     def _go_on(self, earlier: Mapping[str, Any], methods: Sequence[str]) -> tuple[Progress, dict[str, Tensor]]:
-        """How far the evaluation in the folder has come, which may have got more methods since it began."""
+        """Return the saved progress and method state, and record methods that were added since."""
         if earlier["status"] == "completed":
             progress = Progress.of_completed(self._folder, earlier)
             state: dict[str, Tensor] = {}
-            progress.save(self._folder, state)  # before the record says that there is one
+            progress.save(self._folder, state)  # before the record claims that it exists
         else:
             progress, state = Progress.load(self._folder)
         if progress.finished or progress.position.frames:
             _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.frames)
         settings = self._plan.settings()
-        settings["methods"] = {name: settings["methods"][name] for name in methods}  # by which a next --resume goes
+        settings["methods"] = {name: settings["methods"][name] for name in methods}  # for the next --resume
         write_json(self._folder / RESULTS, {**earlier, "status": "running", "settings": settings})
         return progress, state
 
@@ -251,7 +243,7 @@ class _Evaluation:
         tallies = tally_rows(rows)
         in_order = sorted(trials, key=lambda trial: methods.index(trial["method"]))
         made_with = environment(plan.card.device)
-        del made_with["command"]  # differs after --resume, and the settings say all it says
+        del made_with["command"]  # differs after --resume, and the settings cover it
         content: dict[str, Any] = {
             "status": "completed",
             "methods": summarise(tallies, in_order, domains, len(plan.numbers)),
@@ -267,11 +259,11 @@ class _Evaluation:
 
 
 def _make(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:
-    """Make a trial in a folder of its own, or go on with it, unless it is made already; False if it was stopped."""
+    """Run or resume a trial in a folder of its own; return False if it was stopped."""
     (packed, learned, threads), ((name, seed), folder) = shared, task
     torch.set_num_threads(threads)
     assert packed is not None
-    plan: EvalPlan = pickle.loads(packed)  # with a model of its own
+    plan: EvalPlan = pickle.loads(packed)  # includes a copy of the model
     options = replace(plan.options, engine="serial", seeds=(seed,), resume=True, overwrite=False)
     own = {each: what for each, what in learned.items() if each == name}
     plan = replace(plan, methods={name: plan.methods[name]}, options=options, learned=own)

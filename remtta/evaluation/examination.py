@@ -1,4 +1,4 @@
-"""Does the preprocessing fit the model? What it says of the same images under others, too."""
+"""Check whether the preprocessing suits the model, by comparing its predictions under several alternatives."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from remtta.streams.images import natural_key
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
 
-LEAST_IMAGES = 16  # with fewer, the right one was missed where images were corrupted
+LEAST_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "0.5": (constants.IMAGENET_INCEPTION_MEAN, constants.IMAGENET_INCEPTION_STD),
     "ImageNet's": (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD),
     "CLIP's": (constants.OPENAI_CLIP_MEAN, constants.OPENAI_CLIP_STD),
     "none": ((0.0,) * 3, (1.0,) * 3),
 }
-"""Means and deviations that published classifiers of photographs were trained with."""
+"""Means and standard deviations with which published image classifiers were trained."""
 
 _CROPS, _FILTERS = (0.875, 1.0), ("bilinear", "bicubic")
 _RESAMPLINGS = 200
-_SURE, _SURE_BY_LABELS = 2.0, 3.0  # standard errors of a lead that is no chance; labels choose among more
+_SURE, _SURE_BY_LABELS = 2.0, 3.0  # standard errors of a significant lead; with labels, more candidates compete
 _LEAST_PER_CLASS, _LEAST_CLASSES = 4, 3
 _COMMON = 3
 _BATCH = 25
@@ -46,7 +46,7 @@ _BATCH = 25
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to make inputs of images: for people a title; and whether red and blue change places."""
+    """A preprocessing to try, with a readable title; `swapped` exchanges the red and blue channels."""
 
     title: str
     preprocessing: Preprocessing
@@ -54,13 +54,13 @@ class Candidate:
 
     @property
     def geometry(self) -> tuple[float, str]:
-        """What changes where pixels lie, of that in which candidates differ."""
+        """The settings that decide which pixels are seen: crop and interpolation."""
         return self.preprocessing.crop_pct, self.preprocessing.interpolation
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the model says of the images under a candidate: logits (N, C), and the share that is right, if known."""
+    """The model's logits (N, C) under a candidate, and their accuracy if labels are known."""
 
     candidate: Candidate
     logits: Tensor
@@ -68,11 +68,11 @@ class Finding:
 
     @property
     def information(self) -> float:
-        """Mutual information between image and prediction in nats: how much the predictions tell apart."""
+        """Mutual information between image and prediction, in nats."""
         return mutual_information(self.logits)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
+        """Return the numbers, ready for JSON."""
         predicted = Counter(self.logits.argmax(-1).tolist())
         return {
             "title": self.candidate.title,
@@ -87,7 +87,7 @@ class Finding:
 
 
 class Better(NamedTuple):
-    """What another candidate has over the configured one, by "accuracy" or "information": in shares or nats."""
+    """A candidate's lead over the configured preprocessing in "accuracy" (a share) or "information" (nats)."""
 
     finding: Finding
     by: str
@@ -95,7 +95,7 @@ class Better(NamedTuple):
     standard_error: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
+        """Return the numbers, ready for JSON."""
         numbers = {"by": self.by, "lead": self.lead, "standard_error": self.standard_error}
         return {"title": self.finding.candidate.title, **numbers}
 
@@ -108,22 +108,22 @@ def examine(
     class_map: Mapping[str, int] | None = None,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Look at images of a source through a model, under its own preprocessing and under others.
+    """Compare a model's predictions on images of a source under its own and under other preprocessings.
 
     Args:
-        model: A classifier; its preprocessing is what is examined.
-        source: Images, as `open_stream` takes them; class folders in a layout of `open_dataset` are labels.
-        limit: Most images, taken evenly from those of which there is a number.
+        model: A classifier with the preprocessing to check.
+        source: Images, as accepted by `open_stream`; class folders in a layout of `open_dataset` serve as labels.
+        limit: Maximum number of images, spread evenly over the source if its length is known.
         class_map: Class folder to class number.
         wait: Called between batches; may raise to stop.
 
     Returns:
-        What `--json` prints, ready for JSON: whether all `fits`; the `candidates`, the configured one first, and a
-        `better` one, if there is; the `class_order`, where class folders hold enough images; what `labels` go by, or
-        why there are none; what `rem` needs and finds.
+        The contents of `--json`: whether everything `fits`; the `candidates`, the configured one first; the `better`
+        candidate, or None; the `class_order`, or None if there are too few images per class folder; how `labels` were
+        mapped, or why there are none; what `rem` would mask and adapt.
 
     Raises:
-        UsageError: If there is no such source.
+        UsageError: If the source does not exist.
         StreamError: If too few images can be read.
     """
     card = card_of(model)
@@ -163,7 +163,7 @@ def examine(
 
 
 def candidates_of(configured: Preprocessing) -> list[Candidate]:
-    """The configured preprocessing, and others that a model may have been trained with instead."""
+    """Return the configured preprocessing first, then others with which a model may have been trained."""
     own = (configured.mean, configured.std)
     titles = {pair: title for title, pair in NORMALISATIONS.items()}
     named = {titles.get(own, "as configured"): own} | dict(NORMALISATIONS)
@@ -179,11 +179,10 @@ def candidates_of(configured: Preprocessing) -> list[Candidate]:
 
 
 def better_than(findings: Sequence[Finding], labels: Tensor | None) -> Better | None:
-    """The best of the others, if it is better than the first, the configured one, by more than chance.
+    """Return the best other candidate if it beats the configured one, the first, significantly; else None.
 
-    Labels (N,) decide where there are enough. Else it goes by how much predictions
-    tell apart, which takes fewer images; only among normalisations and orders
-    of channels, as it says nothing reliable of crops and filters.
+    Labels (N,) decide if they are significant. Otherwise the mutual information of predictions decides, which needs
+    fewer images, but only among normalisations and channel orders: it is unreliable for crops and interpolations.
     """
     configured, *others = findings
     leads = [_lead(each, configured, labels) for each in others if labels is not None]
@@ -198,7 +197,7 @@ def better_than(findings: Sequence[Finding], labels: Tensor | None) -> Better | 
 
 
 def _lead(other: Finding, configured: Finding, labels: Tensor | None) -> Better:
-    """What another has over the configured one; its standard error by drawing the images again."""
+    """Return a candidate's lead over the configured one, with its standard error by bootstrap."""
     count, generator = len(other.logits), torch.Generator().manual_seed(0)
     draws = torch.randint(count, (_RESAMPLINGS, count), generator=generator)
     if labels is not None:
@@ -210,22 +209,22 @@ def _lead(other: Finding, configured: Finding, labels: Tensor | None) -> Better:
 
 
 def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[str], how: str) -> dict[str, Any] | None:
-    """Whether folders are the classes they are taken for, by the candidate that tells most apart.
+    """Check whether class folders are mapped to the right classes, using the most informative candidate.
 
-    Each half of a folder's images says what the other half should be
-    predicted as. Where that is right far more often than the folder's own
-    class, the classes are in another order. None where there are too few images to say.
+    Each half of a folder's images predicts the class of the other half. If that is right far more often than the
+    folder's label, the classes are in another order.
 
     Args:
         findings: Of all candidates.
         labels: Shape (N,).
-        folders: Of each image.
-        how: What the labels go by.
+        folders: Folder of each image.
+        how: How the labels were mapped.
 
     Returns:
-        `how`; `accuracy`, the share of images predicted as the class of their folder; `own`, that predicted as what
-        the other half of their folder mostly is; whether the first `fits`, being no less but for chance; and
-        `mistaken`, the folders mostly predicted as another class, with that class.
+        `how`; `accuracy`, the share of images predicted as their folder's class; `own`, the share predicted as the most
+        common prediction for the other half of their folder; `fits`, whether `accuracy` is not significantly below
+        `own`; and `mistaken`, the folders mostly predicted as another class, with that class. None if there are too few
+        images.
     """
     predicted = max(findings, key=lambda finding: finding.information).logits.argmax(-1)
     members = {name: [place for place, other in enumerate(folders) if other == name] for name in folders}
@@ -253,7 +252,7 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
 
 
 def _read(source: str, limit: int, ways: Collection[Preprocessing], wait: Callable[[], None]) -> list[DecodedFrame]:
-    """Frames, with an image (K, 3, H, W) each: by each of the K ways."""
+    """Read frames spread over the source, each with an image (K, 3, H, W) under the K preprocessings."""
     stream = open_stream(source)
     count = stream.num_frames or limit
     spread = {place * count // limit for place in range(limit)} if count > limit else range(count)

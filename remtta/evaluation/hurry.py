@@ -1,4 +1,4 @@
-"""The time-constrained scenario: a stream that does not wait for updates."""
+"""The time-constrained scenario: the stream does not wait for updates."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from remtta.methods.method import Method
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import OUT_OF_TIME
 
-_TIMED_BATCHES = 3  # behind each side of a measured cost ratio
+_TIMED_BATCHES = 3  # timed per side of the measured cost ratio
 
 _log = logging.getLogger("remtta")
 
 
 class Hurry:
-    """Learns from a batch, and leaves out as many as would have gone by meanwhile.
+    """Learns from a batch, then skips the updates of as many batches as would have arrived meanwhile.
 
     Args:
         method: The method.
-        position: Where the run is; it keeps the ratio, and how many batches are still to be left out.
-        cost_ratio: Time of an adapting batch over that of a plain forward pass; measured if None.
+        position: Progress of the run; stores the ratio and the number of batches still to skip.
+        cost_ratio: Time of an adapting batch divided by that of a plain forward pass; measured if None.
 
     Source: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
     """
@@ -35,7 +35,7 @@ class Hurry:
         self._next: tuple[float, int] | None = None
 
     def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        """All frames of a batch that the stream does not wait for."""
+        """Return all frames of a batch that arrives while an update is still running."""
         labels = None if batch.labels is None else batch.labels.to(pixels.device)
         ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._method, pixels, labels)
         if self._position.skip:
@@ -45,14 +45,14 @@ class Hurry:
         return {}
 
     def finished(self, result: BatchResult) -> None:
-        """Remember how many batches are to be left out."""
+        """Store how many batches are still to be skipped."""
         if self._next is not None:
             self._position.cost_ratio, self._position.skip = self._next
             self._next = None
 
 
 def measure_cost_ratio(method: Method, pixels: Tensor, labels: Tensor | None) -> float:
-    """Time of an adapting batch over that of a plain forward pass; the method is left as it was."""
+    """Measure the time of an adapting batch divided by that of a plain forward pass; the method's state is restored."""
     state = method.state()
     times: dict[str, list[float]] = {"adapt": [], "base": []}
     for _ in range(_TIMED_BATCHES):

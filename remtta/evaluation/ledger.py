@@ -1,4 +1,4 @@
-"""What an evaluation keeps on the disk as it goes: rows, events, and how far it has come, from which it goes on."""
+"""Rows, events and progress of an evaluation on disk, from which it can resume."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ DELTAS, PLOTS = "deltas", "plots"
 
 
 def delta_path(folder: Path, method: str, seed: int | str) -> Path:
-    """Where an evaluation keeps a trial's delta."""
+    """Return the path of a trial's delta."""
     return folder / DELTAS / f"{method}_seed{seed}.safetensors"
 
 
 @dataclass
 class Position(Counts):
-    """Where a trial is: all that is before it is in `predictions.jsonl` and in the method's state.
+    """Progress of a trial: everything before it is in `predictions.jsonl` and in the method's state.
 
     Attributes:
-        visit: Number of the visit.
-        start: Images of it that are done.
+        visit: Index of the current visit.
+        start: Images of it already processed.
         skip: Batches that the time-constrained scenario still only predicts.
-        cost_ratio: The ratio that scenario goes by.
-        adapted: Images that entered an update.
+        cost_ratio: The ratio used by that scenario.
+        adapted: Images used in an update.
         seconds: Time spent in the method.
-        peak_bytes: Most memory so far.
+        peak_bytes: Peak memory so far.
 
-    The others are those of `Counts`.
+    The other attributes are those of `Counts`.
     """
 
     visit: int = 0
@@ -56,13 +56,13 @@ class Position(Counts):
 
 @dataclass
 class Progress:
-    """How far an evaluation has come: with the method's state, one file, replaced as a whole.
+    """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically.
 
     Attributes:
-        finished: Records of the trials that are done, in order.
-        position: Where the current trial is.
+        finished: Records of the finished trials, in order.
+        position: Progress of the current trial.
         num_bytes: Size of `predictions.jsonl` at this point.
-        rows_sha256: Hash of so much of it.
+        rows_sha256: Hash of that many bytes of it.
         event_bytes: Size of `events.jsonl`.
     """
 
@@ -73,16 +73,16 @@ class Progress:
     event_bytes: int = 0
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        """Write it with the method's state.
+        """Save the progress with the method's state.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If the file cannot be written.
         """
         save_state(folder / PROGRESS, asdict(self), state)
 
     @classmethod
     def load(cls, folder: Path) -> tuple[Progress, dict[str, Tensor]]:
-        """Read what `save` wrote; the very start if nothing was written yet.
+        """Load the progress and the method's state; both are empty if nothing was saved yet.
 
         Raises:
             UsageError: If the file is damaged or of another version.
@@ -99,10 +99,10 @@ class Progress:
 
     @classmethod
     def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> Progress:
-        """How far an evaluation with these results has come, so that methods can be added to it.
+        """Return the progress of a completed evaluation, so that methods can be added to it.
 
         Raises:
-            UsageError: If it lacks some of its rows, or has others.
+            UsageError: If its rows are incomplete, or there are others.
         """
         finished = [seed for content in results["methods"].values() for seed in content["seeds"].values()]
         rows, events = folder / PREDICTIONS, folder / EVENTS
@@ -118,9 +118,13 @@ def _fits(content: Any, kind: type[Progress] | type[Position]) -> bool:
 
 
 class Ledger(contextlib.ExitStack):
-    """Writes rows and events, and the place from which an evaluation can go on; a context manager.
+    """Writes rows, events and resumable progress; a context manager.
 
-    `eventful` is an evaluation with guards that may decide anything.
+    Args:
+        folder: The evaluation's folder.
+        progress: Where it resumes.
+        save_every_s: Seconds between saves.
+        eventful: Whether guards may write events.
 
     Raises:
         OutputError: If the files cannot be written.
@@ -135,14 +139,14 @@ class Ledger(contextlib.ExitStack):
         self._events: RowWriter | None = None
         if eventful:
             path = folder / EVENTS
-            kept = progress.event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
+            kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
             self._events = self.enter_context(RowWriter(path, keep_bytes=kept))
 
     def write(self, rows: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> None:
-        """Write what came of a batch.
+        """Write the rows and events of a batch.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If they cannot be written.
         """
         self._rows.write(rows)
         if self._events:
@@ -154,10 +158,10 @@ class Ledger(contextlib.ExitStack):
         return self._rhythm.allows(self._save_every_s)
 
     def save(self, moment: Moment[Position] | None) -> None:
-        """Save how far it has come, so that it can go on from this moment; without one, what was saved stays.
+        """Save the progress, so that the evaluation can resume from this moment; do nothing if it is None.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If the file cannot be written.
         """
         if moment is None:
             return
@@ -167,10 +171,10 @@ class Ledger(contextlib.ExitStack):
             replace(self.progress, position=moment.counts).save(self.folder, moment.state)
 
     def finish(self, trial: dict[str, Any]) -> None:
-        """Take the record of a trial that is done, and save that the next one has not begun.
+        """Record a finished trial, and save that the next one has not begun.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If the file cannot be written.
         """
         self.progress.finished.append(trial)
         self.progress.position = Position()

@@ -1,4 +1,4 @@
-"""Sample images under their masks: what a method hides, and what it then predicts."""
+"""Plot sample images under their masks, with the resulting predictions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LEFT, _TOP, _STEP = 150, 36, 124  # pixels
 def draw_masks(
     folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
 ) -> Sheet | None:
-    """Sample images under each mask, with prediction and entropy, as in the paper's figure.
+    """Plot sample images under each mask with prediction and entropy, as in the paper's figure.
 
-    Shown are the source and a few methods, those that mask first, whose delta is there: of the others the weights
-    are not known any more.
+    Only the source model and a few methods are shown, preferably those that mask: methods without a saved delta cannot
+    be, since their weights are gone.
     """
     domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
     columns = mask_cells(folder, results["methods"], model, dataset, domains, preprocessing)
@@ -56,10 +56,10 @@ def mask_cells(
     domains: Sequence[Domain],
     preprocessing: Preprocessing,
 ) -> dict[str, list[Cell]]:
-    """A picture of each domain by method and mask ratio; none of a model that has no masks."""
+    """Return a cell for each domain by method and mask ratio; empty if the model cannot be masked."""
     try:
         rem = REM(model)
-    except (ModelError, ValueError):  # evaluated with methods that need no masks, or with masks of its own
+    except (ModelError, ValueError):  # REM does not apply: no masks, or a masking of the model's own
         return {}
     samples = [_first_readable(domain) for domain in domains]
     pixels = torch.stack(list(map(preprocessing.transform(), (image for image, _ in samples))))
@@ -77,7 +77,7 @@ def mask_cells(
 
 
 def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping[str, torch.Tensor]]:
-    """Changes to the source weights by method: the source's and those of a few methods, rather of those that mask."""
+    """Return weight deltas by method: empty for the source model, then a few others, preferring methods that mask."""
     paths = {name: delta_path(folder, name, next(iter(content["seeds"]))) for name, content in methods.items()}
     known = [name for name, path in paths.items() if path.is_file() or name == "source"]
     masking = {name for name, content in methods.items() if "mask_ratios" in content["config"]}
@@ -87,13 +87,13 @@ def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping
 
 
 def _cell(picture: MaskPicture, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None) -> Cell:
-    """A picture above the predicted class and the entropy in nats.
+    """Return a cell of a masked image with the predicted class and the entropy in nats.
 
     Args:
-        picture: As a view sees it.
-        truth: Number of the right class.
+        picture: The masked image and its prediction.
+        truth: Number of the true class.
         labels: Names of the C classes.
-        numbers: Their numbers, where they are not all of the model's.
+        numbers: The class numbers of the outputs, if the model's are restricted.
     """
     number = picture.guess if numbers is None else numbers[picture.guess]
     label = labels[picture.guess].split(",")[0] if labels else f"class {number}"
@@ -102,7 +102,7 @@ def _cell(picture: MaskPicture, truth: int, labels: Sequence[str] | None, number
 
 
 def _first_readable(domain: Domain) -> tuple[Image.Image, int]:
-    """An image and its class; an evaluation that has ended has read one of every domain."""
+    """Return the first readable image of a domain and its class; a completed evaluation has read at least one."""
     for place, label in enumerate(domain.labels):
         with contextlib.suppress(FrameError):
             return domain.load(place), int(label)

@@ -1,4 +1,4 @@
-"""What an evaluation is made of, what of it goes into the records, and whether an earlier one was made of the same."""
+"""The inputs of an evaluation, their record, and the comparison with an earlier record."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from remtta.runs.reading import read_record
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What an evaluation is made of, fixed before its first image.
+    """The inputs of an evaluation, fixed before its first image.
 
     Attributes:
-        model: The classifier, its head cut to the data set's classes.
+        model: The classifier, with its head restricted to the dataset's classes if needed.
         card: Its card.
         dataset: The domains.
         methods: Settings by name, in the order of the table.
-        options: Scenario, batch size, seeds and the like.
-        numbers: The class that each of the head's outputs stands for.
-        start: The delta that every trial starts from, if there is one.
-        learned: What methods learned from source images, by name; filled before anything is recorded.
+        options: Scenario, batch size, seeds etc.
+        numbers: The class number of each of the head's outputs.
+        start: The delta from which every trial starts, if any.
+        learned: Source statistics by method; filled before anything is recorded.
     """
 
     model: nn.Module
@@ -64,10 +64,10 @@ class EvalPlan:
     learned: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that the numbers depend on, ready for JSON."""
+        """Return everything that determines the results, ready for JSON."""
         options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
         if math.isinf(self.options.imbalance):
-            options["imbalance"] = "infinity"  # which JSON has no number for
+            options["imbalance"] = "infinity"  # JSON cannot represent infinity
         return {
             "data": _data_settings(self.dataset),
             "model": {**self.card.origin, "base_sha256": self.card.sha256},
@@ -81,7 +81,7 @@ class EvalPlan:
 
     @contextlib.contextmanager
     def adapter(self, name: str) -> Iterator[Adapter]:
-        """Build a method with what its name adds to it and what it has learned; the model is given back as it was."""
+        """Build a method with the additions of its name and its source statistics; restore the model afterwards."""
         with self._method(name) as method:
             adapter = self._with_additions(name, method)
             if name in self.learned:
@@ -89,7 +89,7 @@ class EvalPlan:
             yield adapter
 
     def check_guards(self) -> None:
-        """Refuse a guard of a method that cannot have one.
+        """Raise if a guard is requested for a method that cannot have one.
 
         Raises:
             UsageError: Naming the method.
@@ -102,7 +102,7 @@ class EvalPlan:
                     raise UsageError(f"{name}: {error}") from None
 
     def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
-        """Have the statistics of every method that needs some on the disk, and record them in `learned`.
+        """Compute or load the source statistics of every method that needs them, and record them in `learned`.
 
         Raises:
             UsageError, StreamError, OutputError: As `learn_from_source`.
@@ -134,7 +134,7 @@ class EvalPlan:
         self, method: Method, name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
-        # Domains of the input size are taken as they are, which does not say how to crop photographs.
+        # Domains of the input size are used uncropped, which does not say how to crop photographs.
         as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
         return learn_from_source(
             method,
@@ -148,10 +148,10 @@ class EvalPlan:
         )
 
     def order_after(self, earlier: Mapping[str, Any], folder: Path) -> list[str]:
-        """Methods in the order in which they are run: those that an earlier evaluation began with, then the new ones.
+        """Return methods in the order in which they run: those of the earlier evaluation, then new ones.
 
         Raises:
-            UsageError: If a method of the earlier settings is left out, or another setting changed.
+            UsageError: If a method of the earlier evaluation is missing, or another setting changed.
         """
         begun, now = list(earlier["methods"]), json.loads(json.dumps(self.settings()))
         left_out = [name for name in begun if name not in now["methods"]]
@@ -168,7 +168,7 @@ class EvalPlan:
 
 
 def settings_of(config: MethodConfig) -> dict[str, Any]:
-    """Those of a method's settings that it has a use for, as JSON gives them back."""
+    """Return the settings that a method uses, as JSON would give them back."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(config).items()
@@ -196,7 +196,7 @@ def _data_settings(dataset: Dataset) -> dict[str, Any]:
 
 
 def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
-    """Settings of these methods alone, in which what is there or not is told in a few words."""
+    """Return the settings restricted to these methods, with data, delta and statistics condensed for messages."""
     data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
     domains = {
         title_of(each["name"], each["severity"]): f"{each['images']} images, labels {each['labels_sha256'][:16]}"
@@ -212,11 +212,11 @@ def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str
 
 
 def read_earlier(record: Path) -> dict[str, Any]:
-    """The results, so far, of an evaluation, from its `results.json`.
+    """Read the results so far of an evaluation from its `results.json`.
 
     Raises:
         RemttaError: If it cannot be read.
-        UsageError: If it is no record of an evaluation.
+        UsageError: If it is not the record of an evaluation.
     """
     earlier = read_record(record)
     settings = earlier.get("settings")
@@ -228,10 +228,10 @@ def read_earlier(record: Path) -> dict[str, Any]:
 def checked_methods(
     methods: Mapping[str, MethodConfig | None] | Sequence[str], batch_size: int
 ) -> dict[str, MethodConfig]:
-    """Every method's settings, those of its name where none are given.
+    """Return the settings of every method, the method's defaults where none are given.
 
     Raises:
-        UsageError: If a name is unknown, or settings are not of the method's kind.
+        UsageError: If a name is unknown, or settings are of another method's class.
     """
     check_method_names(list(methods))
     given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LABEL_SHARE = 0.024  # of the axis' height, for a line of text
-WINDOW = 200  # most images in the running error
-_LEAST, _PARTS = 20, 4  # in a short domain: so many, or this part of it
-_MOST_POINTS = 2000  # drawn of a visit
-_MOST_STARTS = 50  # of domains that are told; in some streams they change at every image
-_PANELS = 4  # reliability diagrams beside one another
+_LABEL_SHARE = 0.024  # of the axis' height, per line of text
+WINDOW = 200  # maximum number of images in the running error
+_LEAST, _PARTS = 20, 4  # in short domains: at least this many images, or this fraction
+_MOST_POINTS = 2000  # per visit
+_MOST_STARTS = 50  # of labelled domains; some streams change domain at every image
+_PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 _log = logging.getLogger("remtta")
@@ -43,20 +43,20 @@ _log = logging.getLogger("remtta")
 def draw_plots(
     folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
 ) -> list[Path]:
-    """Draw every picture an evaluation has the numbers for, into `plots` in its folder.
+    """Draw every plot for which an evaluation has the numbers, into `plots` in its folder.
 
     Args:
         folder: The evaluation's folder.
-        results: What its `results.json` holds.
+        results: The contents of its `results.json`.
         model: The model at its source weights.
         dataset: The images, for the overlays.
-        preprocessing: How they became inputs.
+        preprocessing: The preprocessing used.
 
     Returns:
         The files; none if matplotlib is not installed.
 
     Raises:
-        OutputError: If a picture cannot be written.
+        OutputError: If a plot cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -91,15 +91,15 @@ def draw_plots(
 
 
 def _colours(methods: Sequence[str]) -> dict[str, Any]:
-    """A colour for each method, the same in all pictures and for the usual ones in all evaluations."""
+    """Return a colour for each method, the same in all plots, and fixed for the usual methods."""
     from matplotlib import colormaps
 
-    free = cycle(colormaps["tab20"](range(4, 20)))  # the first four are much like REM's and Tent's
+    free = cycle(colormaps["tab20"](range(4, 20)))  # the first four resemble REM's and Tent's
     return {name: COLOURS.get(name) or next(free) for name in methods}
 
 
 def _legend(axes: Axes) -> None:
-    """Beside the axes, where it covers nothing."""
+    """Draw the legend beside the axes."""
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
@@ -156,7 +156,7 @@ def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours:
 
 
 def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]], bytearray]]:
-    """Of each visit the method, the places where domains begin, with their names, and which images were missed."""
+    """Yield for each visit the method, the positions and names of the domains in it, and the misclassified images."""
     rows = (row for row in read_rows(path) if "error" not in row and row["seed"] == seed and row["phase"] == "adapt")
     for (name, _), visit in groupby(rows, key=lambda row: (row["method"], row["visit"])):
         starts: list[tuple[int, str]] = []
@@ -169,12 +169,12 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
 
 
 def running_error(missed: Sequence[int]) -> np.ndarray:
-    """Error in percent of the images around each one of a domain, and of no other domain.
+    """Return the error in percent of a sliding window within one domain.
 
-    The window is a quarter of the domain, within limits, and at the domain's ends it is cut off, down to its half.
+    The window is a quarter of the domain, within limits; at both ends it is truncated, down to half its size.
 
     Args:
-        missed: Whether each image of the domain was taken for another class, in their order.
+        missed: Whether each image of the domain was misclassified, in order.
 
     Returns:
         Shape (n,).
@@ -204,19 +204,19 @@ def _entropy_by_ratio(
         axes.set_title(f"{name}, all domains and each", fontsize=9)
         axes.set_xlabel(f"mask ratio in %{which}")
     panels[0].set_ylabel("mean entropy in nats")
-    for axes, first in zip(panels, shown.values(), strict=True):  # once all have the same limits
+    for axes, first in zip(panels, shown.values(), strict=True):  # after all panels share their limits
         right = 100 * first["config"]["mask_ratios"][-1]
         _name_ends(axes, right, {domain: summary["entropies"][-1] for domain, summary in _looked_at(first).items()})
     return figure
 
 
 def _looked_at(first: Mapping[str, Any]) -> dict[str, Any]:
-    """In limited time there may be domains no batch of which was learned from, and looked at under masks."""
+    """Return the domains with entropies; in limited time, some may never have been seen under masks."""
     return {domain: summary for domain, summary in first["domains"].items() if "entropies" in summary}
 
 
 def _name_ends(axes: Axes, right: float, ends: Mapping[str, float]) -> None:
-    """Write the names of lines beside where they end at the right, each at least a line above the one before."""
+    """Label lines at their right ends, moving labels up so that they do not overlap."""
     low, high = axes.get_ylim()
     height = low
     for end, name in sorted((end, name) for name, end in ends.items()):
@@ -233,7 +233,7 @@ def _name_ends(axes: Axes, right: float, ends: Mapping[str, float]) -> None:
 
 
 def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
-    """Accuracy against confidence, a panel per method, with the number of images in each bin."""
+    """Plot accuracy against confidence, one panel per method, with the number of images per bin."""
     methods = list(dict.fromkeys(method for method, _ in tallies))
     columns = min(_PANELS, len(methods))
     lines = math.ceil(len(methods) / columns)
@@ -244,7 +244,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes, name in zip(panels.flat, methods, strict=False):
         together = tally_of(tallies, name)
         ece = together.calibration_error
-        together.bins[-2] += together.bins[-1]  # confidences of exactly 1, which have a bin of their own
+        together.bins[-2] += together.bins[-1]  # confidences of exactly 1 are counted in a separate bin
         together.bins[-1] = 0
         numbers, images, confidence, accuracy = together.reliability()
         places = (numbers + 0.5) / ECE_BINS

@@ -1,4 +1,4 @@
-"""Published protocols by name, and how images become inputs without one."""
+"""Published protocols by name, and the preprocessing without one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ INPUTS: Mapping[str, Mapping[str, Any]] = {
     "rem-paper": {"input_size": (224, 224), "crop_pct": 224 / 256, **_PLAIN},
     "rem-paper-cifar": {"input_size": (384, 384), "crop_pct": 1.0, **_PLAIN},
 }
-"""What a protocol fixes of a model's input: the REM paper's are in [0, 1] without normalisation, ImageNet-C's by way
-of 256 pixels to 224, CIFAR-C's to 384. Batch sizes are defaults of `EvalOptions`."""
+"""A protocol's preprocessing. The REM paper's inputs are in [0, 1] without normalisation: ImageNet-C's resized to 256
+and cropped to 224 pixels, CIFAR-C's resized to 384. Batch sizes are defaults of `EvalOptions`.
+"""
 
 
 def choose_preprocessing(model: nn.Module, dataset: Dataset, *, resize: Resize = "auto") -> Preprocessing:
-    """The model's preprocessing, except that images already of its input size are taken as they are.
+    """Return the model's preprocessing, but without resizing if all images already have the input size.
 
     Args:
-        model: A timm model; a protocol's values travel in its `pretrained_cfg`.
-        dataset: The images, whose sizes are known.
-        resize: "auto" as above; "always" as the model's config says; "never" demands images of its input size.
+        model: A timm model; a protocol's values are in its `pretrained_cfg`.
+        dataset: The images, with known sizes.
+        resize: "auto" as above; "always" as the model is configured; "never" requires images of the input size.
 
     Raises:
-        UsageError: If some images have the input size and others do not, or "never" meets another size.
+        UsageError: If only some images have the input size, or `resize` is "never" and none has.
     """
     configured = preprocessing_of(model)
     height, width = configured.input_size

@@ -1,4 +1,4 @@
-"""From tallies and records of trials to `results.json`, with standard errors by the number of images."""
+"""Compute `results.json` from tallies and trial records, with standard errors over images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remtta.files import write_atomically, write_json, writing
 from remtta.runs.folder import RESULTS
 
 CONFUSION = "confusion"
-MOST_CLASSES = 1000  # told one by one in results.json
+MOST_CLASSES = 1000  # listed individually in results.json
 
 _AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
 _AGAIN = ("unseen", "revisit")
@@ -27,12 +27,16 @@ Outcomes = Mapping[str, Tally]
 
 
 def write_results(folder: Path, content: dict[str, Any], tallies: Tallies, names: Mapping[int, str]) -> None:
-    """Write the tables, a confusion matrix per method, and at last `results.json`, which says that all is there.
+    """Write the tables, a confusion matrix per method, and finally `results.json`, which marks completion.
 
-    `names` are those of the classes, by number, where they have any.
+    Args:
+        folder: The evaluation's folder.
+        content: The results.
+        tallies: Outcomes of all trials.
+        names: Class names by number, where known.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If a file cannot be written.
     """
     with writing(folder):
         (folder / CONFUSION).mkdir(exist_ok=True)
@@ -45,7 +49,7 @@ def write_results(folder: Path, content: dict[str, Any], tallies: Tallies, names
 
 
 def _write_confusion(path: Path, tally: Tally, names: Mapping[int, str]) -> None:
-    """Write how many images of which class were taken for which: the entries of the matrix that are not zero."""
+    """Write the nonzero entries of the confusion matrix."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["true", "predicted", "images", "true_label", "predicted_label"])
@@ -55,17 +59,17 @@ def _write_confusion(path: Path, tally: Tally, names: Mapping[int, str]) -> None
 def summarise(
     tallies: Tallies, trials: Sequence[Mapping[str, Any]], order: Sequence[str], num_classes: int
 ) -> dict[str, Any]:
-    """The `methods` part of `results.json`.
+    """Return the `methods` part of `results.json`.
 
     Args:
         tallies: Outcomes of all trials.
-        trials: A record of each, with its method and seed, in the order of the table.
+        trials: The record of each trial, with its method and seed, in the order of the table.
         order: Names of the domains, in the order of the table.
-        num_classes: Classes of the model; five of so few or less are no feat.
+        num_classes: Classes of the model; with five or fewer, top-5 errors are left out.
 
     Returns:
-        For each method the means over seeds, their standard deviations and
-        standard errors, and the numbers of each seed.
+        For each method the means over seeds, their standard deviations and standard errors, and the numbers of each
+        seed.
     """
     methods: dict[str, dict[str, Any]] = {}
     adapted: dict[str, list[Outcomes]] = {}
@@ -92,7 +96,7 @@ def summarise(
 
 
 def _by_domain(places: Mapping[tuple[str, int | None], Tally], order: Sequence[str]) -> dict[str, Tally]:
-    """The severities of each domain together, in order."""
+    """Sum the severities of each domain, in order."""
     together: dict[str, Tally] = {}
     for (name, _), tally in places.items():
         together[name] = together.get(name, Tally()) + tally
@@ -152,7 +156,7 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_domain_over_seeds(seeds: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of an error by domain."""
+    """Return the mean and standard deviation over seeds of an error by domain."""
     both = {domain: mean_and_std([seed[name][domain] for seed in seeds]) for domain in seeds[0][name]}
     return {
         name: {domain: mean for domain, (mean, _) in both.items()},
@@ -163,7 +167,7 @@ def _by_domain_over_seeds(seeds: Sequence[Mapping[str, Any]], name: str) -> dict
 def _gains(
     methods: Mapping[str, Mapping[str, Any]], adapted: Mapping[str, Sequence[Outcomes]], name: str
 ) -> dict[str, Any]:
-    """What a method gains over the source, and how sure that is."""
+    """Return a method's gain over the source model, with standard errors."""
     source, content = methods.get("source"), methods[name]
     if source is None:
         return {"gain": None}
@@ -179,10 +183,10 @@ def _gains(
 
 
 def class_errors(tally: Tally) -> dict[str, float] | None:
-    """Error in percent of the images of each class.
+    """Return the error in percent of each class.
 
     Returns:
-        By class number, ascending, of the classes that there are images of; None if they are more than 1,000.
+        By class number, ascending, for classes with images; None if there are over 1,000 classes.
     """
     truths, predicted, times = tally.confusion
     numbers, images = counts_by(truths, times)
@@ -194,44 +198,45 @@ def class_errors(tally: Tally) -> dict[str, float] | None:
 
 
 def harmonic_mean(first: float, second: float) -> float:
-    """Harmonic mean of two errors, as in the paper's forward transfer table."""
+    """Return the harmonic mean of two errors, as in the paper's forward transfer table."""
     return 2 * first * second / (first + second) if first + second else 0.0
 
 
 def standard_error(trials: Sequence[Outcomes], domains: Iterable[str]) -> float:
-    """Standard error, in percentage points, of the mean error over trials and domains.
+    """Return the standard error, in percentage points, of the mean error over trials and domains.
 
-    With E the mean of the P errors of all trials and domains, and n images in each, image i moves E by
-    u_i = sum of (wrong - error) / (P n) over its predictions. The standard error is sqrt(sum of u_i^2): in one domain
-    of one trial that is the binomial sqrt(p (1 - p) / n). An image counts once, however many trials, visits and
-    corruptions there are of it, as these are often right or wrong together.
+    Let E be the mean of the P errors of all trials and domains with n images each. Image i contributes u_i = sum of
+    (wrong - error) / (P n) over its predictions, and the standard error is sqrt(sum of u_i^2). For one domain of one
+    trial that is the binomial sqrt(p (1 - p) / n). Each image counts once, however many trials, visits and corruptions
+    include it, because those outcomes are correlated.
 
     Args:
-        trials: Those of a method, one per seed, on the same images.
-        domains: Which ones.
+        trials: A method's trials, one per seed, on the same images.
+        domains: Domains to include.
     """
     tallies = [trial[domain] for domain in domains for trial in trials]
     return _root_of_squares([(tally.wrong - tally.asked * (tally.error / 100), len(tally)) for tally in tallies])
 
 
 def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes], domains: Iterable[str]) -> float:
-    """Standard error, in percentage points, of the difference of two methods' mean errors on the same images.
+    """Return the standard error, in percentage points, of the difference of two methods' mean errors on the same
+    images.
 
-    As `standard_error`, with u_i = sum of (first wrong - second wrong) / (P n), so what both get right or wrong falls
-    out. In one domain of one trial, where b images only the first gets wrong and c only the second, that is McNemar's
-    sqrt(b + c) / n, the error if there were no difference.
+    As `standard_error`, with u_i = sum of (first wrong - second wrong) / (P n), so images on which both agree cancel
+    out. For one domain of one trial, where b images are wrong only for the first and c only for the second, that is
+    McNemar's sqrt(b + c) / n, the standard error if there were no difference.
 
     Args:
-        firsts: Trials of a method, one per seed.
-        seconds: Those of the other, with the same seeds.
-        domains: Which ones.
+        firsts: A method's trials, one per seed.
+        seconds: The other method's trials, with the same seeds.
+        domains: Domains to include.
     """
     pairs = [(one[domain], other[domain]) for domain in domains for one, other in zip(firsts, seconds, strict=True)]
     return _root_of_squares([_differences(first, second) for first, second in pairs])
 
 
 def _differences(first: Tally, second: Tally) -> tuple[np.ndarray, int]:
-    """First minus second wrong, by image, and how many predictions both have; of some, one may lack a few."""
+    """Return first minus second errors by image, and the number of shared predictions; either may lack some."""
     size = min(len(first.asked), len(second.asked))
     asked = np.minimum(first.asked[:size], second.asked[:size])
     share = [tally.wrong[:size] / np.maximum(1, tally.asked[:size]) for tally in (first, second)]
@@ -239,6 +244,6 @@ def _differences(first: Tally, second: Tally) -> tuple[np.ndarray, int]:
 
 
 def _root_of_squares(parts: Sequence[tuple[np.ndarray, int]]) -> float:
-    """From what each image moves the sum of a part's outcomes by, and how many outcomes it has."""
+    """Return the standard error from the contributions of each image and the number of predictions, for each part."""
     moves = padded_sum([moves / (len(parts) * max(1, count)) for moves, count in parts])
     return 100 * float(np.sqrt((moves**2).sum()))

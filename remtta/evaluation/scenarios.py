@@ -1,4 +1,4 @@
-"""In which order the domains are visited, and what happens between them."""
+"""The order in which domains are visited, and resets between them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GRADUAL_SEVERITIES = (*SEVERITIES, *reversed(SEVERITIES[:-1]))
 
 @dataclass(frozen=True)
 class Visit:
-    """A stretch of images between two possible resets.
+    """A stretch of images without a reset in between.
 
     Attributes:
-        items: Shape (n, 2): domain number and position in the domain.
-        reset: Go back to the source weights first.
-        phase: "adapt"; "unseen" or "revisit" for tests without learning.
+        items: Shape (n, 2): domain index and position in the domain.
+        reset: Restore the source weights first.
+        phase: "adapt"; or "unseen" or "revisit" to test without learning.
     """
 
     items: np.ndarray
@@ -32,20 +32,21 @@ class Visit:
 
     @property
     def learns(self) -> bool:
-        """Whether the method learns here."""
+        """Whether the method learns during this visit."""
         return self.phase == "adapt"
 
 
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:
-    """The visits of one run.
+    """Return the visits of one trial.
 
     Args:
         dataset: The domains.
         options: Scenario and order.
-        seed: Of every shuffle.
+        seed: Seed of every shuffle.
 
     Raises:
-        UsageError: If an unseen domain is none of the data set's, or all are, or the gradual scenario lacks severities.
+        UsageError: If an unseen domain is not in the dataset, all domains are unseen, or the gradual scenario lacks
+            severities.
     """
     scenario, unseen = options.scenario, options.unseen
     titles = [domain.name for domain in dataset.domains]
@@ -89,16 +90,16 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
 
 
 _NAMES_SEED, _MIXED_SEED, _IRREGULAR_SEED = 1, 2, 3
-_VISITS = 20  # of each domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
-_PIECES = 1.0  # concentration of DPCore's protocol
+_VISITS = 20  # per domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
+_PIECES = 1.0  # concentration in DPCore's protocol
 _SHOWN = 5
 
 
 def _irregularly(visits: Sequence[Visit], concentration: float, rng: np.random.Generator) -> list[Visit]:
-    """The same images in the same order within each domain, which comes in pieces of random lengths between others'.
+    """Split the domains into pieces of random lengths and interleave them, keeping the order within each domain.
 
-    Source: the continual dynamic change of DPCore (Zhang et al., ICML 2025), where domains take the place that
-    classes have in `dirichlet_order`.
+    Source: the continual dynamic change of DPCore (Zhang et al., ICML 2025), with domains in place of the classes of
+    `dirichlet_order`.
     """
     numbers = np.repeat(np.arange(len(visits)), [len(visit.items) for visit in visits])
     drawn = numbers[dirichlet_order(numbers, concentration, rng)]
@@ -112,7 +113,7 @@ def _irregularly(visits: Sequence[Visit], concentration: float, rng: np.random.G
 
 
 def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
-    """Each corruption's severities up to the worst and down again."""
+    """Return each corruption's domains with severities rising to the worst and falling again."""
     names = list(dict.fromkeys(domains[number].name for number in numbers))
     by_level = {(domains[number].name, domains[number].severity): number for number in numbers}
     missing = [f"{name} {level}" for name in names for level in SEVERITIES if (name, level) not in by_level]
@@ -126,11 +127,10 @@ def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
 
 
 def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """An order in which one class after the other is likelier than the rest.
+    """Return an order in which one class after the other is overrepresented.
 
-    There are as many stretches as classes, in random order. In a stretch its
-    own class is `ratio` times as likely as each other one; 1 is a plain
-    shuffle, infinity sorts by class. Every image occurs once.
+    There are as many stretches as classes, in random order. In each stretch its own class is `ratio` times as likely as
+    any other; 1 is a plain shuffle, infinity sorts by class. Every image occurs once.
 
     Args:
         labels: Shape (n,).
@@ -140,7 +140,7 @@ def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator)
     Returns:
         Positions, shape (n,).
 
-    Source: the online imbalanced label shift of SAR (Niu et al., ICLR 2023), drawn without repetition.
+    Source: the online imbalanced label shift of SAR (Niu et al., ICLR 2023), drawn without replacement.
     """
     classes = rng.permutation(np.unique(labels))
     own = np.argsort(classes)[np.searchsorted(np.sort(classes), labels)]
@@ -155,10 +155,10 @@ def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator)
 
 
 def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Generator) -> np.ndarray:
-    """An order in which each class comes in bursts, drawn from a Dirichlet distribution over time.
+    """Return an order in which each class comes in bursts, drawn from a Dirichlet distribution over time.
 
-    Time has as many slots as there are classes. Each class's images fall into
-    the slots by its own draw; within a slot the classes follow one another.
+    Time has as many slots as there are classes. Each class's images are divided among the slots by its own draw; within
+    a slot the classes follow one another.
 
     Args:
         labels: Shape (n,).

@@ -1,4 +1,4 @@
-"""Data sets that number their classes and come in an order of their own: arrays, stored streams, and lists."""
+"""Datasets with numbered classes and a fixed order: arrays, stored streams, and lists."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
         raise UsageError(f"{place} names class {labels.max()}, but the model has {num_classes}; see --num-classes")
 
 
-# --- CIFAR-C: <corruption>.npy of five severities one after the other, and labels.npy ------------------------------
+# --- CIFAR-C: <corruption>.npy with the five severities in sequence, and labels.npy --------------------------------
 
 
 def find_arrays(root: Path) -> dict[str, Path]:
-    """The arrays by corruption.
+    """Return the array files by corruption.
 
     Raises:
         UsageError: If there is none.
@@ -49,11 +49,11 @@ def find_arrays(root: Path) -> dict[str, Path]:
 def open_arrays(
     root: Path, arrays: Sequence[Path], severities: Sequence[int], num_classes: int, limit: int | None
 ) -> Dataset:
-    """These severities of arrays, or the first `limit` images of each.
+    """Open the given severities of arrays, with at most `limit` images of each.
 
     Raises:
-        UsageError: If one is no array, its shape does not fit, or the model lacks a class.
-        StreamError: If one cannot be read.
+        UsageError: If a file is not an array, has a wrong shape, or contains a class that the model lacks.
+        StreamError: If a file cannot be read.
     """
     labels = _load_array(root / LABELS)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
@@ -84,7 +84,7 @@ def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | No
 
 
 class _Rows:
-    """Images of an array from some position on; a worker that gets them opens the file by itself."""
+    """Images of an array from an offset on; pickles as its path, so that a worker reopens the file."""
 
     def __init__(self, path: Path, start: int) -> None:
         self._path, self._start, self._pixels = path, start, _load_array(path)
@@ -132,15 +132,15 @@ def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
 
 
 def find_shards(root: Path) -> list[Path]:
-    """The tar files right in a folder, in natural order."""
+    """Return the tar files in a folder, in natural order."""
     return sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
 
 
 def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:
-    """A stored stream, or its first `limit` images; their sizes go by the first image of each file.
+    """Open a stored stream, or its first `limit` images; sizes are taken from the first image of each file.
 
     Raises:
-        UsageError: If it holds no images, or classes that the model does not have.
+        UsageError: If it holds no images, or classes that the model lacks.
         StreamError: If a file cannot be read.
     """
     members = list(islice((member for shard in shards for member in _members(shard)), limit))
@@ -159,7 +159,7 @@ def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int
 
 
 def _members(path: Path) -> Iterator[_Member]:
-    """Images with their classes, which come right before or behind them."""
+    """Yield the images of a tar file with their classes, which precede or follow them."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
@@ -183,14 +183,14 @@ def _members(path: Path) -> Iterator[_Member]:
 
 
 def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | None, limit: int | None) -> Dataset:
-    """The images of a list, or its first `limit`, as one domain in their order.
+    """Open the images of a list, or its first `limit`, as one domain in the order of the list.
 
     Args:
         file: A line `path<TAB>class` or `path,class` per image, the class as a number or a name.
-        root: What relative paths are relative to.
+        root: Folder to which relative paths refer.
         num_classes: Classes of the model.
         names: The model's class names.
-        limit: At most so many images.
+        limit: Maximum number of images.
 
     Raises:
         UsageError: If the file cannot be read, an image is missing, or a class is unknown.
@@ -211,7 +211,7 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:
-    """Path and class of each line."""
+    """Return the path and class of each line."""
     try:
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:

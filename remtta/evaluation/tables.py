@@ -1,4 +1,4 @@
-"""The tables of an evaluation: for a terminal, and as Markdown, LaTeX and CSV."""
+"""The tables of an evaluation, for a terminal and as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from remtta.evaluation.tally import mean_and_std
 
 WITHIN = 2
-"""Standard errors up to which a difference is told as none: about 95 % of those that are none stay below."""
+"""A difference of up to this many standard errors is marked as insignificant (a level of about 5 %)."""
 
 SAME = "≈"
-"""Before an error, or a gain, that is not to be told from the source's."""
+"""Precedes an error or gain that does not differ significantly from the source model's."""
 
 _AGAIN = ("unseen", "revisit")
 _CSV = ("method", "phase", "domain", "error", "error_std", "error_se", "top5_error", "gain", "gain_se", "ece")
@@ -30,13 +30,13 @@ _LATEX = {
 Table = tuple[list[str], list[list[str]]]
 
 Case = tuple[tuple[str, str], ...]
-"""An evaluation's place on each axis of a grid of them: ("checkpoint", "vit"), ("severity", "3")."""
+"""An evaluation's value on each axis of a grid: (("checkpoint", "vit"), ("severity", "3"))."""
 
 
 def table_rows(results: Mapping[str, Any]) -> Table:
-    """Header and rows of the final table: error in percent per domain, mean, gain, top-5 error, ECE, speed.
+    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed.
 
-    What earlier versions did not record is left out.
+    Columns that earlier versions did not record are left out.
     """
     methods: Mapping[str, Mapping[str, Any]] = results["methods"]
     first = next(iter(methods.values()))
@@ -63,7 +63,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
 
 
 def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
-    """What the signs of a table of errors, by default the final one, mean: a line for each that is in it."""
+    """Return a line for each sign used in a table of errors, by default the main one."""
     header, rows = table or table_rows(results)
     cells = " ".join(cell for row in rows for cell in row[1:])
     num_seeds = len(next(iter(results["methods"].values()))["seeds"])
@@ -76,14 +76,15 @@ def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
 
 
 def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
-    """Header and rows of mean errors in percent: a column per evaluation, per value of either of two axes, and of all.
+    """Return header and rows of mean errors in percent: a column per evaluation, per value of either axis, and the
+    mean.
 
     Args:
-        evaluations: What the `results.json` of each holds, all with the same methods.
+        evaluations: The contents of each `results.json`, all with the same methods.
     """
     first = next(iter(evaluations))
     columns = {", ".join(f"{axis} {value}" for axis, value in case): [case] for case in evaluations}
-    if len(first) > 1:  # each value over those of the other axis
+    if len(first) > 1:  # each value, averaged over the other axis
         for place in sorted(dict.fromkeys(itertools.chain(*evaluations)), key=lambda place: place[0]):
             columns[" ".join(place)] = [case for case in evaluations if place in case]
     columns["mean"] = list(evaluations)
@@ -101,13 +102,13 @@ def _mean_of(contents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def axes_table(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
-    """That table in Markdown; below it its signs."""
+    """Return the table of a grid in Markdown, followed by its legend."""
     table = axes_rows(evaluations)
     return "\n".join([_markdown(table), *_legend(notes(next(iter(evaluations.values())), table))])
 
 
 def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
-    """A domain's error, or the mean, with its spread over seeds, and whether it is the source's."""
+    """Return a domain's error, or the mean, with its spread over seeds and the sign of insignificance."""
     error, spread = (
         (content["mean"], content["mean_std"])
         if domain is None
@@ -117,7 +118,7 @@ def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
 
 
 def _same(content: Mapping[str, Any], domain: str | None = None) -> str:
-    """The sign of a gain, a domain's or that of the mean, that may be none."""
+    """Return the sign if a gain, a domain's or that of the mean, is insignificant; else an empty string."""
     if "gain_se" not in content:
         return ""
     gains = ("gain", "gain_se") if domain is None else ("gain_by_domain", "gain_by_domain_se")
@@ -126,7 +127,7 @@ def _same(content: Mapping[str, Any], domain: str | None = None) -> str:
 
 
 def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
-    """Header and rows of the table of standard errors, per domain and of the mean; None where none were recorded."""
+    """Return header and rows of the table of standard errors, per domain and of the mean; None if not recorded."""
     methods: Mapping[str, Any] = results["methods"]
     if not all("error_se" in content for content in methods.values()):
         return None
@@ -142,7 +143,7 @@ def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
 
 
 def cost_rows(results: Mapping[str, Any]) -> Table:
-    """Header and rows of the efficiency table, as in the paper's; passes are per image, time for 1,000 of them."""
+    """Return header and rows of the efficiency table, as in the paper: passes per image, time per 1,000 images."""
     header = ["efficiency", "parameters", "forward passes", "backward passes", "models held", "s per 1,000 images"]
     rows = []
     for name, content in results["methods"].items():
@@ -154,7 +155,7 @@ def cost_rows(results: Mapping[str, Any]) -> Table:
 
 
 def markdown_table(results: Mapping[str, Any]) -> str:
-    """The final table in Markdown, ready to paste; below it its signs, its standard errors, and what methods cost."""
+    """Return the main table in Markdown, followed by its legend, standard errors and costs."""
     tables = [table_rows(results), uncertainty_rows(results), cost_rows(results)]
     first, *others = [_markdown(table) for table in tables if table is not None]
     return "\n".join([first, *_legend(notes(results)), *others])
@@ -171,7 +172,7 @@ def _markdown(table: Table) -> str:
 
 
 def plain_table(results: Mapping[str, Any], table: Table | None = None) -> str:
-    """A table, by default the final one, in columns, so that it fits a terminal; below it what its signs mean."""
+    """Return a table, by default the main one, in aligned columns for a terminal, followed by its legend."""
     header, rows = table or table_rows(results)
     columns = [header, *rows]
     widths = [max(len(cell) for cell in column) for column in columns]
@@ -184,7 +185,7 @@ def plain_table(results: Mapping[str, Any], table: Table | None = None) -> str:
 
 
 def latex_table(results: Mapping[str, Any]) -> str:
-    """The final table in LaTeX, for the package booktabs; below it what its signs mean."""
+    """Return the main table in LaTeX for the booktabs package, followed by its legend."""
     header, rows = table_rows(results)
 
     def line(cells: Sequence[str]) -> str:
@@ -210,12 +211,14 @@ def _escaped(text: str) -> str:
 
 
 def csv_table(results: Mapping[str, Any]) -> str:
-    """All errors in percent and the calibration error in [0, 1]: a line per method and domain, and one for the mean."""
+    """Return CSV of all errors in percent and the calibration error in [0, 1]: a line per method and domain, one for
+    the mean.
+    """
     return csv_tables({(): results})
 
 
 def csv_tables(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
-    """The same of several evaluations, each line with the case's place on every axis in front."""
+    """Return the CSV of several evaluations, with each case's value on every axis in front."""
     text = io.StringIO()
     axes = [axis for axis, _ in next(iter(evaluations))]
     rows = csv.DictWriter(text, (*axes, *_CSV), lineterminator="\n")
@@ -231,7 +234,7 @@ def csv_tables(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
 
 
 def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What there is of each domain and of the mean, by the names of the columns."""
+    """Return the values of each domain and of the mean by column name."""
     seeds = content["seeds"].values()
     gains = {"gain": "gain_by_domain", "gain_se": "gain_by_domain_se"}
     by_domain = {name: content.get(gains.get(name, name), {}) for name in _CSV[3:9]}
@@ -257,4 +260,4 @@ def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 TABLE = "table.md"
 TABLES = {TABLE: markdown_table, "table.tex": latex_table, "table.csv": csv_table}
-"""Files of an evaluation, and what they hold of its results."""
+"""The table files of an evaluation, and the functions that write them."""

@@ -1,4 +1,4 @@
-"""Outcomes counted from prediction rows, from which every number of a table comes."""
+"""Count outcomes from prediction rows; every number in the tables derives from these counts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _PREDICTED = 2**32 - 1
 
 @dataclass
 class Tally:
-    """Outcomes of a set of predictions, in sums whose size goes by images and classes, not by predictions.
+    """Counts of predictions; memory grows with images and classes, not with predictions.
 
     Attributes:
-        asked: By the image's number, how many predictions there are of it.
-        wrong: How many of those name another class.
+        asked: Number of predictions by image number.
+        wrong: Number of wrong predictions by image number.
         pairs: Pairs of a true and a predicted class, as 2**32 * true + predicted, ascending.
-        times: How often each of these pairs came.
-        bins: Of each calibration bin, how many predictions, the sum of their confidences, and how many are right.
-            Bins are equal, closed below and open above; confidences of exactly 1 have one of their own, as in
-            torchmetrics.
-        ranks: How many tell the true class' rank (those of version 0.1.0 do not), and how many have it beyond five.
-        distances: How many come with masked views, and the sum of their distances from the plain view.
+        times: Number of occurrences of each pair.
+        bins: For each calibration bin, the number of predictions, the sum of their confidences, and the number of
+            correct ones. Bins are of equal width, closed below and open above; confidences of exactly 1 have a bin of
+            their own, as in torchmetrics.
+        ranks: Number of rows with the true class's rank (version 0.1.0 did not write it), and of those beyond the top
+            five.
+        distances: Number of rows with masked views, and the sum of their distances from the plain view.
         entropies: The sum of the entropies of each view.
     """
 
@@ -54,8 +55,8 @@ class Tally:
         """Count prediction rows.
 
         Args:
-            rows: Those of readable images.
-            numbers: Of images, by name; new ones get the next.
+            rows: Rows of readable images.
+            numbers: Image numbers by name; new images get the next number.
         """
         truths, predicted = (np.array([row[name] for row in rows], np.int64) for name in ("label_true", "class"))
         images = [_image_number(row["source"], numbers) for row in rows]
@@ -84,7 +85,7 @@ class Tally:
         return total
 
     def start_at_first(self) -> None:
-        """Number images from the first one: severities of an array come one after the other in it."""
+        """Renumber images from the first one present: an array holds its severities in sequence."""
         first = np.flatnonzero(self.asked)[0]
         self.asked, self.wrong = self.asked[first:], self.wrong[first:]
 
@@ -98,37 +99,37 @@ class Tally:
 
     @property
     def top5_error(self) -> float | None:
-        """Images in percent whose class is not among the five likeliest, where all rows tell its rank."""
+        """Top-5 error in percent; None unless every row has the true class's rank."""
         told, beyond = self.ranks.tolist()
         return 100 * beyond / len(self) if told == len(self) else None
 
     @property
     def confusion(self) -> np.ndarray:
-        """True class, predicted class, and how often, shape (3, N), in ascending order."""
+        """True class, predicted class and count, shape (3, N), ascending."""
         return np.stack([self.pairs >> 32, self.pairs & _PREDICTED, self.times])
 
     def reliability(self) -> np.ndarray:
-        """Place (0 to 15), images, mean confidence and accuracy of each bin that is not empty, shape (4, N)."""
+        """Return index (0 to 15), images, mean confidence and accuracy of each nonempty bin, shape (4, N)."""
         places = np.flatnonzero(self.bins[:, 0])
         images, confidence, right = self.bins[places].T
         return np.stack([places, images, confidence / images, right / images])
 
     @property
     def calibration_error(self) -> float:
-        """Mean gap between confidence and accuracy over the bins, weighted by their share; in [0, 1].
+        """Expected calibration error: mean gap between confidence and accuracy, weighted by bin size; in [0, 1].
 
-        torchmetrics' definition (`multiclass_calibration_error`, norm "l1").
+        Follows torchmetrics (`multiclass_calibration_error`, norm "l1").
         """
         _, images, confidence, accuracy = self.reliability()
         return float((images / len(self) * abs(accuracy - confidence)).sum())
 
     def summary(self) -> dict[str, Any]:
-        """All metrics of these predictions.
+        """Return all metrics of these predictions.
 
         Returns:
-            images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the
-            histogram of predicted classes in nats; and, of methods with masked
-            views, tvd in [0, 1] and the mean entropy per view in nats.
+            images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the histogram of
+            predicted classes in nats; and, of methods with masked views, tvd in [0, 1] and the mean entropy per view in
+            nats.
         """
         _, predicted, times = self.confusion
         summary: dict[str, Any] = {
@@ -150,7 +151,7 @@ Tallies = dict[tuple[str, int], dict[str, dict[tuple[str, int | None], Tally]]]
 
 
 def tally_rows(path: Path) -> Tallies:
-    """Outcomes of a file of rows, in memory that does not grow with them."""
+    """Count the outcomes in a file of rows, reading it in chunks."""
     tallies: Tallies = {}
     numbers: dict[str, int] = {}
     rows = (row for row in read_rows(path) if "error" not in row)
@@ -169,13 +170,13 @@ def tally_rows(path: Path) -> Tallies:
 
 
 def tally_of(tallies: Tallies, method: str) -> Tally:
-    """All of a method's outcomes while it learned."""
+    """Return the sum of a method's outcomes in the adapt phase."""
     own = (phases["adapt"].values() for (name, _), phases in tallies.items() if name == method)
     return sum((tally for places in own for tally in places), Tally())
 
 
 def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
-    """Error in percent of each method in each round through all its domains, over all images and seeds."""
+    """Return the error in percent of each method in each round through all its domains, over all images and seeds."""
     counts: Counter[tuple[str, int, bool]] = Counter()
     for row in read_rows(path):
         if "error" not in row and row["phase"] == "adapt":
@@ -188,13 +189,13 @@ def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
 
 
 def counts_by(classes: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different classes, ascending, and how often each came."""
+    """Return the distinct classes, ascending, and the count of each."""
     numbers, places = np.unique(classes, return_inverse=True)
     return numbers, np.bincount(places, times)
 
 
 def padded_sum(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of arrays, the shorter ones filled up with zeros."""
+    """Return the sum of arrays, with shorter ones padded by zeros."""
     total = np.zeros_like(max(parts, key=len))
     for part in parts:
         total[: len(part)] += part
@@ -202,7 +203,7 @@ def padded_sum(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def image_name(source: str) -> str:
-    """The same for all corruptions of an image: class folder and file name, or the row of an array."""
+    """Return a name shared by all corruptions of an image: class folder and file name, or the row of an array."""
     row = _ARRAY_ROW.fullmatch(source)
     return row[1] if row else "/".join(source.replace("\\", "/").rsplit("/", 2)[-2:])
 
@@ -213,11 +214,11 @@ def _image_number(source: str, numbers: dict[str, int]) -> int:
 
 
 def diversity(counts: np.ndarray) -> float:
-    """Entropy in nats of the histogram of predicted classes; near 0 when one class has taken over."""
+    """Return the entropy in nats of the histogram of predicted classes; near 0 if one class dominates."""
     shares = counts / counts.sum()
     return float(abs(-(shares * np.log(shares)).sum()))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and sample standard deviation where there is more than one value."""
+    """Return the mean, and the sample standard deviation or None for a single value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None

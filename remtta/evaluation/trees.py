@@ -1,4 +1,4 @@
-"""Trees of class folders: find out the layout, take the domains asked for, list their images."""
+"""Trees of class folders: detect the layout, select domains, list their images."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
-"""Class folders by domain and severity, which is None in a tree without severities."""
+"""Class folders by domain and severity; the severity is None in a tree without severities."""
 
 _LAYOUTS = (
     "ROOT/<corruption>/<severity>/<class>/, ROOT/<domain>/<class>/, ROOT/<class>/ and folders of CIFAR-C .npy files"
 )
-_SUBSET_SEED = 0  # --limit takes the same images whatever the seed of the order
+_SUBSET_SEED = 0  # --limit selects the same images whatever the seed of the order
 
 _log = logging.getLogger("remtta")
 
 
 def scan_tree(root: Path) -> tuple[str, Tree]:
-    """The layout's name, and class folders by domain and severity.
+    """Return the layout's name, and class folders by domain and severity.
 
     Raises:
-        UsageError: If there are no images, or the layout is none known here.
+        UsageError: If there are no images, or the layout is unknown.
     """
     first = _first_with_images(root)
     if first is None:
@@ -58,10 +58,13 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
 def choose_folders(
     root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None
 ) -> list[tuple[str, int | None, ClassFolders]]:
-    """The domains and severities asked for, with their class folders; by default severity 5, or the only one there is.
+    """Return the requested domains and severities with their class folders.
+
+    The severity is 5 by default, or the only one available.
 
     Raises:
-        UsageError: If there is no such severity, there are no class folders in it, or several and none was asked for.
+        UsageError: If a severity does not exist or has no class folders, or several exist, none of them 5, and none was
+            requested.
     """
     severities, chosen = _severities(root, tree, names, asked), []
     for name in names:
@@ -95,12 +98,18 @@ def tree_domain(
     image_list: Sequence[str] | None,
     limit: int | None,
 ) -> Domain:
-    """The images of class folders, or those of a list ("class/name.JPEG" each), and of either at most `limit`.
+    """Return a domain with the images of its class folders, or of a list, and at most `limit` of them.
 
-    A limit takes the same images of all domains. `numbers` has the model's class number of each class.
+    Args:
+        name: Name of the domain.
+        severity: 1 to 5, or None.
+        folders: Its class folders.
+        numbers: The model's class number of each class folder.
+        image_list: "class/name.JPEG" of each image to take, in order.
+        limit: Take at most this many images, the same ones in all domains.
 
     Raises:
-        UsageError: If there are no images, or some of the list are missing.
+        UsageError: If there are no images, or images of the list are missing.
     """
     title = title_of(name, severity)
     if image_list is None:
@@ -127,7 +136,7 @@ def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> li
 
 
 def _images(folder: Path) -> list[str]:
-    """The images right in a folder, in natural order."""
+    """Return the images directly in a folder, in natural order."""
     suffixes = image_suffixes()
     paths = [entry.path for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
     return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)

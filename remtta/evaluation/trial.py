@@ -1,4 +1,4 @@
-"""One trial: a method over all visits, with one seed."""
+"""A trial: one method over all visits, with one seed."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from remtta.streams.prefetch import DecodedFrame, prefetch
 BATCHES_AHEAD = 2
 
 _Outcomes = dict[str, Counter[bool]]
-"""By domain and severity, how many images are right and how many wrong."""
+"""Counts of right and wrong predictions by domain and severity."""
 
 _log = logging.getLogger("remtta")
 
 
 class Trial:
-    """Has a session go through the visits, and writes down what comes of each batch.
+    """Runs a session over all visits and records its results.
 
     Args:
-        plan: The evaluation's.
-        name: What it calls the method.
-        seed: Of the order of images.
-        adapter: The method, perhaps under the guard, at its source weights.
-        ledger: Where rows go, and where the trial is.
+        plan: The evaluation's plan.
+        name: Name of the method in the plan.
+        seed: Seed of the order of images.
+        adapter: The method with its observers, at its source weights.
+        ledger: Where rows and progress are written.
         interrupts: Turns signals into a clean stop.
     """
 
@@ -88,15 +88,15 @@ class Trial:
         return self._visits[self._position.visit]
 
     def run(self, state: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Go through the visits, from where an earlier evaluation stopped with this state.
+        """Go through the visits, resuming an earlier evaluation if `state` is not empty.
 
         Returns:
-            A record of the trial.
+            The record of the trial.
 
         Raises:
-            StreamError: If an image cannot be read and that is to end it, or none of a domain can.
+            StreamError: If an image cannot be read and `on_error` is "stop", or no image of a domain can be read.
             OutputError: If results cannot be written.
-            Stopped: If a signal came in; the progress is saved.
+            Stopped: If a signal arrived; the progress is saved.
         """
         plan, position = self._plan, self._position
         if state:
@@ -118,7 +118,7 @@ class Trial:
         return self._record()
 
     def answered(self, result: BatchResult) -> None:
-        """Write a batch's rows, and what the guard decided."""
+        """Write the rows of a batch, and the guard's decisions."""
         position = self._position
         views = self._adapter.method.last_views if result.called else None
         rows = evaluation_rows(result, self._plan.dataset, self._items(result.batch.frames), self._form, views)
@@ -128,7 +128,7 @@ class Trial:
         self._count(rows)
 
     def finished(self, result: BatchResult) -> None:
-        """Move on, and save if it is time."""
+        """Advance the position, and save if it is time."""
         position = self._position
         position.start += len(result.batch.frames)
         position.adapted += result.num_learned
@@ -137,10 +137,10 @@ class Trial:
             self._save()
 
     def pass_on(self, result: BatchResult) -> None:
-        """There is nobody to hand rows to."""
+        """Do nothing: an evaluation has no viewers."""
 
     def _pay(self, frames: Iterator[DecodedFrame]) -> None:
-        """The visit of the moment, or what is left of it."""
+        """Run the current visit, or the rest of it."""
         position, visit = self._position, self._visit
         self._outcomes = {}
         if position.start:
@@ -151,7 +151,7 @@ class Trial:
         self._session.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
         _refuse_unread(visit, self._plan.dataset, self._outcomes)
         phase = "" if visit.learns else f" {visit.phase}"
-        for title, outcomes in self._outcomes.items():  # the field's line per domain
+        for title, outcomes in self._outcomes.items():  # one line per domain, as is customary
             _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * outcomes[False] / outcomes.total())
         position.visit, position.start = position.visit + 1, 0
         self._save()
@@ -175,7 +175,7 @@ class Trial:
                 yield Frame(where.sources[place], partial(where.load, place))
 
     def _items(self, frames: Sequence[DecodedFrame]) -> list[tuple[int, int]]:
-        """Domain and position of the next frames."""
+        """Return domain and position of the next frames."""
         start = self._position.start
         items: list[tuple[int, int]] = self._visit.items[start : start + len(frames)].tolist()
         return items
@@ -209,7 +209,7 @@ class Trial:
 
     def _save_delta(self) -> None:
         plan, method, name = self._plan, self._adapter.method, self._trial["method"]
-        if not method.committed[0] or not method.norms_only:  # one of every weight is as large as the model
+        if not method.committed[0] or not method.norms_only:  # a delta of all weights is as large as the model
             return
         path = delta_path(self._ledger.folder, **self._trial)
         with writing(path):
@@ -220,7 +220,7 @@ class Trial:
         save_delta(path, delta_of(plan.card, name, settings, committed, counts, start=plan.start, conditions=made_by))
 
     def _record(self) -> dict[str, Any]:
-        """The trial in numbers."""
+        """Return the trial's record."""
         position, method, guard = self._position, self._adapter.method, self._adapter.guard
         num_images = position.frames - position.skipped
         forwards, backwards = method.objective.passes()
@@ -256,13 +256,13 @@ def _refuse_unread(visit: Visit, dataset: Dataset, outcomes: _Outcomes) -> None:
 def evaluation_rows(
     result: BatchResult, dataset: Dataset, items: Sequence[tuple[int, int]], form: RowFormat, views: Tensor | None
 ) -> list[Row]:
-    """Return the rows of a batch, those of `adapt` with what each image was; unreadable images included.
+    """Return the rows of a batch: those of `adapt` plus domain and labels, including unreadable images.
 
     Args:
-        result: What came of it.
-        dataset: Where its images are from.
-        items: Domain number and position in the domain, of each image.
-        form: How rows look.
+        result: The batch's result.
+        dataset: The dataset of its images.
+        items: Domain index and position in the domain of each image.
+        form: Format of the rows.
         views: Logits (L, K, C) of the readable images' views, the plain one first, if there are several.
     """
     rows = prediction_rows(result, form)
@@ -277,19 +277,19 @@ def evaluation_rows(
 
 
 def _ranks(result: BatchResult) -> list[int]:
-    """Return how many classes were as likely as the true one or likelier, it included: 1 where it was predicted."""
+    """Return the rank of the true class: 1 if it was predicted, else at least 2."""
     if result.logits is None:
         return []
     assert result.batch.labels is not None
     truths = result.batch.labels.to(result.logits.device)
     likelier = (result.logits > result.logits.gather(1, truths[:, None])).sum(1)
-    predicted = result.logits.softmax(-1).max(-1).indices == truths  # of equals, one is predicted
+    predicted = result.logits.softmax(-1).max(-1).indices == truths  # among equal logits, only one is predicted
     ranks: list[int] = torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
     return ranks
 
 
 def _view_rows(views: Tensor) -> list[Row]:
-    """Return the total variation distance of masked from unmasked predictions, and each view's entropy in nats."""
+    """Return the total variation distance between masked and plain predictions, and each view's entropy in nats."""
     if len(views) < 2 or not torch.isfinite(views).all():
         return []
     entropies = entropy(views.float()).abs().T.tolist()

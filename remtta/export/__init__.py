@@ -1,1 +1,1 @@
-"""Adapted models as other programs take them, each checked in that program before anything is left on the disk."""
+"""Export adapted models to other formats, each verified with the target library before it is kept."""

@@ -1,4 +1,4 @@
-"""The adapted model that is exported, and the check that an export answers as it does."""
+"""The adapted model to export, and the check that an export gives the same logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remtta.models.loading import load
 from remtta.options import ModelOptions
 
 TOLERANCE = 1e-4
-"""Largest difference of a logit from torch's, where the largest logit is at most 1; else as a share of that."""
+"""Largest difference of a logit from torch's, relative to the largest logit if that exceeds 1."""
 
 BATCHES = (1, 7)
 
@@ -31,8 +31,8 @@ class AdaptedModel:
     Attributes:
         model: The adapted model, on the CPU, in float32.
         base: The source weights.
-        card: The adapted model's.
-        delta: What was added.
+        card: The adapted model's card.
+        delta: The delta that was added.
     """
 
     model: nn.Module
@@ -42,7 +42,7 @@ class AdaptedModel:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Where it comes from and how it is used, as texts."""
+        """Origin and usage, as strings."""
         return {
             "remtta_version": __version__,
             "model": self.delta.model,
@@ -57,20 +57,20 @@ class AdaptedModel:
         }
 
     def images(self, count: int) -> Tensor:
-        """Normalised random images, the same each time."""
+        """Return normalised random images, the same each time."""
         generator = torch.Generator().manual_seed(count)
         return torch.randn(count, 3, *self.card.preprocessing.input_size, generator=generator)
 
     @torch.inference_mode()
     def check(self, program: str, answer: Callable[[np.ndarray], Any]) -> float:
-        """Compare what another program answers with torch, at batches of 1 and 7.
+        """Compare another program's logits with torch's, for batches of 1 and 7.
 
         Args:
             program: Its name, for the message.
-            answer: Logits (B, C) of images (B, 3, H, W).
+            answer: Returns logits (B, C) of images (B, 3, H, W).
 
         Returns:
-            The largest difference, over the largest logit where that is above 1.
+            The largest difference, relative to the largest logit if that exceeds 1.
 
         Raises:
             RemttaError: If it is larger than `TOLERANCE`.
@@ -89,11 +89,11 @@ class AdaptedModel:
 
 
 def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
-    """Load the base that a delta was made on, and add the delta.
+    """Load the base of a delta, and add the delta.
 
     Args:
         delta: The delta.
-        options: What builds the base, as from `base_options`.
+        options: Options of the base, as returned by `base_options`.
 
     Raises:
         RemttaError: If the base cannot be loaded, or the delta does not fit.

@@ -1,4 +1,4 @@
-"""The formats by name, and the folder that an export leaves: whole, or not at all."""
+"""The export formats by name; an export's files appear all together or not at all."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Format = Literal["onnx", "peft", "timm"]
 def export(
     adapted: AdaptedModel, form: Format, output: Path, *, onto: Path | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Write the adapted model in a format, and check it there.
+    """Write the adapted model in a format, and verify it there.
 
     Args:
         adapted: The model.
         form: The format.
         output: The folder.
-        onto: For ONNX: a file of the same base whose norms are replaced.
+        onto: For ONNX: a file of the same base in which to replace the norms.
         overwrite: Replace files of the same names.
 
     Returns:
         The files.
 
     Raises:
-        UsageError: If a package is missing, files are there already, or the format cannot hold the model.
-        DeltaError: If `onto` is of other weights.
-        OutputError: If the disk refuses.
-        RemttaError: If the export fails, or answers otherwise than the model.
+        UsageError: If a package is missing, files exist already, or the format cannot hold the model.
+        DeltaError: If `onto` has other weights.
+        OutputError: If a file cannot be written.
+        RemttaError: If the export fails, or its logits differ from the model's.
     """
     check_can_hold(output, "the folder of an export", "--output")
     write = _writer(form, onto)
@@ -48,7 +48,7 @@ def export(
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
             raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")
-        for path in taken:  # all of them first: a kill leaves no new file beside an old one
+        for path in taken:  # all first, so that a kill leaves no mix of new and old files
             path.unlink()
         for path in made:
             os.replace(path, output / path.name)
@@ -56,7 +56,7 @@ def export(
 
 
 def _write(write: Callable[[AdaptedModel, Path], None], adapted: AdaptedModel, folder: Path) -> None:
-    """Have a library write; of a full disk some tell by errors of their own."""
+    """Call a writer; turn a library's own error about a full disk into an OSError."""
     try:
         write(adapted, folder)
     except Exception as error:
@@ -67,7 +67,7 @@ def _write(write: Callable[[AdaptedModel, Path], None], adapted: AdaptedModel, f
 
 
 def _writer(form: Format, onto: Path | None) -> partial[None]:
-    """What writes a format; imported when used."""
+    """Return the function that writes a format; it is imported only when needed."""
     assert form in get_args(Format)
     if form == "onnx":
         from remtta.export.onnx_models import write_onnx

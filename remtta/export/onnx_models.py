@@ -1,4 +1,4 @@
-"""ONNX of the adapted model, made anew or from an earlier one whose norms are replaced."""
+"""Export the adapted model to ONNX, from scratch or by replacing the norms of an earlier export."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _log = logging.getLogger("remtta")
 
 
 def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) -> None:
-    """Write `model.onnx`: images (B, 3, H, W), normalised, to logits (B, C), with B as it comes.
+    """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B.
 
     Args:
         adapted: The model.
-        folder: Where to.
-        onto: An ONNX of the same base, whose norms are replaced and of which all else stays as it is.
+        folder: Target folder.
+        onto: An ONNX file of the same base, of which only the norms are replaced.
 
     Raises:
-        UsageError: If a package is missing, or there is no such file.
-        DeltaError: If the ONNX is of other weights, or has no norms to replace.
-        RemttaError: If the model cannot be exported, or answers otherwise than torch does.
+        UsageError: If a package is missing, or the file does not exist.
+        DeltaError: If the ONNX file has other weights, or no norms to replace.
+        RemttaError: If the model cannot be exported, or its logits differ from torch's.
     """
     onnx = needed("onnx", "export", "an export")
     proto = _exported(adapted) if onto is None else _patched(adapted, onto)
@@ -54,7 +54,7 @@ def _runner(content: bytes) -> Any:
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
-    except Exception as error:  # of its own kinds, which it does not export
+    except Exception as error:  # its own exceptions, which onnxruntime does not expose
         raise RemttaError(f"onnxruntime cannot load it: {_first_line(error)}") from error
 
     def answer(images: np.ndarray) -> Any:
@@ -71,8 +71,8 @@ def _exported(adapted: AdaptedModel) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # Not optimised: that would fold batch norms, merge equal tensors and transpose weights, and a later delta
-            # could not be put in by its names. Runtimes optimise when they load.
+            # Not optimised: folding batch norms, merging equal tensors and transposing weights would make it impossible
+            # to put in a later delta by name. Runtimes optimise when they load.
             program = torch.onnx.export(
                 adapted.model,
                 (adapted.images(2),),
@@ -83,16 +83,16 @@ def _exported(adapted: AdaptedModel) -> Any:
                 optimize=False,
                 verbose=False,
             )
-        except Exception as error:  # anything, from deep in a model that it was not made for
+        except Exception as error:  # anything, e.g. from code not made for tracing
             raise RemttaError(f"torch cannot export {adapted.delta.model} to ONNX: {_first_line(error)}") from error
     assert program is not None
     proto = program.model_proto
-    del proto.graph.value_info[:]  # shapes within, which onnxruntime's quantiser stumbles over
+    del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
     return proto
 
 
 def _patched(adapted: AdaptedModel, path: Path) -> Any:
-    """An ONNX in whose norms the adapted values are."""
+    """Return an ONNX model with its norms replaced by the adapted ones."""
     onnx = needed("onnx", "export", "an export")
     if not path.is_file():
         raise UsageError(f"{path}: no such ONNX file")
@@ -100,7 +100,7 @@ def _patched(adapted: AdaptedModel, path: Path) -> Any:
         proto = onnx.load(str(path))
         tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
         values = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
-    except Exception as error:  # protobuf's, numpy's or the system's
+    except Exception as error:  # of protobuf, numpy or the system
         raise UsageError(f"{path} is not a readable ONNX file: {_first_line(error)}") from error
     used = sorted({node.op_type for node in proto.graph.node} & {*_INT8, "QLinearConv", "QLinearMatMul"})
     if used:
@@ -114,7 +114,7 @@ def _patched(adapted: AdaptedModel, path: Path) -> Any:
 
 
 def _replaced(adapted: AdaptedModel, values: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
-    """New values of the norms, by name, where everything else is the base's."""
+    """Return the new values of the norms by name, after checking that all other tensors equal the base's."""
     state = {name: tensor.numpy() for name, tensor in adapted.model.state_dict().items()}
     norms = {
         f"{layer}.{name}" if layer else name

@@ -1,4 +1,4 @@
-"""What adaptation changed, as an adapter of LayerNorm tuning that PEFT puts on the base model."""
+"""Export a delta as a LayerNorm-tuning adapter for PEFT."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`.
 
     Raises:
-        UsageError: If PEFT is missing, or the delta changes what LayerNorm tuning does not.
-        RemttaError: If PEFT's model answers otherwise than the adapted one.
+        UsageError: If PEFT is missing, or the delta changes something that LayerNorm tuning cannot represent.
+        RemttaError: If PEFT's logits differ from the adapted model's.
     """
     peft = needed("peft", "export", "an export")
     layers = sorted({name.rpartition(".")[0] for name in adapted.delta.tensors})
@@ -34,7 +34,7 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
         for name, module in norm_modules(adapted.model).items()
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    tunable |= classifiers_of(adapted.model).keys()  # of centred logits; PEFT keeps the layer as a whole
+    tunable |= classifiers_of(adapted.model).keys()  # for centred logits; PEFT stores the whole layer
     others = [name for name in layers if name not in tunable]
     if others:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The adapted model as a folder that timm, and remtta, load by `local-dir:FOLDER`."""
+"""Export the adapted model as a folder that timm and remtta load by `local-dir:FOLDER`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger("remtta")
 
 
 def write_timm(adapted: AdaptedModel, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors`, and load them by timm and by remtta.
+    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta.
 
     Raises:
-        RemttaError: If what they load is not the adapted model.
+        RemttaError: If the loaded model is not the adapted model.
     """
     model: Any = adapted.model
     config = {name: value for name, value in config_of(model).items() if name not in ("built_from", "label_names")}
@@ -39,7 +39,7 @@ def write_timm(adapted: AdaptedModel, folder: Path) -> None:
     try:
         again = timm.create_model(name, pretrained=True).eval()
         card = card_of(load_model(name))
-    except Exception as error:  # of timm, which says it in its own ways
+    except Exception as error:  # timm raises many types
         raise RemttaError(
             f"timm cannot load its own export of {adapted.delta.model}: {error}; try --format onnx"
         ) from error

@@ -1,1 +1,1 @@
-"""One page on runs and evaluations, from the files they left."""
+"""One HTML page on runs and evaluations, made from their files."""

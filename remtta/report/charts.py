@@ -1,4 +1,4 @@
-"""Charts as SVG that takes its colours for text and lines from the page; drawn by matplotlib (the extra `plot`)."""
+"""Charts as SVG that inherits its text and line colours from the page; drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ P = ParamSpec("P")
 
 
 def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:
-    """Have a figure, and the words for whoever does not see it, become an SVG element."""
+    """Decorate a function that returns a figure and its text alternative to return an SVG element."""
 
     @functools.wraps(draw)
     def chart(*args: P.args, **more: P.kwargs) -> str:
-        style: Any = _STYLE  # matplotlib types its keys one by one
+        style: Any = _STYLE  # matplotlib types its keys as literals
         from matplotlib import rc_context
 
         with rc_context(style):
@@ -68,7 +68,7 @@ def _svg(figure: Figure, told: str) -> str:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _LINK)
     root = ElementTree.fromstring(content.getvalue())
-    prefix = f"c{next(_numbers)}-"  # ids of several charts in one page
+    prefix = f"c{next(_numbers)}-"  # ids must be unique over all charts of a page
     for metadata in root.findall("{*}metadata"):
         root.remove(metadata)
     for element in root.iter():
@@ -105,7 +105,7 @@ def _mark_events(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
 
 @_drawn
 def over_time(series: Series) -> tuple[Figure, str]:
-    """Entropy, who answered, and what the guard decided, by frame."""
+    """Plot the entropy, the adapted model's share and the guard's decisions by frame."""
     figure, (top, bottom) = _axes(3.6, 2, sharex=True)
     frames = np.asarray(series.index)
     places, entropy = binned(series.entropy)
@@ -137,7 +137,7 @@ def over_time(series: Series) -> tuple[Figure, str]:
 
 @_drawn
 def accuracy(series: Series) -> tuple[Figure, str]:
-    """Estimated accuracy of the last frames, of the answers and of each model."""
+    """Plot the estimated accuracy of recent frames, for the predictions and for each model."""
     figure, axes = _axes(2.4)
     for name, colour in (("source", _GREY), ("adapted", _ORANGE), ("answers", _BLUE)):
         if points := series.estimates.get(name):
@@ -157,7 +157,7 @@ def accuracy(series: Series) -> tuple[Figure, str]:
 
 @_drawn
 def classes(series: Series) -> tuple[Figure, str]:
-    """How often each class was predicted, before and after."""
+    """Plot how often each class was predicted, before and after adaptation."""
     names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MOST_BARS)]
     titles = ("source model", "adapted model") if series.by_both else ("first half", "second half")
     shares = [[100 * counts[name] / max(1, counts.total()) for name in names] for counts in series.halves]
@@ -175,14 +175,14 @@ def classes(series: Series) -> tuple[Figure, str]:
 
 @_drawn
 def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
-    """How far each layer of a delta moved."""
+    """Plot how far each layer of a delta moved."""
     largest = sorted(range(len(moved)), key=lambda place: -moved[place]["rms"])[:_MOST_LAYERS]
     shown = [moved[place] for place in sorted(largest)]
     figure, axes = _axes(0.8 + 0.17 * len(shown))
     axes.barh(range(len(shown)), [layer["rms"] for layer in shown], color=_BLUE)
     axes.set_yticks(range(len(shown)), [layer["layer"][-40:] for layer in shown], fontsize=7)
     axes.invert_yaxis()
-    axes.locator_params(axis="x", nbins=4)  # numbers of many digits would touch one another
+    axes.locator_params(axis="x", nbins=4)  # long tick labels would overlap
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
     return figure, f"How far each layer moved, as the root mean square of its change. {rows}."

@@ -1,4 +1,4 @@
-"""What a page says of runs and evaluations, one beside the other."""
+"""The content of a page on runs and evaluations, side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PICTURES = (
     ("Error over time", "running_error.png", "Error of each method over the images, with where domains begin"),
     ("Masks", "masks.png", "Sample images with the patches that the masks hide hatched"),
 )
-"""Of those that an evaluation draws: title, file, and words for whoever does not see it."""
+"""Plots of an evaluation to include: title, file and text alternative."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class _Run:
 
 
 def write_report(folders: Sequence[Path], output: Path, masked: Look | None = None) -> None:
-    """Write one page on runs and evaluations, which needs no network and no other file.
+    """Write one page on runs and evaluations, which needs neither network nor other files.
 
     Args:
-        folders: Of runs and of evaluations.
+        folders: Folders of runs and evaluations.
         output: The HTML file.
-        masked: Draws frames of the one run as its model sees them, and as a masked view does.
+        masked: Draws frames of a single run as its model sees them, plain and masked.
 
     Raises:
         UsageError: If a folder holds neither, matplotlib is missing, or the page would be too large.
         RemttaError: If a file is damaged.
-        OutputError: If the disk refuses; a page that stood there is untouched.
+        OutputError: If the page cannot be written; an existing page is left unchanged.
     """
     needed("matplotlib", "plot", "a report")  # before rows are read, which may take minutes
     names = _names(folders)
@@ -64,7 +64,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Short names of folders, whole ones where these are not different."""
+    """Return short names of folders, or full paths if those are not unique."""
     short = [folder.resolve().name for folder in folders]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 

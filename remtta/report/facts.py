@@ -1,4 +1,4 @@
-"""What `remtta inspect` and the page tell of a run or an evaluation, in a few named lines; imports no torch."""
+"""Summarise a run or an evaluation in a few named lines, for `remtta inspect` and the page; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Facts = dict[str, str]
 
 
 def state_of(told: str, alive: bool | None, end: str = "killed") -> str:
-    """How it is; one that says it is running, and that no process is writing to, came to this end."""
+    """Return a run's state; if it says "running" but no process is writing to it, say that it was interrupted."""
     return f"was {end}, and --resume goes on with it" if told == "running" and alive is False else told
 
 
 def run_facts(content: Mapping[str, Any]) -> Facts:
-    """Of a run, as `describe_folder` has it."""
+    """Return the facts of a run, from `describe_folder`."""
     run = content["run"]
     counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
     facts = {
@@ -45,7 +45,7 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
 
 
 def _more(counts: dict[str, int]) -> str:
-    """Counts that are seldom anything but 0."""
+    """Return the counts that are usually 0."""
     texts = {"not_adapted": "not adapted on", "dropped": "dropped for newer ones", "gaps": "gaps"}
     return "".join(f"; {counts[name]} {text}" for name, text in texts.items() if counts.get(name))
 
@@ -73,7 +73,7 @@ def _prediction_facts(predictions: dict[str, Any]) -> Facts:
 
 
 def evaluation_facts(content: Mapping[str, Any]) -> Facts:
-    """Of an evaluation, as `describe_folder` has it."""
+    """Return the facts of an evaluation, from `describe_folder`."""
     evaluation = content["evaluation"]
     settings = evaluation["settings"]
     data, model, options = settings["data"], settings["model"], settings["options"]

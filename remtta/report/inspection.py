@@ -1,4 +1,4 @@
-"""Read back what runs and evaluations left behind; imports no torch."""
+"""Read the files of runs and evaluations; imports no torch."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _STREAM: Shape = {"source": str, "exit_reason": str, "frames": int, "skipped": i
 
 
 def describe_delta(path: Path) -> dict[str, Any]:
-    """A delta's origin and size, and how far each layer moved.
+    """Return a delta's origin and size, and how far each layer moved.
 
     Raises:
-        UsageError: If there is no such file.
-        DeltaError: If it is no delta file.
+        UsageError: If the file does not exist.
+        DeltaError: If it is not a delta file.
     """
     fields, arrays = read_arrays(path)
     names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
@@ -92,11 +92,11 @@ def describe_delta(path: Path) -> dict[str, Any]:
 
 
 def compare_deltas(first: Path, second: Path) -> dict[str, Any]:
-    """How far two deltas, or those of two runs' folders, are from each other, in all and by layer (`layers_apart`).
+    """Compare two deltas, or those of two run folders: in total and by layer (see `layers_apart`).
 
     Raises:
-        UsageError: If there is no such file.
-        DeltaError: If one is no delta file, or they were made on different weights.
+        UsageError: If a file does not exist.
+        DeltaError: If one is not a delta file, or they were made on different weights.
     """
     paths = [path / DELTA if path.is_dir() else path for path in (first, second)]
     (fields, arrays), (others, more) = map(read_arrays, paths)
@@ -109,12 +109,12 @@ def compare_deltas(first: Path, second: Path) -> dict[str, Any]:
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
-    """What the folder of a run, of the runs of many streams, or of an evaluation holds.
+    """Describe the folder of a run, of the runs of many streams, or of an evaluation.
 
-    "alive" says whether a process is writing to it, and is None where nothing can tell.
+    "alive" is whether a process is writing to it, or None if that is unknown.
 
     Raises:
-        UsageError: If the folder holds none of them.
+        UsageError: If the folder holds none of these.
         RemttaError: If its record is damaged.
     """
     if (folder / RECORD).is_file():
@@ -129,10 +129,10 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """A run's record.
+    """Return a run's record.
 
     Raises:
-        RemttaError: If it is damaged or not there.
+        RemttaError: If it is damaged or missing.
     """
     try:
         run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
@@ -144,7 +144,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _describe_run(folder: Path) -> dict[str, Any]:
-    """A run's record, its predictions in numbers, its delta."""
+    """Return a run's record, a summary of its predictions, and its delta."""
     content: dict[str, Any] = {"run": read_run(folder), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
@@ -154,7 +154,7 @@ def _describe_run(folder: Path) -> dict[str, Any]:
 
 
 def _describe_site(folder: Path) -> dict[str, Any]:
-    """How each stream of a site is: as its own record says where there is one, which is the newer."""
+    """Describe each stream of a site, preferring the stream's own record, which is newer."""
     try:
         site = checked_record(folder / SITE, _SITE)
         streams = {name: _stream(folder / name, told) for name, told in site["streams"].items()}
@@ -174,7 +174,7 @@ def _stream(folder: Path, told: Any) -> dict[str, Any]:
 
 
 def _describe_evaluation(folder: Path) -> dict[str, Any]:
-    """An evaluation's status and settings, and what came out for each method, where it is complete."""
+    """Return an evaluation's status and settings, and the results of each method if it is complete."""
     try:
         record = checked_record(folder / RESULTS, _EVALUATION, _EVALUATION_MAY_HAVE)
         for result in (record.get("methods") or {}).values():

@@ -1,4 +1,4 @@
-"""Frames of a run, read again, as its model sees them, and as REM's most masked view of them does."""
+"""Read the frames of a run again, and show them as its model sees them, plain and under REM's largest mask."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = logging.getLogger("remtta")
 
 
 def largest_mask(folders: Sequence[Path]) -> REMConfig:
-    """What a run masks by, with its largest mask alone.
+    """Return the masking of a run, reduced to its largest mask.
 
     Raises:
-        UsageError: If it is not one run, of a method that masks by scores, on frames that can be read again.
+        UsageError: If it is not a single run of a method that masks by scores, on frames that can be read again.
         RemttaError: If its record is damaged.
     """
     folder = folders[0]
@@ -54,11 +54,11 @@ def largest_mask(folders: Sequence[Path]) -> REMConfig:
 def masked_frames(
     model: nn.Module, config: REMConfig, wait: Callable[[], None], rows: Sequence[Row]
 ) -> list[tuple[str, ...]]:
-    """Addresses of two small pictures of each row's frame, plain and masked; none where it cannot be read again.
+    """Return data URLs of two thumbnails of each row's frame, plain and masked; empty if it cannot be read again.
 
     Args:
-        model: The run's, with its delta.
-        config: With one mask.
+        model: The run's model, with its delta.
+        config: Settings with a single mask.
         wait: Called between frames; may raise to stop.
         rows: Predictions of the run.
 
@@ -84,7 +84,7 @@ def masked_frames(
 
 
 def _read_again(rows: Sequence[Row], wait: Callable[[], None]) -> Iterator[Frame]:
-    """The frames that rows are of, stills first, each video read once."""
+    """Yield the frames of rows, stills first; each video is read once."""
     videos: dict[str, set[int]] = {}
     for row in rows:
         if "frame" in row:

@@ -1,4 +1,4 @@
-"""The page: HTML in which everything that files say is text, and no script but its own can run."""
+"""Build the HTML page; content of files is escaped, and only the page's own script can run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ MOST_BYTES = 5_000_000
 
 
 def text(content: object) -> str:
-    """What a file says, as text of a page."""
+    """Escape content for the page."""
     return escape(printable(str(content)))
 
 
 def section(title: str, parts: Iterable[str]) -> str:
-    """Parts beside each other below a heading; nothing where all are empty."""
+    """Return a heading with parts side by side below it, or nothing if all parts are empty."""
     shown = list(parts)
     return f'<section><h2>{text(title)}</h2><div class="runs">{"".join(shown)}</div></section>' if any(shown) else ""
 
 
 def chart(name: str, svg: str) -> str:
-    """A chart, named after what it is of."""
+    """Return a chart with a caption."""
     return f"<figure>{svg}<figcaption>{text(name)}</figcaption></figure>"
 
 
 def frames(name: str, shown: Iterable[tuple[Sequence[str], str]], note: str) -> str:
-    """Small pictures, of each frame itself and perhaps of it masked, with captions."""
+    """Return thumbnails with captions: each frame, and its masked view if available."""
     figures = "".join(
         f"<figure>{_images(pictures, caption)}<figcaption>{text(caption)}</figcaption></figure>"
         for pictures, caption in shown
@@ -46,7 +46,7 @@ def _images(addresses: Sequence[str], caption: str) -> str:
 
 
 def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:
-    """A table of facts, with a column for each run."""
+    """Return a table of facts, with a column per run."""
     rows = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
     lines = (
@@ -61,7 +61,7 @@ def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:
 
 
 def sortable(head: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
-    """A table whose columns sort when their heads are clicked; all but the first hold numbers."""
+    """Return a table whose columns can be sorted by clicking their heads; all but the first are numeric."""
     kinds = ["", *[' class="number"'] * (len(head) - 1)]
     heads = "".join(
         f'<th scope="col"{kind}><button type="button">{text(name)}</button></th>'
@@ -82,7 +82,7 @@ def _cell(value: str | float | None) -> str:
 
 
 def whole(title: str, body: Iterable[str]) -> str:
-    """The page."""
+    """Return the whole page."""
     style, script = (
         resources.files("remtta.report").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )

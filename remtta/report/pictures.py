@@ -1,4 +1,4 @@
-"""Frames and an evaluation's picture of masks, small enough for the page."""
+"""Thumbnails of frames and plots, small enough for the page."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from remtta.streams.images import load_image
 _THUMB = 160
 _MOST_WIDE = 1_200
 STILLS = ("folder", "glob", "image", "paths")
-"""Kinds of sources whose frames are files that can be looked at again."""
+"""Kinds of sources whose frames are image files that can be opened again."""
 
 Look = Callable[[Sequence[Row]], list[tuple[str, ...]]]
-"""The addresses of small pictures of each row's frame; none where it cannot be read any more."""
+"""A function that returns data URLs of thumbnails of each row's frame; empty if it cannot be read again."""
 
 
 def thumbnails(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A small picture of each row's frame, of those that are files."""
+    """Return a thumbnail of each row's frame, if it is an image file."""
     return [_of_file(Path(row["source"]), _THUMB) if row.get("frame") is None else () for row in rows]
 
 
 def picture(path: Path) -> tuple[str, ...]:
-    """A picture as an address, where there is one."""
+    """Return a plot as a data URL, if the file exists."""
     return _of_file(path, _MOST_WIDE) if path.is_file() else ()
 
 
@@ -40,7 +40,7 @@ def _of_file(path: Path, side: int) -> tuple[str, ...]:
 
 
 def address_of(image: Image.Image, side: int = _THUMB) -> str:
-    """An image, made smaller, as an address that holds it."""
+    """Return a downscaled image as a data URL."""
     image.thumbnail((side, side * 4 if side == _MOST_WIDE else side), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=80)

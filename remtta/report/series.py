@@ -1,4 +1,4 @@
-"""What a run's rows and events say over time; imports no torch."""
+"""Time series from a run's rows and events; imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, check_entries, read_rows
 
-MOST_FRAMES = 8  # shown of each kind
+MOST_FRAMES = 8  # shown per kind
 
 _NEEDED = {"index": int, "source": str, "class": int, "prob": float, "entropy": float}
 _OPTIONAL = {
@@ -36,16 +36,16 @@ class Series:
 
     Attributes:
         index: Number of each predicted frame.
-        entropy: Of its prediction, in nats.
-        share: The adapted model's share in it.
-        estimates: Frame and estimated accuracy wherever it changed, of the answers and of each model.
-        halves: Predicted classes in the first and in the second half of the run; where both models answered, those of
-            the source and of the adapted one.
-        by_both: Whether `halves` are those of the two models.
-        differing: Some frames to which the two models gave different classes, spread over the run.
-        num_differing: How many there are.
+        entropy: Entropy of its prediction, in nats.
+        share: The adapted model's weight in it.
+        estimates: (frame, estimated accuracy) wherever it changed, of the predictions and of each model.
+        halves: Predicted classes in the first and second half of the run; if both models predicted, those of the source
+            and of the adapted model instead.
+        by_both: Whether `halves` holds the two models.
+        differing: Some frames on which the two models disagreed, spread over the run.
+        num_differing: Number of frames on which they disagreed.
         unsure: The frames of lowest probability.
-        events: What was decided, and gaps.
+        events: Decisions, and gaps.
     """
 
     index: array[int] = field(default_factory=lambda: array("q"))
@@ -61,11 +61,11 @@ class Series:
 
 
 def read_series(folder: Path, predicted: int) -> Series:
-    """Go through a run's rows.
+    """Read a run's rows and events.
 
     Args:
-        folder: The run's.
-        predicted: How many frames were predicted, as its description says.
+        folder: The run's folder.
+        predicted: Number of predicted frames, from the run's description.
 
     Raises:
         RemttaError: If a row is damaged.
@@ -82,7 +82,7 @@ def read_series(folder: Path, predicted: int) -> Series:
 
 
 def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
-    """The rows of predicted frames, each counted in the series; in the end it has its `halves`."""
+    """Yield the rows of predicted frames while adding them to the series; at the end, set its `halves`."""
     models: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for number, row in enumerate(_predicted(path)):
         _add(series, row)
@@ -96,7 +96,7 @@ def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
 
 
 def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
-    """Places from 0 to 1, and means of a series, in at most so many stretches of equal length."""
+    """Return positions from 0 to 1 and means of a series in at most `most` bins of equal length."""
     parts = np.array_split(np.asarray(values, dtype=np.float64), min(most, len(values)))
     ends = np.cumsum([len(part) for part in parts])
     places = (ends - [len(part) / 2 for part in parts]) / len(values)
@@ -104,7 +104,7 @@ def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
 
 
 def name_of(row: Row) -> str:
-    """What a row's class is called."""
+    """Return the label of a row's class, or its number."""
     return str(row.get("label") or row["class"])
 
 
@@ -127,7 +127,7 @@ def _check_event(event: Row) -> None:
 
 
 def _differ(row: Row) -> bool:
-    """Whether the models disagree; rows of older runs name both where they agree, too."""
+    """Return whether the models disagree; older runs recorded both even where they agreed."""
     each = row.get("each") or {}
     return {"adapted", "source"} <= each.keys() and each["adapted"]["class"] != each["source"]["class"]
 

@@ -1,1 +1,1 @@
-"""Who looks on at a run: files, metrics, a broker, a video."""
+"""Viewers of a run: health file, metrics, MQTT broker, video."""

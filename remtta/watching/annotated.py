@@ -1,4 +1,6 @@
-"""A video of what the model saw and said, which can be played up to the last frame or two however the run ends."""
+"""A video of what the model saw and predicted; it remains playable, but for the last frame or two, if the run is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH = 320
 _BAND, _TEXT = 64, 16  # pixels
-_FRAME_S = 0.1  # of what has no time of its own
+_FRAME_S = 0.1  # duration of frames without a time of their own
 _MS = Fraction(1, 1000)
-# Each frame is a part of the file by itself, so that none but the last is lost with the process.
+# Each frame is a fragment of its own, so only the last is lost if the process is killed.
 _MP4 = {"movflags": "frag_every_frame+empty_moov+default_base_moof", "flush_packets": "1"}
 
 
 def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> Path:
-    """The file for a run's video: the one that was asked for or, where a run goes on, one beside the earlier parts.
+    """Return the file of a run's video: the requested one or, if the run resumes, a new one beside the earlier parts.
 
     Raises:
-        UsageError: If it cannot be made.
+        UsageError: If it cannot be created.
     """
     needed("av", "video", "--annotate")
     check_target(path, "--annotate", ".mp4", overwrite=overwrite or resume, made_by_then=folder)
@@ -42,12 +44,12 @@ def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> P
 
 
 class AnnotatedVideo:
-    """Writes each readable frame, as the model saw it, with label, probability, who answered and the guard's standing.
+    """Writes each readable frame as the model saw it, with label, probability, answering model and the guard's state.
 
-    H.264 in a fragmented MP4. Frames have the times of the video that they are from; others take a tenth of a second.
+    H.264 in a fragmented MP4. Frames of a video keep their times; others last a tenth of a second.
 
     Args:
-        path: The file, which is made with the first frame.
+        path: The file, created with the first frame.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +62,7 @@ class AnnotatedVideo:
         """Add frames.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If the file cannot be written.
         """
         with writing(self._path):
             for frame, row in zip(view.frames, view.rows, strict=True):
@@ -68,10 +70,10 @@ class AnnotatedVideo:
                     self._add(self._picture(frame, row, view.guard), frame.time_s)
 
     def close(self) -> None:
-        """Write what the encoder holds, and the end.
+        """Flush the encoder and finish the file.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If the file cannot be written.
         """
         if self._container:
             with writing(self._path):
@@ -84,7 +86,7 @@ class AnnotatedVideo:
 
         if self._container is None:
             self._open(*picture.size)
-        # A camera's times begin anew with each connection.
+        # A camera's times restart with each connection.
         self._last_s = time_s if time_s is not None and time_s > self._last_s else self._last_s + _FRAME_S
         frame = av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
         frame.pts, frame.time_base = round(self._last_s / _MS), _MS
@@ -94,13 +96,13 @@ class AnnotatedVideo:
         import av
 
         self._container = av.open(str(self._path), "w", options=_MP4)
-        options = {"preset": "veryfast", "tune": "zerolatency"}  # which hands out each frame as it comes
+        options = {"preset": "veryfast", "tune": "zerolatency"}  # zerolatency outputs each frame at once
         self._stream = self._container.add_stream("libx264", rate=round(1 / _FRAME_S), options=options)
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.codec_context.time_base = _MS
 
     def _picture(self, frame: DecodedFrame, row: Row, guard: str | None) -> Image.Image:
-        """The frame, enlarged to a width that can be read, above a band of two lines; both sides are even."""
+        """Return the frame, enlarged if small, above a band with two lines of text; both sides are even."""
         from PIL import Image
 
         from remtta.drawing import Sheet

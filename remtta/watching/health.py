@@ -1,4 +1,4 @@
-"""A small file that says how a run is, for a watchdog. Imports no torch, so that a bad path is told at once."""
+"""A small file with a run's state, for a watchdog. Imports no torch, so that a bad path is reported at once."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ _MOST_BYTES = 65_536  # far more than it ever holds
 
 
 def check_health_path(path: Path, folder: Path) -> None:
-    """Refuse a file that could not be written, before any work.
+    """Raise before any work if the health file could not be written.
 
     Args:
         path: The file.
-        folder: The run's own folder, which is made where it is to be in there.
+        folder: The run's own folder, which need not exist yet.
 
     Raises:
-        UsageError: If its folder does not exist, it is one of the run's own files, or something is there that is not
-            such a file.
+        UsageError: If its folder does not exist, it is one of the run's own files, or another kind of file is there.
     """
     parent = _target(path).parent
     within = parent == Path(os.path.realpath(folder))
@@ -50,11 +49,11 @@ def check_health_path(path: Path, folder: Path) -> None:
 
 
 def _target(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # unlike Path.resolve, also of links that go round in a circle
+    return Path(os.path.realpath(path))  # unlike Path.resolve, copes with circular links
 
 
 def _is_health_file(path: Path) -> bool:
-    """Whether a path is that of an empty file, or one that `HealthFile` wrote."""
+    """Return whether a path is an empty file, or one that `HealthFile` wrote."""
     if not path.is_file():
         return False
     try:
@@ -67,7 +66,7 @@ def _is_health_file(path: Path) -> bool:
 
 
 def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
-    """How a run is, at any moment and from any thread."""
+    """Return a run's state; can be called at any time from any thread."""
     live, guard, ended = plan.stream.live_source, plan.adapter.guard, summary.ended
     return {
         "state": ended or (live.state if live else "running"),
@@ -85,17 +84,17 @@ def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
 
 
 class HealthFile:
-    """Replaces a JSON file every few seconds from a thread of its own, so that it stays fresh while the model works.
+    """Rewrites a JSON file every few seconds from its own thread, so that it stays fresh while the model works.
 
-    Its `time` says that the process lives; whether the run gets on shows in the other values.
+    A fresh `time` shows that the process is alive; the other values show whether the run makes progress.
 
     Args:
-        path: The file, whose folder is made if need be; through a link, what it points to is replaced.
-        report: The values to write beside the time; called from the thread.
+        path: The file, whose folder is created if needed; if it is a link, its target is replaced.
+        report: Returns the values to write beside the time; called from the thread.
         every_s: Seconds between two writes.
 
     Raises:
-        OutputError: If the file cannot be written at the start; later a refusal is passed over, and the file grows old.
+        OutputError: If the file cannot be written at the start; later failures are ignored, and the file goes stale.
     """
 
     def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
@@ -109,7 +108,7 @@ class HealthFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the last values."""
+        """Write the final values."""
         self._done.set()
         self._thread.join()
         with contextlib.suppress(OutputError):
@@ -117,7 +116,7 @@ class HealthFile:
 
     def _keep_fresh(self) -> None:
         while not self._done.wait(self._every_s):
-            with contextlib.suppress(OutputError):  # a full disk may have room again
+            with contextlib.suppress(OutputError):  # a full disk may have space again
                 self._write()
 
     def _write(self) -> None:

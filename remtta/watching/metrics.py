@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remtta.runs.summary import RunSummary
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper edges of the histograms' buckets; within 4 %, the width of a bin of `Latencies`."""
+"""Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
 
 _HISTOGRAMS = {
     "latency_seconds": ("From a full batch to its predictions, of each frame.", "latencies"),
@@ -27,18 +27,18 @@ _HISTOGRAMS = {
     "read_seconds": ("What the source took to give a frame.", "reads"),
     "decode_seconds": ("What decoding and preprocessing a frame took.", "decodes"),
 }
-"""What they say, and where a run's record keeps it."""
+"""Metric to its description, and the attribute of a run's record that holds it."""
 
 
 Sample = Mapping[str, Any]
-"""The counts of a run, as `sample` takes them."""
+"""The counts of a run, as returned by `sample`."""
 
 Watch = Callable[[], Mapping[str, Sample]]
-"""The runs there are, by the names of their streams; "" for one that needs none. Called from other threads."""
+"""Returns the current runs by the names of their streams; "" if there is only one. Called from other threads."""
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
-    """Host and port of `PORT`, which is this machine's own address only, or `HOST:PORT`; 0.0.0.0 is every address.
+    """Return host and port of `PORT` (localhost only) or `HOST:PORT`; 0.0.0.0 listens on every address.
 
     Raises:
         UsageError: If it is neither.
@@ -50,15 +50,15 @@ def parse_metrics_address(text: str) -> tuple[str, int]:
 
 
 class Metrics:
-    """Serves the counts of runs as long as they run.
+    """Serves the counts of runs while they run.
 
-    Numbers are taken at the moment they are asked for, from another thread, so that they cost a run nothing.
+    Values are read on request, from another thread, at no cost to the run.
 
     Args:
-        address: Host and port to serve them at.
+        address: Host and port to listen on.
 
     Raises:
-        UsageError: If prometheus-client is missing, or the port cannot be had.
+        UsageError: If prometheus-client is missing, or the port is unavailable.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -67,7 +67,7 @@ class Metrics:
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
         registry.register(_Runs(lambda: self._watch()))
         try:
-            # From the start, so that a port that is taken is told before a model is loaded.
+            # At the start, so that a port in use is reported before a model is loaded.
             self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], registry)
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
@@ -75,7 +75,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def of(self, watch: Watch) -> Iterator[None]:
-        """Tell of these runs meanwhile, and of how they ended."""
+        """Serve the counts of these runs in this block, and their final counts afterwards."""
         self._watch = watch
         yield
 
@@ -87,13 +87,13 @@ class Metrics:
 
 
 class _Runs:
-    """What prometheus_client calls a collector."""
+    """A collector for prometheus_client."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric of every run."""
+        """Yield every metric of every run."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -124,7 +124,7 @@ class _Runs:
 
 
 def sample(plan: Plan, summary: RunSummary, record: Record) -> Sample:
-    """The counts of a run, which JSON can hold, at any moment and from any thread."""
+    """Return the counts of a run in a form that JSON can hold; can be called at any time from any thread."""
     taken: dict[str, Latencies] = {metric: getattr(record, name) for metric, (_, name) in _HISTOGRAMS.items()}
     return {
         "run": {"model": plan.card.name, "method": plan.method},
@@ -135,7 +135,7 @@ def sample(plan: Plan, summary: RunSummary, record: Record) -> Sample:
 
 
 def _counters(plan: Plan, summary: RunSummary, record: Record) -> dict[str, tuple[str, float | None]]:
-    """What only grows, over all parts of a run; name to meaning and value."""
+    """Return values that only grow, over all parts of a run; name to description and value."""
     live, guard = record.live_counts(summary.place), plan.adapter.guard
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
@@ -155,8 +155,8 @@ def _timestamp(time: str | None) -> float | None:
 
 
 def _gauges(plan: Plan, summary: RunSummary) -> dict[str, tuple[str, float | None]]:
-    """What goes up and down."""
-    guard = plan.adapter.guard if summary.num_frames else None  # which has seen nothing before
+    """Return values that rise and fall."""
+    guard = plan.adapter.guard if summary.num_frames else None  # before the first frame it has no state
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),

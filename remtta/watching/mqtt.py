@@ -1,4 +1,4 @@
-"""Predictions to an MQTT broker, each at least once, from the file that has them."""
+"""Publish predictions to an MQTT broker at least once each, from the predictions file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from remtta.runs.folder import MQTT, PREDICTIONS
 if TYPE_CHECKING:
     from remtta.runs.viewing import View
 
-PATIENCE_S = 5.0  # in which the broker is to take the rest at the end
+PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0
-_MOST_UNDERWAY = 200  # lines that the broker has not confirmed yet
+_MOST_UNDERWAY = 200  # messages not yet confirmed by the broker
 _RETRY_S = (1, 30)
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -31,15 +31,15 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Topic:
-    """Where predictions go.
+    """Where predictions are published.
 
     Attributes:
-        host: The broker's.
-        port: The broker's.
+        host: The broker's host.
+        port: The broker's port.
         name: The topic.
-        secure: Whether by TLS.
-        user: Who says so, if the broker wants to know.
-        password: The user's.
+        secure: Whether to use TLS.
+        user: User name, if the broker requires one.
+        password: The user's password.
     """
 
     host: str
@@ -51,15 +51,15 @@ class Topic:
 
     @property
     def shown(self) -> str:
-        """The address without a password."""
+        """The address without user and password."""
         return f"mqtt{'s' * self.secure}://{self.host}:{self.port}/{self.name}"
 
 
 def parse_topic(text: str) -> Topic:
-    """The topic that `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC` names, or `mqtts://` for TLS.
+    """Parse `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC`, or `mqtts://` for TLS.
 
     Raises:
-        UsageError: If it names none, or paho-mqtt is missing.
+        UsageError: If it is malformed, or paho-mqtt is missing.
     """
     needed("paho.mqtt.client", "mqtt", "--mqtt")
     try:
@@ -74,14 +74,14 @@ def parse_topic(text: str) -> Topic:
 
 
 class Publisher:
-    """Sends the lines of a run's predictions from a thread of its own, so that no broker delays a prediction.
+    """Publishes the lines of a run's predictions from its own thread, so that the broker delays no prediction.
 
-    What the broker has confirmed is noted in the run's folder; from there a run that goes on sends again.
+    Confirmed progress is noted in the run's folder; a resumed run continues from there.
 
     Args:
-        topic: Where to.
+        topic: Where to publish.
         folder: The run's folder.
-        resume: Whether the predictions that are there already are this run's.
+        resume: Whether existing predictions belong to this run.
     """
 
     def __init__(self, topic: Topic, folder: Path, *, resume: bool) -> None:
@@ -90,7 +90,7 @@ class Publisher:
 
         self._topic, self._folder, self._resume = topic, folder, resume
         self._begun, self._done = threading.Event(), threading.Event()
-        self._underway: deque[tuple[int, int]] = deque()  # messages, and where their lines end
+        self._underway: deque[tuple[int, int]] = deque()  # message ids, and where their lines end
         self._confirmed: set[int] = set()
         self._read = self._sent = self._noted = 0
         self._client = Client(CallbackAPIVersion.VERSION2)
@@ -108,7 +108,7 @@ class Publisher:
         self._thread.start()
 
     def __call__(self, view: View) -> None:
-        """Take note that the file is this run's."""
+        """Start publishing: the file now belongs to this run."""
         self._begin()
 
     def _begin(self) -> None:
@@ -117,8 +117,8 @@ class Publisher:
             self._begun.set()
 
     def close(self) -> None:
-        """Send the rest, as far as the broker takes it in a few seconds."""
-        if self._resume:  # the rest of an earlier part, where there was no frame more
+        """Publish the rest, as far as the broker accepts it within a few seconds."""
+        if self._resume:  # the rest of an earlier part, if no frame followed
             self._begin()
         self._done.set()
         self._thread.join()
@@ -130,18 +130,18 @@ class Publisher:
 
     @property
     def _left(self) -> int:
-        """Bytes of the file that are not confirmed."""
+        """Number of bytes of the file not yet confirmed."""
         path = self._folder / PREDICTIONS
         return (path.stat().st_size if path.exists() else 0) - self._sent
 
     def _earlier(self) -> int:
-        """How much of the file an earlier part of the run has sent to this topic."""
+        """Return the number of bytes that an earlier part of the run has published to this topic."""
         try:
             noted = json.loads((self._folder / MQTT).read_bytes())
             with open(self._folder / PREDICTIONS, "rb") as file:
                 file.seek(noted["sent_bytes"] - 1)
                 return int(noted["sent_bytes"]) if noted["to"] == self._topic.shown and file.read(1) == b"\n" else 0
-        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: all of it again
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: publish all of it again
             return 0
 
     def _work(self) -> None:
@@ -161,7 +161,7 @@ class Publisher:
         self._save()
 
     def _send_new(self) -> None:
-        """Send whole lines, as long as not too many are underway."""
+        """Publish complete lines, as long as not too many are unconfirmed."""
         path = self._folder / PREDICTIONS
         if not (self._client.is_connected() and path.exists()):
             return
@@ -178,7 +178,7 @@ class Publisher:
 
     def _save(self) -> None:
         if self._sent != self._noted:
-            with contextlib.suppress(OutputError):  # a full disk may have room again; else more is sent again
+            with contextlib.suppress(OutputError):  # the disk may be full for now; lines may be sent twice
                 write_json(self._folder / MQTT, {"to": self._topic.shown, "sent_bytes": self._sent})
                 self._noted = self._sent
 
