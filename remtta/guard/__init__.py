@@ -1,1 +1,1 @@
-"""Notice without labels that adaptation does harm, and undo it."""
+"""Detect without labels that adaptation does harm, and undo it."""

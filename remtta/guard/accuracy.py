@@ -1,9 +1,9 @@
-"""How often are the answers right? Estimated without labels, for the source and the adapted model.
+"""Estimate the accuracy of the source and the adapted model without labels.
 
-What moves with accuracy on corrupted images: how certain predictions are among the ten likeliest classes (a haze that
-only flattens the other 990 is no harm), how certain they are among all, and into how few classes they fall. Each is
-compared with clean images, on which the model's accuracy is known; the weights are those that fit a ViT on ImageNet
-photographs and another on CIFAR-10, both at 15 corruptions (docs/estimates.md).
+Three statistics correlate with accuracy on corrupted images: confidence among the ten likeliest classes (unaffected by
+a haze that only flattens the other 990), confidence among all classes, and the diversity of predicted classes. Each is
+compared with clean images, on which the model's accuracy is known. The weights were fitted on a ViT for ImageNet
+photographs and one for CIFAR-10, both on 15 corruptions (docs/estimates.md).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import Past
 
 WINDOW = 500
-"""Frames that an estimate is of."""
+"""Number of frames in an estimate."""
 
 LEAST = 100
-"""Frames from which on there is one."""
+"""Minimum number of frames for an estimate."""
 
 _LIKELIEST = 10
-_WEIGHTS = (2.8, -1.4, 0.65)  # of certainty among the likeliest, among all, and of diversity
-_ORDERED_WEIGHT = 1.44  # of certainty among the likeliest, where labels persist and diversity says nothing
-_FEWEST_PAIRS = 1e-4  # share of pairs of one class; below it more diversity is not told from chance
+_WEIGHTS = (2.8, -1.4, 0.65)  # of confidence among the likeliest, among all, and of diversity
+_ORDERED_WEIGHT = 1.44  # of confidence among the likeliest, if labels persist and diversity is meaningless
+_FEWEST_PAIRS = 1e-4  # share of pairs of equal classes; below it, higher diversity cannot be distinguished from chance
 _BISECTIONS = 40
-_HYSTERESIS = 0.02  # what an estimate has to rise above the limit before it may fall below it anew
+_HYSTERESIS = 0.02  # how far an estimate must rise above the limit before it can expire again
 _PREFIX = "accuracy."
 _MODELS = ("source", "adapted")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a model says of clean images.
+    """A model's predictions on clean images, summarised.
 
     Attributes:
-        accuracy: On them.
-        scale: What logits are multiplied by, so that its mean confidence is that.
+        accuracy: Accuracy on them.
+        scale: Factor for the logits that makes the mean confidence equal the accuracy.
         scale_likeliest: The same among the ten likeliest classes.
-        diversity: Of predicted classes, in nats.
-        images: How many there were; 0 if all that is known is the accuracy.
+        diversity: Diversity of the predicted classes, in nats.
+        images: Number of images; 0 if only the accuracy is known.
     """
 
     accuracy: float
@@ -55,12 +55,12 @@ class Calibration:
 
     @classmethod
     def unseen(cls, accuracy: float, num_classes: int) -> Calibration:
-        """What is assumed without images: that confidence is right, and classes are as usual as each other."""
+        """Return the assumptions without images: confidence is calibrated, and classes are equally frequent."""
         return cls(accuracy, 1.0, 1.0, math.log(num_classes), 0)
 
     @classmethod
     def seen(cls, accuracy: float, logits: Tensor) -> Calibration:
-        """By logits (B, C) of clean images."""
+        """Calibrate on logits (B, C) of clean images."""
         logits = logits.double()
         likeliest = _likeliest(logits)
         return cls(
@@ -92,21 +92,25 @@ def _certainty(logits: Tensor) -> Tensor:
 
 
 def _diversity(classes: Tensor) -> float:
-    """Rényi's entropy of order 2 of the predicted classes, in nats; unlike Shannon's hardly biased by their number."""
+    """Return the Rényi entropy of order 2 of the predicted classes, in nats; unlike Shannon's, hardly biased by their
+    number.
+    """
     counts = torch.bincount(classes.long()).double()
     pairs = float((counts * (counts - 1)).sum()) / max(1, len(classes) * (len(classes) - 1))
     return -math.log(pairs + _FEWEST_PAIRS)
 
 
 def _fewer(classes: Tensor, known: Calibration) -> float:
-    """How much less diverse predicted classes are than those of clean images, in nats, less one standard error."""
+    """Return the drop in diversity from clean images, in nats, reduced by one standard error."""
     diversity = _diversity(classes)
     errors = [_chance(diversity, len(classes)), _chance(known.diversity, known.images)] if known.images else [0.0]
     return diversity - known.diversity + math.hypot(*errors)
 
 
 def _chance(diversity: float, images: int) -> float:
-    """Standard error of a diversity found in so many images: one over the root of the number of pairs of one class."""
+    """Return the standard error of a diversity estimated from `images` images: 1 / sqrt(number of pairs of equal
+    classes).
+    """
     pairs = math.exp(-diversity) * images * (images - 1) / 2
     return 1 / math.sqrt(pairs) if pairs else math.inf
 
@@ -114,13 +118,13 @@ def _chance(diversity: float, images: int) -> float:
 class Estimator(Observer):
     """Estimates the accuracy of the last frames' predictions.
 
-    Diversity counts only as long as frames come in any order: a camera that sees one class for a while is no worse.
-    Predictions are taken before they are centred, and what that gains is not in the estimate.
+    Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
+    are taken before centring, so the gain from centring is not included.
 
     Args:
-        calibration: What is known of clean images.
+        calibration: Statistics of clean images.
         num_classes: C.
-        expire_below: Accuracy of the answers below which the model is to be trained again; None for any.
+        expire_below: Emit an "expired" event below this accuracy; None for never.
     """
 
     def __init__(self, calibration: Calibration, num_classes: int, expire_below: float | None = None) -> None:
@@ -133,7 +137,7 @@ class Estimator(Observer):
         self._weight = 1.0
 
     def answer(self, answers: Answers) -> None:
-        """Take note of the next frames, before their answers are smoothed."""
+        """Record the next frames, before their predictions are smoothed."""
         if answers.early:  # they come again
             return
         adapts = answers.method.adapts
@@ -145,14 +149,14 @@ class Estimator(Observer):
         for name, logits in {**told, alone: answers.logits if told[alone] is None else told[alone]}.items():
             if logits is None:
                 self._windows[name] = self._windows[name][:0]
-            else:  # as the model said it: what centring does to classes and confidence, clean images do not tell
+            else:  # without centring, whose effect on classes and confidence the clean images do not cover
                 facts = self._facts((logits.cpu() + offsets[name].cpu()).double())
                 self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
         *_, self._past = self._past.through(answers.logits.cpu())
         self._judge()
 
     def _judge(self) -> None:
-        """Tell once that the answers are too bad, and anew after they were not."""
+        """Emit an event once when the estimate falls below the limit, and again after it recovered."""
         if self._expire_below is None or not self._full:
             return
         estimate = self.estimates["answers"]
@@ -161,7 +165,7 @@ class Estimator(Observer):
         self._expired = estimate < self._expire_below + _HYSTERESIS * self._expired
 
     def events(self) -> list[dict[str, Any]]:
-        """What it told since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -172,9 +176,9 @@ class Estimator(Observer):
 
     @property
     def estimates(self) -> dict[str, float]:
-        """Accuracies of `source`, `adapted` and `answers` in the last frames, as far as they are told.
+        """Accuracies of `source`, `adapted` and `answers` in the last frames, as far as available.
 
-        Answers of both models are taken to be as good as the better one.
+        If both models contribute, `answers` is the better one's.
         """
         found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= LEAST}
         answering = list(found.values()) if self._weight > 0 else [found[name] for name in ("source",) if name in found]
@@ -184,7 +188,7 @@ class Estimator(Observer):
 
     @property
     def _full(self) -> bool:
-        """Whether the estimate of the answers is of a whole window."""
+        """Whether the estimate of `answers` covers a whole window."""
         answering = self._windows.values() if self._weight > 0 else [self._windows["source"]]
         return max(map(len, answering)) == WINDOW
 
@@ -199,17 +203,17 @@ class Estimator(Observer):
         return min(1.0, max(0.0, float(known.accuracy + change)))
 
     def record(self) -> dict[str, Any]:
-        """What it goes by, and what it came to, for `run.json`."""
+        """Return calibration and estimates, for `run.json`."""
         return {"calibration": asdict(self.calibration), "last": self.estimates}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything its next estimate depends on."""
+        """Return everything the next estimate depends on."""
         now = torch.tensor([self._weight, self._expired], dtype=torch.float64)
         tensors = {**self._windows, "now": now, **self._past.state()}
         return {_PREFIX + name: tensor for name, tensor in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
         self._windows = {name: own[name].clone() for name in _MODELS}
         self._weight, expired = own["now"].tolist()

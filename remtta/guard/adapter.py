@@ -1,4 +1,4 @@
-"""A method with its observers, as one thing."""
+"""A method combined with its observers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ T = TypeVar("T", bound=Observer)
 
 
 class Adapter:
-    """Predicts and learns; observers take note of it, and change answers.
+    """Predicts and learns with a method; observers monitor it and may change predictions.
 
     Args:
         method: The method.
-        observers: Who watches it: the pace, the guard, the estimator, the smoother, in this order.
+        observers: Pace, guard, estimator and smoother, in this order.
     """
 
     def __init__(self, method: Method, observers: Sequence[Observer] = ()) -> None:
         self.method, self.observers = method, observers
-        self._waiting: Answers | None = None  # whose images `learn` is to adapt to
+        self._waiting: Answers | None = None  # predicted with `later`; `learn` adapts to them
 
     def find(self, kind: type[T]) -> T | None:
-        """Return the observer of a kind, if there is one."""
+        """Return the observer of a class, or None."""
         return next((each for each in self.observers if isinstance(each, kind)), None)
 
     @property
@@ -43,20 +43,20 @@ class Adapter:
 
     @property
     def total_alarms(self) -> int:
-        """Alarms of the guard so far."""
+        """Number of alarms of the guard so far."""
         return self.guard.judge.total_alarms if self.guard else 0
 
     @property
     def learns(self) -> bool:
-        """Whether a batch may still change anything."""
+        """Whether a batch may still change the weights."""
         return self.method.adapts and not self.retired
 
     def in_turn(self, work: Callable[[], None]) -> None:
-        """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""
+        """Run `work`, which needs the adapted weights in the model; at once, as this model is not shared."""
         work()
 
     def left_out(self, images: Tensor, fit: Tensor) -> str | None:
-        """Return why the next batch is not to be learned from; None if its fit images are.
+        """Return why the next batch is excluded from learning, or None.
 
         Args:
             images: Shape (B, 3, H, W), preprocessed.
@@ -77,23 +77,23 @@ class Adapter:
         later: bool = False,
         early: bool = False,
     ) -> Answers:
-        """Answer all images, from before the update on those of them that are fit for one.
+        """Predict all images with the weights before the update, and update on those that are fit.
 
-        What observers come to think of the fit ones holds for the others, too.
+        Decisions that observers base on the fit images apply to the others, too.
 
         Args:
             images: Shape (B, 3, H, W), preprocessed.
             fit: Shape (B,), on the CPU: which images may be learned from; None for all.
             labels: Shape (B,), for methods that learn from them.
-            left_out: None of them is learned from all the same: `left_out` said why.
-            later: Only predict now; `learn` brings the update.
+            left_out: Learn from none of them, because `left_out` gave a reason.
+            later: Only predict now; `learn` makes the update.
             early: The images come again, with the rest of their batch.
         """
         fit = torch.ones(len(images), dtype=torch.bool) if fit is None else fit
         learned = torch.zeros_like(fit) if left_out or self.retired else fit
         answers = Answers(self.method, images, learned, fit=fit, early=early)
         if learned.any():
-            if self.guard is not None:  # the source's answers come first: the adapted model's are centred by them
+            if self.guard is not None:  # source predictions first: the adapted model's centring uses them
                 answers.ask_source()
             answers.adapted = self._step(images, learned, labels, later=later)
             if not later:
@@ -113,14 +113,14 @@ class Adapter:
             self._note_update(answers)
 
     def _step(self, images: Tensor, learned: Tensor, labels: Tensor | None, *, later: bool) -> Tensor:
-        """Logits (B, C) from before the update, which the learned images enter."""
+        """Return the logits (B, C) from before the update on the learned images."""
         if learned.all():
             return self.method.answer(images) if later else self.method(images, labels)
         labels = None if labels is None else labels[learned]
         before = self.method.net.offset
         others = self.method.predict(images[~learned]) + before
         own = self.method.answer(images[learned]) if later else self.method(images[learned], labels)
-        others -= self.method.net.offset  # which these images are not fit to tell
+        others -= self.method.net.offset  # these images must not influence the centring
         logits = others.new_empty(len(images), others.shape[1])
         logits[learned], logits[~learned] = own.to(logits), others
         return logits
@@ -130,22 +130,22 @@ class Adapter:
             observer.learned(answers)
 
     def reset(self) -> None:
-        """Go back to the source weights, exactly."""
+        """Restore the source weights, exactly."""
         self.method.reset()
         for observer in self.observers:
             observer.reset()
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what the observers have to tell since the last call."""
+        """Return the observers' events since the last call."""
         return [event for observer in self.observers for event in observer.events()]
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything the next update and the next decision depend on."""
+        """Return everything that the next update and decision depend on."""
         states = [self.method.state(), *(observer.state() for observer in self.observers)]
         return {name: tensor for state in states for name, tensor in state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         for observer in self.observers:
             observer.load_state(state)
-        self.method.load_state(state)  # last: the guard has set its learning rate
+        self.method.load_state(state)  # last, since the guard sets its learning rate

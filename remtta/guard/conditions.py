@@ -1,7 +1,7 @@
-"""Conditions, such as night or fog, and how a change of them is seen.
+"""Detect changes of condition, such as nightfall or fog, from plain image statistics.
 
-A condition is known by plain statistics of its images: how bright, how varied in colour, how rough at four scales. They
-cost next to nothing, and do not move with the weights that adapt, as a model's own features would.
+Statistics are brightness, spread of colours, and roughness at four scales. They cost next to nothing and, unlike a
+model's own features, do not change with the adapted weights.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_STEADY = 1000  # frames that means go by
+_STEADY = 1000  # frames over which means are taken
 _SCALES = 4
-_BLOCK = 20  # frames that are looked at together, at least
-_NEAR, _CHANCE = 0.25, 4.0  # squared distance of one condition's frames, and what it may be more by over their number
-_LEAST_SPREAD = 0.01  # variance of a statistic between the frames of one condition, be they ever so alike
+_BLOCK = 20  # minimum number of frames compared together
+_NEAR, _CHANCE = 0.25, 4.0  # squared distance within a condition; allowance over the number of frames
+_LEAST_SPREAD = 0.01  # minimum variance of a statistic between frames of one condition
 _DARK = 1e-3
 
 
 def statistics(pixels: Tensor) -> Tensor:
-    """What conditions are told by: statistics (B, D) of images (B, 3, H, W), on the CPU.
+    """Return the statistics (B, D) of images (B, 3, H, W), on the CPU.
 
-    Brightness and, by their logarithms, spread of each colour; and differences of neighbours across and down, at each
-    scale.
+    They are the mean and log standard deviation of each colour, and the log mean difference of horizontal and vertical
+    neighbours at each scale.
     """
     pixels = pixels.float()
     found = [pixels.mean((2, 3)), pixels.std((2, 3)).clamp(min=_DARK).log()]
@@ -39,19 +39,19 @@ def statistics(pixels: Tensor) -> Tensor:
 
 
 class Sight:
-    """Looks at frames in blocks, and knows how much those of one condition vary.
+    """Collects statistics in blocks of frames, and tracks their variance within a condition.
 
     Attributes:
-        seen: Frames so far.
+        seen: Number of frames so far.
     """
 
     def __init__(self) -> None:
         self.seen = 0
-        self._block = torch.empty(0, 0, dtype=torch.float64)  # statistics of frames since the last look
+        self._block = torch.empty(0, 0, dtype=torch.float64)  # statistics of frames since the last block
         self._spread = torch.empty(0, dtype=torch.float64)  # variance (D,) between frames of one condition
 
     def take(self, pixels: Tensor) -> Tensor | None:
-        """The statistics (n, D) of a block of frames, once the next ones (B, 3, H, W) make it full."""
+        """Add frames (B, 3, H, W); return the statistics (n, D) of a block once it is full."""
         new = statistics(pixels)
         self._block = torch.cat([self._block, new]) if len(self._block) else new
         self.seen += len(new)
@@ -61,24 +61,26 @@ class Sight:
         return block
 
     def distance(self, key: Tensor, block: Tensor) -> float:
-        """Of a block from a condition's mean (D,), squared, in variances between frames of one condition."""
+        """Return the squared distance of a block from a condition's mean (D,), in units of the variance within a
+        condition.
+        """
         off = (block.mean(0) - key).square() / self._spread.clamp(min=_LEAST_SPREAD)
         return float(off.mean())
 
     def near(self, key: Tensor, block: Tensor) -> bool:
-        """Whether a block (n, D) may be of the condition with this mean (D,)."""
+        """Return whether a block (n, D) may belong to the condition with this mean (D,)."""
         return self.distance(key, block) <= _NEAR + _CHANCE / len(block)
 
     def note(self, key: Tensor, block: Tensor) -> None:
-        """Have the variance of a block around its condition's mean count."""
+        """Update the variance with a block of the condition with this mean."""
         spread = (block - key).square().mean(0)
         share = min(1.0, len(block) / min(self.seen, _STEADY))
         self._spread = self._spread.lerp(spread, share) if len(self._spread) else spread
 
     def state(self) -> dict[str, Tensor]:
-        """All of it."""
+        """Return everything that later decisions depend on."""
         return {"block": self._block, "spread": self._spread, "seen": torch.tensor(self.seen)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         self._block, self._spread, self.seen = state["block"].clone(), state["spread"].clone(), int(state["seen"])

@@ -1,4 +1,4 @@
-"""The sign of help or harm: how much predictions tell apart, adapted against source."""
+"""The evidence of help or harm: mutual information of the adapted against the source predictions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from remtta.guard.window import Window
 from remtta.methods.losses import entropy
 
-_BISECTIONS = 14  # the scale to one part in two thousand
-_LEAST_INFORMATION = 0.5  # nats; below it a source that knows little would be outdone by chance
-_STRETCH = 20  # frames; the median over such stretches is what a class takes most of the time
+_BISECTIONS = 14  # precision of the scale: 1 in 2000
+_LEAST_INFORMATION = 0.5  # nats; below this, chance would outdo an uninformative source model
+_STRETCH = 20  # frames; the median over stretches is a class's typical share
 _LEAST_STRETCHES = 5
-_PARKED = 0.3  # share of the frames, beyond one in C, that a class takes where a camera sees little else
+_PARKED = 0.3  # share beyond 1 / C of the dominant class of a camera that sees little else
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a window of frames says for the adapted weights.
+    """How the adapted weights compare with the source weights on a window of frames.
 
     Attributes:
-        lead: What the adapted predictions have over the source's, as a share; below 0 for harm.
-        gap: What they tell apart more than the source's, at equal confidence, in nats.
-        information: What the source's tell apart, in nats.
+        lead: Relative lead of the adapted predictions over the source's; negative for harm.
+        gap: Mutual information of the adapted minus the source predictions, at equal confidence, in nats.
+        information: Mutual information of the source predictions, in nats.
     """
 
     lead: float
@@ -34,11 +34,11 @@ class Evidence:
 
 
 def evidence_of(window: Window) -> Evidence:
-    """Who sees more in these frames: the adapted or the source model.
+    """Compare the adapted and the source model on a window of frames.
 
-    Of frames of many classes, who tells more apart, as a share of what the
-    source does. A camera that looks at one class for long has nothing to tell
-    apart: who sees more of the class that the source has seen most of.
+    With many classes, the lead is the relative difference in mutual information. If a camera sees one class for a long
+    time, there is little information to compare; the lead is then the difference in mean probability of the source's
+    dominant class.
     """
     gap, information = information_gap(window.adapted, window.source)
     parked = parked_class(window.votes, window.source.shape[1])
@@ -49,14 +49,13 @@ def evidence_of(window: Window) -> Evidence:
 
 
 def parked_class(votes: Tensor, num_classes: int) -> int | None:
-    """The class that takes more of the frames than a stream of many classes would give to one; None without one.
+    """Return the class that dominates the frames far beyond its fair share, or None.
 
-    It does so for most of the time: something that comes in between now and
-    then, such as the noise of a lost link, is none.
+    It must dominate most of the time: an intermittent class, such as the noise of a lost link, does not count.
 
     Args:
-        votes: The source's class of each frame, the newest last.
-        num_classes: C, for each of which one in C would be a fair share.
+        votes: The source model's class of each frame, the newest last.
+        num_classes: C; a fair share is 1 / C.
     """
     stretches = votes.flip(0).split(_STRETCH)[: len(votes) // _STRETCH]
     if len(stretches) < _LEAST_STRETCHES:
@@ -68,24 +67,24 @@ def parked_class(votes: Tensor, num_classes: int) -> int | None:
 
 
 def mutual_information(logits: Tensor) -> float:
-    """Between input and prediction: H(mean p) - mean H(p), in nats.
+    """Return the mutual information between input and prediction, H(mean p) - mean H(p), in nats.
 
     Args:
         logits: Shape (B, C).
     """
-    # Not the entropy of log(mean p): a class whose probability is 0 everywhere would make it NaN.
+    # Not the entropy of log(mean p), which is NaN if a class has probability 0 everywhere.
     return float(torch.special.entr(logits.softmax(-1).mean(0)).sum() - entropy(logits).mean())
 
 
 def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
-    """How much more the adapted predictions tell apart than the source's, at equal confidence.
+    """Return the difference in mutual information between adapted and source predictions, at equal confidence.
 
     Args:
         adapted: Logits (B, C).
         source: Logits (B, C) for the same images.
 
     Returns:
-        The gap in nats, below 0 for harm; and the source's mutual information.
+        The gap in nats, negative for harm; and the source's mutual information.
     """
     adapted, source = adapted.double(), source.double()
     target = entropy(source).mean()
@@ -101,12 +100,12 @@ def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
 
 
 def mixture(adapted: Tensor, source: Tensor, weight: float) -> Tensor:
-    """Log-probabilities (B, C) of a mixture of two models' predictions.
+    """Return log-probabilities (B, C) of a mixture of two models' predictions.
 
     Args:
         adapted: Logits (B, C).
         source: Logits (B, C).
-        weight: The adapted model's share of each probability, in (0, 1).
+        weight: The adapted model's weight, in (0, 1).
     """
     shares = (math.log(weight) + adapted.log_softmax(-1), math.log1p(-weight) + source.log_softmax(-1))
     return torch.logaddexp(*shares)

@@ -1,9 +1,9 @@
-"""Notice without labels that adaptation does harm, answer accordingly, and undo it.
+"""Detect without labels that adaptation does harm, choose predictions accordingly, and undo it.
 
-The sign: how much the predictions on the same frames tell apart, adapted against source. Mutual information
-between input and prediction, H(mean p) - mean H(p), falls when one class takes over; but adaptation also makes every
-prediction more certain, which raises it. So the adapted logits are first scaled to the source's mean entropy: what is
-left is the difference at equal confidence.
+The evidence is the mutual information between input and prediction, H(mean p) - mean H(p), of the adapted against the
+source predictions on the same frames. It falls when one class takes over; but adaptation also makes every prediction
+more confident, which raises it. So the adapted logits are first scaled to the source's mean entropy: what remains is
+the difference at equal confidence.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PREFIX, _LOOKED = "guard.", "looked"
 def guarded(
     method: Method, options: GuardOptions | None, config: MethodConfig, *, sparing: bool = False
 ) -> Guard | None:
-    """A guard for a method, or None if there is nothing for it to do; see `Guard`.
+    """Return a guard for a method, or None if it would have nothing to do; see `Guard`.
 
-    Only of a method whose changes to the weights add up can harm be undone; answers can be mixed of any but those
-    that are the source's own.
+    Harm can only be undone for a method with lasting changes to the weights; predictions can be mixed for any method
+    whose predictions differ from the source model's.
     """
     forgets = config.episodic and config.answer is None  # and predicts before it learns
     if options is None or method.objective.is_source or forgets:
@@ -42,18 +42,18 @@ def guarded(
 
 
 class Guard(Observer):
-    """Watches what a method does to the weights, and answers by it, by the source model, or by both.
+    """Monitors what a method does to the weights, and predicts with it, with the source model, or with both.
 
-    A window of the last frames says how far the adapted predictions are ahead of the source's. By that an
-    answer is weighed, or given to the source while adaptation is in doubt. Where it is far behind, or in doubt for
-    long, the source weights come back, with a fresh optimizer and a lower learning rate. After too many such alarms
-    adaptation ends, and the source answers.
+    A window of the last frames shows how the adapted predictions compare with the source's. Predictions are weighted
+    accordingly, or left to the source model while adaptation is in doubt. If the adapted model is far behind, or in
+    doubt for long, the source weights are restored, with a fresh optimizer and a lower learning rate. After too many
+    such alarms adaptation ends, and the source model predicts.
 
     Args:
-        method: The method; one of gradient descent unless the guard's action is "off".
+        method: The method; it must use gradient descent unless the guard's action is "off".
         options: When to act, and how.
-        sparing: Whether images that are not learned from are answered in one forward pass, by weights in between
-            where both models are to answer.
+        sparing: Whether images that are not learned from take a single forward pass, with interpolated weights if both
+            models contribute.
     """
 
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
@@ -61,15 +61,15 @@ class Guard(Observer):
         self._between = method if sparing and method.blends else None
         self.options = (options or GuardOptions()).filled()
         self.judge = Judge(self.options)
-        self.num_looked = 0  # images that the source model was asked about
+        self.num_looked = 0  # images predicted by the source model
 
     @property
     def watches(self) -> bool:
-        """Whether it decides anything beside who answers."""
+        """Whether it does more than choose predictions."""
         return self.options.action != "off"
 
     def learned(self, answers: Answers) -> None:
-        """Look at what both models said of the learned images, and undo harm."""
+        """Compare both models' predictions of the learned images, and undo harm."""
         if self._diverged(answers):
             return
         self._look(answers)
@@ -78,7 +78,7 @@ class Guard(Observer):
         self._apply(undo=answers.undone)
 
     def answer(self, answers: Answers) -> None:
-        """Answer by whichever model sees more, or by both."""
+        """Predict with the better model, or with both."""
         weight = 0.0 if answers.undone else self.judge.weight
         if self._between and not answers.learned.any() and 0 < weight < 1:
             answers.weight = weight
@@ -90,31 +90,31 @@ class Guard(Observer):
         self.num_looked += len(answers.images) * (answers.source is not None)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what it decided since the last call."""
+        """Return its decisions since the last call."""
         return self.judge.events()
 
     def reset(self) -> None:
-        """Take note that the source weights are back."""
+        """Record that the source weights were restored."""
         self.judge.reset()
 
     def most_bytes(self, num_classes: int) -> int:
-        """Return what its state takes once the window is full, headers aside."""
+        """Return the approximate size of its state once the window is full."""
         return self.options.window * 4 * num_classes + 4 * self.options.memory
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything its next decision depends on, beside the method's state."""
+        """Return everything that the next decision depends on, beside the method's state."""
         own = {_LOOKED: torch.tensor(self.num_looked), **self.judge.state()}
         return {_PREFIX + name: tensor for name, tensor in own.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned; to be called before the method's own."""
+        """Restore what `state` returned; call it before the method's own."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
         self.num_looked = int(own[_LOOKED])
         self.judge.load_state(own)
         self._apply(undo=False)
 
     def _diverged(self, answers: Answers) -> bool:
-        """Whether the learned images gave outputs that are not finite numbers, which is undone."""
+        """Return whether the learned images gave outputs that are not finite, and if so undo the update."""
         if not self.watches or answers.adapted is None or not answers.learned.any():
             return False
         if torch.isfinite(answers.adapted[answers.learned]).all():
@@ -124,13 +124,13 @@ class Guard(Observer):
         return True
 
     def _look(self, answers: Answers) -> None:
-        """Have the learned images judged by what both models say of them."""
+        """Add both models' predictions of the learned images to the judge's window."""
         views = self.method.last_views
         assert views is not None
         self.judge.see(answers.ask_source()[answers.learned.to(views.device)], views[0])
 
     def _apply(self, *, undo: bool) -> None:
-        """Bring the source weights back if harm is to be undone, and set the learning rate of the moment."""
+        """Restore the source weights if `undo`, and set the current learning rate."""
         if undo:
             self.method.reset(keeps_source=True)
         self.method.scale_lr(self.judge.lr_scale)

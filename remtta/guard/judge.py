@@ -1,4 +1,4 @@
-"""Decides by the last frames who is to answer, and when harm is to be undone."""
+"""Decide from the last frames which model predicts, and when harm is undone."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NOT_FINITE = "outputs that are not finite numbers"
 
 @dataclass
 class _Standing:
-    """What it goes by, beside the window, and what it has decided so far."""
+    """The judge's state beside the window."""
 
-    unjudged: int = 0  # frames that came since the last verdict
+    unjudged: int = 0  # frames since the last verdict
     lead: float = 0.0
     alarms: int = 0  # not yet forgiven
     total_alarms: int = 0
     calm: int = 0  # frames since the last alarm or pardon
     doubted: int = 0  # frames since the doubt began
     doubting: bool = False
-    warned: bool = False  # of an alarm that is not over
+    warned: bool = False  # of the current alarm
     retired: bool = False
 
 
 class Judge:
-    """Holds the window of the last frames, weighs answers by it, and raises alarms.
+    """Holds the window of the last frames, weights the models by it, and raises alarms.
 
     Args:
         options: When to act, and how.
@@ -52,27 +52,27 @@ class Judge:
 
     @property
     def standing(self) -> str:
-        """What it thinks of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
+        """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
         return "retired" if self.retired else "doubt" if self._now.doubting else "trust"
 
     @property
     def total_alarms(self) -> int:
-        """Alarms so far."""
+        """Number of alarms so far."""
         return self._now.total_alarms
 
     @property
     def lr_scale(self) -> float:
-        """What the learning rate is to be multiplied by."""
+        """Factor for the learning rate."""
         return self._options.lr_factor**self._now.alarms
 
     @property
     def lead(self) -> float:
-        """What the adapted model sees more, as a share, by the last verdict."""
+        """Relative lead of the adapted model at the last verdict."""
         return self._now.lead
 
     @property
     def weight(self) -> float:
-        """The adapted model's share in an answer of the moment."""
+        """The adapted model's current weight in predictions."""
         now, options = self._now, self._options
         if now.retired:
             return 0.0
@@ -81,19 +81,19 @@ class Judge:
         return 0.0 if now.doubting and options.acts else 1.0
 
     def see(self, source: Tensor, adapted: Tensor) -> None:
-        """Take note of what the source and the adapted model said: logits (B, C) of the same frames."""
+        """Add the source and adapted models' logits (B, C) of the same frames."""
         self.window.add(source, adapted)
         self._now.unjudged += len(source)
 
     def judge(self, num_frames: int, drift: float) -> bool:
-        """Come to a verdict.
+        """Reach a verdict.
 
         Args:
-            num_frames: Frames since the last time, those that only the adapted model has seen included.
-            drift: How far the weights are from the source's.
+            num_frames: Frames since the last call, including those that only the adapted model has seen.
+            drift: Distance of the weights from the source weights.
 
         Returns:
-            Whether the source weights are to come back, and the source to answer.
+            Whether to restore the source weights, and predict with them.
         """
         now, options = self._now, self._options
         now.calm += num_frames
@@ -125,9 +125,9 @@ class Judge:
         return False
 
     def alarm(self, reason: str, **numbers: float) -> bool:
-        """Raise an alarm; returns whether the source weights are to come back."""
+        """Raise an alarm; return whether to restore the source weights."""
         now = self._now
-        if not self._options.acts:  # what is not undone would be an alarm at every batch
+        if not self._options.acts:  # without undoing harm, every batch would raise an alarm
             now.lead = numbers.get("lead", -math.inf)
             if not now.warned:
                 now.total_alarms += self._options.action == "warn"
@@ -142,24 +142,24 @@ class Judge:
         return True
 
     def reset(self) -> None:
-        """Note that the weights are the source's again."""
+        """Record that the weights are the source's again."""
         self.window.back_to_source()
         now = self._now
         now.doubting = now.warned = False
         now.doubted, now.lead = 0, 0.0
 
     def events(self) -> list[dict[str, Any]]:
-        """Decisions since the last call, with their numbers."""
+        """Return the decisions since the last call, with their numbers."""
         events, self._events = self._events, []
         return events
 
     def state(self) -> dict[str, Tensor]:
-        """Everything its next decision depends on."""
+        """Return everything that the next decision depends on."""
         standing = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
         return {**standing, **self.window.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         kinds = {name: type(value) for name, value in asdict(_Standing()).items()}
         self._now = _Standing(**{name: kind(state[name].item()) for name, kind in kinds.items()})
         self.window.load_state(state)
@@ -174,7 +174,7 @@ class Judge:
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """An event of the guard, the pace or the estimate, as a sentence."""
+    """Return a sentence for an event of the guard, the pace or the estimator."""
     kind, numbers = event["event"], ""
     if kind == "expired":
         return (

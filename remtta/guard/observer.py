@@ -1,4 +1,4 @@
-"""Answers on their way from the method to its rows, and those who watch and may change them."""
+"""Predictions on their way from the method to rows, and the observers that may change them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from remtta.methods.method import Method
 
 @dataclass
 class Answers:
-    """The answers to one batch.
+    """The predictions of one batch.
 
     Attributes:
-        method: Makes the predictions.
+        method: The method.
         images: Shape (B, 3, H, W), preprocessed.
         learned: Shape (B,), on the CPU: which images the method learns from.
-        fit: Shape (B,), on the CPU: which images it may learn from, which what centres logits takes note of; None for
-            none.
+        fit: Shape (B,), on the CPU: which images it may learn from, and may update the centring; None for none.
         early: Whether the images come again, with the rest of their batch.
-        adapted: The adapted model's logits (B, C), from before the update; None until asked for.
-        source: The source model's; None until asked for.
-        weight: The adapted model's share in the answers.
-        logits: What is answered, shape (B, C).
+        adapted: The adapted model's logits (B, C), from before the update; None until needed.
+        source: The source model's logits (B, C); None until needed.
+        weight: The adapted model's weight in the predictions.
+        logits: The logits of the predictions, shape (B, C).
         raw: The same before smoothing; None without it.
         undone: Whether the batch showed harm, which was undone.
     """
@@ -46,55 +45,55 @@ class Answers:
 
     @property
     def smoothed(self) -> list[bool]:
-        """Which of them went by the frames before, too."""
+        """Which predictions were smoothed with earlier frames."""
         if self.raw is None:
             return [False] * len(self.logits)
         smoothed: list[bool] = (self.logits != self.raw).any(1).tolist()
         return smoothed
 
     def ask_adapted(self) -> Tensor:
-        """Return the adapted model's logits (B, C), by a forward pass if there was none."""
+        """Return the adapted model's logits (B, C), computing them if necessary."""
         if self.adapted is None:
             self.adapted = self.method.predict(self.images, self.fit)
         return self.adapted
 
     def ask_source(self) -> Tensor:
-        """Return the source model's logits (B, C), by a forward pass if there was none."""
+        """Return the source model's logits (B, C), computing them if necessary."""
         if self.source is None:
             self.source = self.method.predict_source(self.images, self.fit)
         return self.source
 
     @torch.no_grad()
     def answer_by(self, weight: float) -> None:
-        """Answer by the adapted model with this share, and by the source model with the rest."""
+        """Mix the models' predictions, the adapted model's with this weight."""
         self.weight = weight
         if weight == 0:
             self.logits = self.ask_source()
         elif weight == 1:
             self.logits = self.ask_adapted()
         else:
-            source = self.ask_source()  # first: the adapted model's logits are centred by its answers
+            source = self.ask_source()  # first: the adapted model's centring uses them
             self.logits = mixture(self.ask_adapted(), source, weight)
 
 
 class Observer:
-    """Watches a method, batch after batch. Each hook may be left out."""
+    """Monitors a method, batch by batch. Every hook has a default."""
 
     def before(self, images: Tensor) -> str | None:
-        """Return why the next images (B, 3, H, W) are not to be learned from; None if they are."""
+        """Return why the next images (B, 3, H, W) are excluded from learning, or None."""
         return None
 
     def learned(self, answers: Answers) -> None:
-        """Take note of an update on a batch's learned images."""
+        """Handle an update on a batch's learned images."""
 
     def answer(self, answers: Answers) -> None:
-        """Take note of a batch's answers, and change them if need be."""
+        """Handle a batch's predictions, and change them if needed."""
 
     def reset(self) -> None:
-        """Take note that the source weights are back."""
+        """Handle the restoration of the source weights."""
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what happened since the last call."""
+        """Return the events since the last call."""
         return []
 
     def state(self) -> dict[str, Tensor]:
@@ -102,4 +101,4 @@ class Observer:
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned; other entries are left alone."""
+        """Restore what `state` returned, ignoring other entries."""

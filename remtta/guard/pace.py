@@ -1,7 +1,8 @@
-"""Learn from what is new, and only now and then from more of the same.
+"""Learn mostly from what is new, and only occasionally from more of the same.
 
-After a change every second block of frames is learned from, until updates no longer get anywhere: until the weights end
-up much less far away than the way they took is long. Then one block in many is, so that a slow drift is not missed.
+After a change, every second block of frames is learned from until updates make no more progress: until the weights'
+displacement is much shorter than the path they took. Then one block in many is learned from, so that slow drift is not
+missed.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from remtta.methods.method import Method
 from remtta.options import Adapt
 
 NOTHING_NEW = "nothing new"
-"""Why a frame is not learned from."""
+"""Reason why a frame is not learned from."""
 
-_MOVING, _SETTLED = 2, 64  # one block in so many is learned from
-_WINDOW, _STRAIGHT = 8, 0.7  # so many of these get the weights less far than this, of their way, once they are settled
-_MOST = 64  # such blocks after which they are taken to be, as without an anchor they may never be
-_SAMPLE = 10_000  # weights that are looked at
+_MOVING, _SETTLED = 2, 64  # learn from one block in this many
+_WINDOW, _STRAIGHT = 8, 0.7  # settled if, over this many blocks, displacement / path is below
+_MOST = 64  # learned blocks after which they count as settled, which without an anchor may otherwise never happen
+_SAMPLE = 10_000  # number of weights sampled
 _PREFIX = "pace."
 
 
 def pacing(method: Method, adapt: Adapt) -> Pace | None:
-    """What leaves updates of a method out; None where every batch is to have one.
+    """Return the pace of a method, or None if every batch is learned from.
 
     Raises:
-        UsageError: If the method keeps nothing of an update for the batches that have none.
+        UsageError: If the method's updates do not last beyond their batch.
     """
     if adapt == "always":
         return None
@@ -47,16 +48,16 @@ def pacing(method: Method, adapt: Adapt) -> Pace | None:
 
 @dataclass
 class _Pacing:
-    """Where it is, beside the condition's statistics and the weights' way.
+    """The pace's state, beside the condition's statistics and the weights.
 
     Attributes:
         frames: Frames since the last change.
-        taught: Blocks of them that were learned from.
+        taught: Blocks learned from since then.
         waited: Blocks since the last of these.
-        moving: Whether updates still get anywhere.
-        path: How long the weights' way was since the mark.
-        adapted_on: Frames that were learned from, in all.
-        changes: Changes so far.
+        moving: Whether updates still make progress.
+        path: Length of the weights' path since the mark.
+        adapted_on: Total number of frames learned from.
+        changes: Number of changes so far.
     """
 
     frames: int = 0
@@ -69,24 +70,24 @@ class _Pacing:
 
 
 class Pace(Observer):
-    """Says which frames are worth an update.
+    """Decides which frames justify an update.
 
-    A change is one of the images' plain statistics, against those of the frames that were learned from since the last.
+    A change is detected from plain image statistics, against those of the frames learned from since the last change.
 
     Args:
-        method: The method, to which all is new at the source weights.
+        method: The method; at the source weights everything is new.
     """
 
     def __init__(self, method: Method) -> None:
         self._method = method
         self._sight = Sight()
         self._key = torch.empty(0, dtype=torch.float64)  # mean statistics (D,)
-        self._mark = self._last = torch.empty(0)  # some of the weights at the begin of a window, and at the last look
+        self._mark = self._last = torch.empty(0)  # sampled weights at the beginning of a window, and at the last block
         self._now = _Pacing()
         self._events: list[dict[str, Any]] = []
 
     def before(self, images: Tensor) -> str | None:
-        """Return why the next frames, preprocessed images (B, 3, H, W), are not to be learned from, if they are not."""
+        """Return why the next frames, preprocessed images (B, 3, H, W), are excluded from learning, or None."""
         block = self._sight.take(images)
         if block is not None:
             self._look(block)
@@ -115,7 +116,7 @@ class Pace(Observer):
             self._sight.note(self._key, block)
 
     def _follow(self) -> None:
-        """See what the frames since the last look have done to the weights."""
+        """Measure how far the weights moved since the last block."""
         now = self._now
         if now.waited:
             return
@@ -128,28 +129,28 @@ class Pace(Observer):
             self._mark, now.path = here, 0.0
 
     def _weights(self) -> Tensor:
-        """How far some of the weights are from the source's, as a vector on the CPU."""
+        """Return the displacement of sampled weights from the source weights, as a vector on the CPU."""
         deltas = self._method.net.weights.committed[0].values()
         step = 1 + sum(delta.numel() for delta in deltas) // _SAMPLE
         return torch.cat([torch.empty(0), *(delta.flatten()[::step].cpu() for delta in deltas)])
 
     def events(self) -> list[dict[str, Any]]:
-        """Changes since the last call."""
+        """Return the changes since the last call."""
         events, self._events = self._events, []
         return events
 
     def record(self) -> dict[str, int]:
-        """What came of it, for `run.json`."""
+        """Return the counts for `run.json`."""
         return {"frames": self._sight.seen, "adapted_on": self._now.adapted_on, "changes": self._now.changes}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything its next decision depends on."""
+        """Return everything that the next decision depends on."""
         now = torch.tensor(astuple(self._now), dtype=torch.float64)
         own = {**self._sight.state(), "key": self._key, "mark": self._mark, "last": self._last, "now": now}
-        return {_PREFIX + name: tensor.clone() for name, tensor in own.items()}  # two of them may be one
+        return {_PREFIX + name: tensor.clone() for name, tensor in own.items()}  # two of them may share memory
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
         self._sight.load_state(own)
         self._key, self._mark, self._last = (own[name].clone() for name in ("key", "mark", "last"))

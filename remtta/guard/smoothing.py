@@ -1,16 +1,16 @@
-"""Labels persist on video: each answer takes in what was seen just before, where frames come in order.
+"""Smooth predictions over time, since labels persist on video, while frames come in order.
 
-A Bayesian filter over the classes, in which the class of a frame is that of the one before with a probability, and else
-any. Whether frames come in order at all is judged by the same kind of filter under a likelihood ratio: do the last
-predictions foretell the next better than what is usual of late does? If frames are in any order, they cannot, whatever
-class the model prefers: the ratio's mean is 1, so that its product seldom gets far.
+This is a Bayesian filter over the classes, in which a frame's class equals the previous one with some probability, and
+is otherwise arbitrary. Whether frames come in order at all is judged by a likelihood ratio: does such a filter predict
+the next prediction better than the recent class frequencies? For unordered frames it cannot, whatever class the model
+prefers: the ratio's mean is 1, so that its product seldom grows large.
 
-How long classes stay is told by how often a prediction is that of two frames before, against how often it is that of
-the one before: if a class stays with a probability p, p times as often, however often the model errs. This is squared,
-as classes that come in turn and look alike are mistaken for one that stays.
+How long classes persist is estimated from how often a prediction equals that of two frames before, relative to how
+often it equals that of the frame before: if a class persists with probability p, that ratio is p, however often the
+model errs. It is squared, because alternating classes that look alike can be mistaken for one that persists.
 
-The idea of a filter behind a gate of likelihood ratios is that of Order-Aware Test-Time Adaptation, arXiv:2601.21012,
-which learns a matrix of transitions; here one number says how long classes stay.
+The idea of a filter gated by likelihood ratios is from Order-Aware Test-Time Adaptation, arXiv:2601.21012, which learns
+a transition matrix; here a single number says how long classes persist.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from torch import Tensor
 
 from remtta.guard.observer import Answers, Observer
 
-_STAYS = 0.7  # probability that the next frame shows the same class, by which it is judged whether there is an order
-_MOST_STAYS = 0.98  # the most that is believed of it in answers
-_COMPARED = 0.01  # share of the newest frame in how often predictions come again, which is of the last 100 or so
-_RENEWED = 0.02  # share of the newest frame in what is usual of late, which is the last 50 frames or so
-_UNKNOWN = 5  # frames that the assumption that all classes are as usual counts for at the start
-_ENOUGH = 20.0  # nats of evidence for an order: by chance once in e^20 streams
-_MOST, _LEAST = 40.0, -10.0  # nats that it is kept within, so that a change is noticed soon
-_FLOOR = 1e-9  # of a probability
+_STAYS = 0.7  # assumed probability that the next frame shows the same class, for the test of order
+_MOST_STAYS = 0.98  # upper bound of that probability in predictions
+_COMPARED = 0.01  # weight of the newest frame in the rate of repeats: about the last 100 frames
+_RENEWED = 0.02  # weight of the newest frame in the class frequencies: about the last 50 frames
+_UNKNOWN = 5  # number of frames by which the uniform prior counts at the start
+_ENOUGH = 20.0  # nats of evidence for order: exceeded by chance once in e^20 streams
+_MOST, _LEAST = 40.0, -10.0  # bounds in nats, so that a change is noticed soon
+_FLOOR = 1e-9  # minimum probability
 _PREFIX = "smooth."
 
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How often of late a prediction was that of one and of two frames before, and what these two were (-1: none)."""
+    """How often predictions recently equalled those of one and two frames before, and these two (-1: none)."""
 
     once: float = 0.0
     twice: float = 0.0
@@ -46,7 +46,7 @@ class _Repeats:
     before: int = -1
 
     def then(self, said: int, newest: float) -> _Repeats:
-        """The same with one more prediction, which counts for this share."""
+        """Return an update with one more prediction, weighted by `newest`."""
         once = (1 - newest) * self.once + newest * (said == self.last)
         twice = (1 - newest) * self.twice + newest * (said == self.before)
         return _Repeats(once, twice, said, self.last)
@@ -59,15 +59,15 @@ class _Repeats:
 
 @dataclass(frozen=True)
 class Past:
-    """What is known from the frames so far.
+    """The state of the filter after the frames so far.
 
     Attributes:
-        usual: Mean prediction of late, shape (C,).
-        expected: The class of the moment, relative to that: shape (C,).
-        belief: The class of the moment, as it answers: shape (C,).
-        evidence: For an order, in nats.
-        frames: How many there were.
-        repeats: How predictions come again.
+        usual: Recent mean prediction, shape (C,).
+        expected: Current class distribution relative to `usual`, for the test of order, shape (C,).
+        belief: Current class distribution for predictions, shape (C,).
+        evidence: Evidence for order, in nats.
+        frames: Number of frames.
+        repeats: Rates of repeated predictions.
     """
 
     usual: np.ndarray
@@ -79,7 +79,7 @@ class Past:
 
     @classmethod
     def nothing(cls, num_classes: int) -> Past:
-        """What is known of C classes before the first frame."""
+        """Return the state for C classes before the first frame."""
         any_class = np.full(num_classes, 1 / num_classes)
         return cls(any_class, any_class, any_class)
 
@@ -89,31 +89,32 @@ class Past:
         return self.evidence > _ENOUGH
 
     def through(self, logits: Tensor) -> Iterator[Past]:
-        """The same after each of more frames, with these logits (B, C) on the CPU."""
+        """Yield the state after each of the next frames, with logits (B, C) on the CPU."""
         past = self
         for probs in logits.double().softmax(-1).clamp(min=_FLOOR).numpy():
             past = past._then(probs)
             yield past
 
     def state(self) -> dict[str, Tensor]:
-        """All of it."""
+        """Return everything that later predictions depend on."""
         vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief]))
         numbers = [self.evidence, self.frames, *astuple(self.repeats)]
         return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> Past:
-        """What `state` returned."""
+        """Restore what `state` returned."""
         usual, expected, belief = state["classes"].double().numpy()
         evidence, frames, once, twice, last, before = state["numbers"].tolist()
         repeats = _Repeats(once, twice, int(last), int(before))
         return cls(usual, expected, belief, evidence, int(frames), repeats)
 
     def _then(self, probs: np.ndarray) -> Past:
-        """The same with one more frame, whose predicted probabilities (C,) are all above 0."""
+        """Return the state after one more frame with predicted probabilities (C,), all above 0."""
         foretold = (_STAYS * self.expected / self.usual + 1 - _STAYS) * probs
         ratio = foretold.sum()
-        # By the root: a model that says one class too often is corrected, a camera that sees it often is believed.
+        # The square root is a compromise: it corrects a model that overpredicts a class, but believes a camera that
+        # sees it often.
         prior, stays = np.sqrt(self.usual), self.repeats.stays
         belief = (stays * prior.sum() * self.belief / prior + 1 - stays) * probs
         newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
@@ -128,7 +129,7 @@ class Past:
 
 
 class Smoother(Observer):
-    """Answers by the frames before, too, while they come in order; else what it is given, bit for bit.
+    """Smooths predictions with earlier frames while frames come in order; otherwise leaves them unchanged, bit for bit.
 
     Args:
         num_classes: C.
@@ -138,7 +139,7 @@ class Smoother(Observer):
         self._past = self._ahead = Past.nothing(num_classes)
 
     def answer(self, answers: Answers) -> None:
-        """Answer each of the next frames by those before it, too."""
+        """Smooth the predictions of the next frames."""
         answers.raw = raw = answers.logits.cpu()
         past = self._ahead if answers.early else self._past
         answers.logits = raw.clone()
@@ -151,10 +152,10 @@ class Smoother(Observer):
             self._past = past
 
     def state(self) -> dict[str, Tensor]:
-        """Everything its next answer depends on."""
+        """Return everything that the next prediction depends on."""
         return {_PREFIX + name: tensor for name, tensor in self._past.state().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
         self._past = self._ahead = Past.of(own)

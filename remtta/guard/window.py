@@ -1,4 +1,4 @@
-"""The last frames, as the source and the adapted model saw them."""
+"""The last frames, as predicted by the source and the adapted model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LEAST = torch.finfo(torch.float16).min
 
 
 class Window:
-    """Log-probabilities of the last frames by both models, and the source's classes of more of them.
+    """Log-probabilities of the last frames by both models, and the source model's classes of more of them.
 
     Args:
-        size: Frames whose log-probabilities are kept, in half precision.
-        memory: Frames whose classes are.
+        size: Number of frames whose log-probabilities are kept, in half precision.
+        memory: Number of frames whose classes are kept.
     """
 
     def __init__(self, size: int, memory: int) -> None:
@@ -28,11 +28,11 @@ class Window:
         return len(self.source)
 
     def add(self, source: Tensor, adapted: Tensor) -> None:
-        """Take frames in, and let go of the oldest.
+        """Add frames, and drop the oldest.
 
         Args:
             source: The source model's logits (B, C).
-            adapted: The adapted model's, of the same frames.
+            adapted: The adapted model's logits of the same frames.
         """
         self.votes = torch.cat([self.votes, source.argmax(1).to("cpu", torch.int32)])[-self._memory :]
         self.source, self.adapted = (
@@ -41,15 +41,15 @@ class Window:
         )
 
     def back_to_source(self) -> None:
-        """What the adapted model says once it is the source model again."""
+        """Replace the adapted model's predictions by the source model's, after a reset."""
         self.adapted = self.source.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything it holds."""
+        """Return everything it holds."""
         return {"source": self.source, "adapted": self.adapted, "votes": self.votes}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         self.source, self.adapted, self.votes = (state[name].clone() for name in ("source", "adapted", "votes"))
 
 

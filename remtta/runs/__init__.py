@@ -1,1 +1,1 @@
-"""The one loop over batches, and what a run keeps."""
+"""The loop over batches, and the files of a run."""

@@ -1,4 +1,4 @@
-"""What goes into the loop, and what comes out of it."""
+"""Batches and their results."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from remtta.streams.prefetch import DecodedFrame
 
 @dataclass
 class Counts:
-    """What a run has come to.
+    """Counts of a run.
 
     Attributes:
-        frames: Frames seen, unreadable ones included.
+        frames: Frames seen, including unreadable ones.
         skipped: Frames that could not be read.
-        updates: Optimizer steps taken, also those that a reset undid.
-        frames_in_delta: Frames that the weights were adapted on, an earlier delta's included.
-        frames_since_reset: Those since the last reset.
-        not_adapted: Frames that were predicted but not fit to be adapted on.
-        by_source: Frames that the source model answered.
-        by_both: Frames that it had a share in.
-        smoothed: Frames whose answers went by the frames before, too.
+        updates: Optimizer steps taken, including those undone by a reset.
+        frames_in_delta: Frames on which the current weights were adapted, including those of a starting delta.
+        frames_since_reset: The same since the last reset.
+        not_adapted: Frames that were predicted but excluded from learning.
+        by_source: Frames predicted by the source model alone.
+        by_both: Frames predicted by both models.
+        smoothed: Frames whose predictions were smoothed with earlier frames.
     """
 
     frames: int = 0
@@ -43,11 +43,11 @@ class Batch:
     """Frames that are predicted, and perhaps learned from, together.
 
     Attributes:
-        frames: In stream order; K of them can be read.
-        labels: Class positions (K,) of the readable ones, where they are known.
+        frames: In stream order; K of them are readable.
+        labels: Class indices (K,) of the readable ones, if known.
         learn: Whether the method may learn from them.
         early: Whether they are only predicted now, and come again with the rest of their batch.
-        num_told: Frames at the beginning whose predictions were handed out early.
+        num_told: Number of leading frames whose predictions were already reported early.
     """
 
     frames: Sequence[DecodedFrame]
@@ -63,31 +63,31 @@ class Batch:
 
     @property
     def untold(self) -> Sequence[DecodedFrame]:
-        """The frames whose predictions are still to be handed out."""
+        """The frames whose predictions are still to be reported."""
         return self.frames[self.num_told :]
 
     @property
     def num_told_readable(self) -> int:
-        """How many of the told ones have an image."""
+        """Number of already reported frames with an image."""
         return sum(frame.image is not None for frame in self.frames[: self.num_told])
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What came of a batch.
+    """The result of a batch.
 
     Attributes:
         batch: The batch.
-        answers: To the K readable frames, from before the update; None where no frame could be read.
-        update: Updates that the weights had seen when they predicted, since the last reset.
+        answers: Predictions of the K readable frames, from before the update; None if no frame could be read.
+        update: Number of updates since the last reset at the time of the prediction.
         updates_after: The same after the batch.
-        adapted: Whether the fit ones of its frames entered an update.
-        unfit: Why which of its readable frames did not, by frame index.
-        behind: Frames that the weights before it were adapted on, and those since the last reset.
-        called: Whether the method saw its fit frames, which has left their views in `last_views`.
-        answer_seconds: What the prediction took.
-        seconds: What the batch took, the update included.
-        estimates: Estimated accuracies of the last frames, this batch included.
+        adapted: Whether the batch led to an update.
+        unfit: Reasons why readable frames were excluded from learning, by frame index.
+        behind: `frames_in_delta` and `frames_since_reset` before the batch.
+        called: Whether the method was called on the batch, and has its views in `last_views`.
+        answer_seconds: Duration of the prediction.
+        seconds: Duration of the batch, including the update.
+        estimates: Estimated accuracies of the last frames, including this batch.
     """
 
     batch: Batch
@@ -104,36 +104,36 @@ class BatchResult:
 
     @property
     def logits(self) -> Tensor | None:
-        """The answers' logits, shape (K, C), finite, on the CPU."""
+        """Logits of the predictions, shape (K, C), finite, on the CPU."""
         return None if self.answers is None else self.answers.logits
 
     @property
     def by_source(self) -> bool:
-        """Whether the source model answered alone."""
+        """Whether the source model predicted alone."""
         return self.answers is not None and self.answers.weight == 0
 
     @property
     def by_both(self) -> bool:
-        """Whether both models answered."""
+        """Whether both models contributed."""
         return self.answers is not None and 0 < self.answers.weight < 1
 
     @property
     def smoothed(self) -> list[bool]:
-        """Which answers went by the frames before, too."""
+        """Which predictions were smoothed with earlier frames."""
         return [] if self.answers is None else self.answers.smoothed
 
     @property
     def update_told(self) -> int:
-        """`update` as rows tell it: the source model has seen none."""
+        """`update` as written in rows: 0 if the source model predicted."""
         return 0 if self.by_source else self.update
 
     @property
     def num_learned(self) -> int:
-        """Frames that entered an update."""
+        """Number of frames used in an update."""
         return len(self.batch.readable) - len(self.unfit) if self.adapted else 0
 
     @property
     def new_updates(self) -> int:
-        """Optimizer steps of this batch."""
-        undone = self.updates_after < self.update  # some methods go back to the source by themselves, after a step
+        """Number of optimizer steps for this batch."""
+        undone = self.updates_after < self.update  # some methods reset themselves after a step
         return 1 if undone else self.updates_after - self.update

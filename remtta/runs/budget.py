@@ -1,4 +1,4 @@
-"""Keep up with a stream: leave updates out before any prediction is late."""
+"""Keep up with a stream by skipping updates before predictions are late."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from remtta.streams.prefetch import DecodedFrame
 
 OUT_OF_TIME = "out of time"
 
-_MEMORY = 0.3  # weight of the newest batch in what an update is expected to take
-_SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # of the latencies, on a scale of equal ratios: within 4 %
+_MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
+_SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
 
 _log = logging.getLogger("remtta")
 
 
 class Latencies:
-    """How long predictions took, as a histogram of fixed size.
+    """A fixed-size histogram of latencies.
 
     Attributes:
-        before: What is told without frames: the percentiles of an earlier part of the run.
-        seconds: All of them together.
+        before: Percentiles of an earlier part of the run, used until there are frames.
+        seconds: Sum of all latencies.
     """
 
     def __init__(self) -> None:
@@ -34,19 +34,19 @@ class Latencies:
         self.before: dict[str, float] | None = None
 
     def add(self, seconds: float, count: int) -> None:
-        """Note a latency for so many frames."""
+        """Add a latency of `count` frames."""
         place = math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / math.log(_LONGEST_S / _SHORTEST_S)
         self._counts[min(_BINS - 1, int(place * _BINS))] += count
         self.seconds += seconds * count
 
     def cumulated(self, edges: Sequence[float]) -> list[int]:
-        """How many frames took at most so many seconds, to within a bin; and in the end all."""
+        """Return the number of frames at or below each edge, to within a bin, followed by the number of all frames."""
         upper = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
         below = list(accumulate(self._counts))
         return [*(below[bisect(upper, edge) - 1] if edge >= upper[0] else 0 for edge in edges), below[-1]]
 
     def percentiles_ms(self, wanted: Sequence[int] = (50, 95, 99)) -> dict[str, float] | None:
-        """Latencies in ms that so many percent of the frames stay under, by "p50" and so on; `before` without frames.
+        """Return latency percentiles in ms, as "p50" etc.; `before` if there are no frames.
 
         They are upper edges of the histogram's bins.
         """
@@ -59,13 +59,13 @@ class Latencies:
 
 
 class TimeBudget:
-    """Says for each batch whether there is time to adapt to it.
+    """Decides for each batch whether there is time for an update.
 
     Args:
         max_ms: Mean time per frame that predictions and updates may take, in ms.
-        realtime: Adapt only while the stream's own time has not run ahead by more than a batch, or than the time
-            between two frames. Where it starts again, as at the next video of a folder, so does the comparison.
-        clock: Seconds, from any start.
+        realtime: Adapt only while processing lags behind the stream's timestamps by at most one batch or one frame
+            interval. The comparison restarts where the timestamps do, e.g. at the next video of a folder.
+        clock: Returns seconds from an arbitrary origin.
 
     Raises:
         UsageError: If the time is not above 0.
@@ -80,15 +80,15 @@ class TimeBudget:
         self._realtime, self._clock = realtime, clock
         self._warned = False
         self._credit = 0.0
-        self._expected: float | None = None  # seconds per frame of a batch that is adapted to
-        self._origin = 0.0  # the clock's time at the stream's time 0
-        self._latest: float | None = None  # the stream's time at the last frame
+        self._expected: float | None = None  # expected seconds per frame of a batch with an update
+        self._origin = 0.0  # clock time at stream time 0
+        self._latest: float | None = None  # stream time of the last frame
 
     def allows(self, batch: Sequence[DecodedFrame]) -> bool:
-        """Whether to adapt to this batch.
+        """Return whether to adapt to this batch.
 
         Raises:
-            UsageError: If the stream has no time of its own, which `realtime` goes by.
+            UsageError: If `realtime` is set and the frames have no timestamps.
         """
         in_time = not self._realtime or self._keeps_up(batch)
         if self._per_frame is None:
@@ -98,7 +98,7 @@ class TimeBudget:
         return in_time and expected <= self._credit
 
     def note(self, seconds: float, num_frames: int, *, adapted: bool) -> None:
-        """What a batch took."""
+        """Record the duration of a batch."""
         if self._per_frame and not adapted and seconds > 2 * self._per_frame * num_frames and not self._warned:
             self._warned = True
             _log.warning(
@@ -109,7 +109,7 @@ class TimeBudget:
         if adapted:
             new = seconds / num_frames
             self._expected = new if self._expected is None else (1 - _MEMORY) * self._expected + _MEMORY * new
-        # Neither a long wait nor one slow batch is to decide about many batches to come.
+        # Limit the influence of a long wait or a slow batch on later batches.
         most = (self._expected or 0.0) * num_frames + (self._per_frame or 0.0) * num_frames
         self._credit = min(max(self._credit - seconds, -most), most)
 

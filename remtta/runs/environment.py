@@ -1,4 +1,4 @@
-"""What a run was made with, for `run.json`."""
+"""The software and hardware of a run, for `run.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remtta.errors import without_password
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, machine and command line."""
+    """Return versions, machine and command line."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "remtta": __version__,

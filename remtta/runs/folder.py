@@ -1,4 +1,4 @@
-"""The folder of a run. Imports no torch, so that a bad folder is told at once."""
+"""The folder of a run. Imports no torch, so that a bad folder is reported at once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ RECORD = "run.json"
 RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
-MQTT = "mqtt.json"  # how much of the predictions a broker has
+MQTT = "mqtt.json"  # how many bytes of the predictions the broker has confirmed
 RESERVE = ".reserve"
-SITE = "site.json"  # of many streams on one model, whose folders are beside it
+SITE = "site.json"  # of many streams that share a model, with their folders beside it
 
 _LONGEST_SHOWN = 60
 
 
 @contextlib.contextmanager
 def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
-    """The folder given, or else a new one under `root`: the time in UTC. No other run gets that, as it is made at once.
+    """Yield the given folder, or a new one under `root` named by the UTC time.
 
-    If nothing is in it in the end, it is removed again.
+    The new folder is created at once, so that no other run gets it, and removed at the end if it is empty.
 
     Raises:
-        OutputError: If it cannot be made.
+        OutputError: If it cannot be created.
     """
     if given is not None:
         yield Path(given)
@@ -43,14 +43,14 @@ def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[
     try:
         yield folder
     finally:
-        with contextlib.suppress(OSError):  # there is something in it
+        with contextlib.suppress(OSError):  # it is not empty
             folder.rmdir()
             if not was_there:
                 root.rmdir()
 
 
 def _made(folder: Path) -> bool:
-    """Make a folder that nobody has made."""
+    """Create a folder; return False if it exists."""
     with writing(folder):
         try:
             folder.mkdir(parents=True)
@@ -60,10 +60,11 @@ def _made(folder: Path) -> bool:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a run folder that cannot be used, touching nothing.
+    """Raise if a run folder cannot be used; changes nothing.
 
     Raises:
-        UsageError: If another run writes to it, it holds an earlier run and may not be overwritten, or is no folder.
+        UsageError: If another run writes to it, it holds an earlier run that may not be overwritten, or it is not a
+            folder.
         OutputError: If it is not writable.
     """
     check_not_in_use(folder)
@@ -73,10 +74,10 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
-    """Refuse a folder that cannot hold the runs of these streams, each in a folder of its own, touching nothing.
+    """Raise if a folder cannot hold the runs of these streams, each in a folder of its own; changes nothing.
 
     Raises:
-        UsageError: If another run writes to one of them, or it holds an earlier run that is not to be replaced.
+        UsageError: If another run writes to one of them, or one holds an earlier run that may not be overwritten.
         OutputError: If it is not writable.
     """
     check_writable(folder)
@@ -100,10 +101,10 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_nothing_lost(folder: Path) -> None:
-    """Refuse to begin a run where one was, whose record is gone.
+    """Raise if a folder has results but no record, so that its run cannot resume.
 
     Raises:
-        UsageError: If there are results without the record that says how they were made.
+        UsageError: If there are results without a record.
     """
     left = [name for name in (PREDICTIONS, DELTA) if (folder / name).is_file() and (folder / name).stat().st_size]
     if left:
@@ -111,10 +112,10 @@ def check_nothing_lost(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, touching nothing.
+    """Raise if a folder cannot be created or written to; changes nothing.
 
     Raises:
-        UsageError: If another run is writing to it, or it is no folder.
+        UsageError: If another run is writing to it, or it is not a folder.
         OutputError: If it is not writable.
     """
     check_not_in_use(folder)
@@ -122,11 +123,11 @@ def check_writable(folder: Path) -> None:
 
 
 def claim_folder(folder: Path, *, overwrite: bool) -> None:
-    """Make a folder, whose lock this process holds, ready for a new run: remove what an earlier one would leave in it.
+    """Prepare a folder locked by this process for a new run: remove the files of an earlier one.
 
     Raises:
-        UsageError: If it holds an earlier run and may not be overwritten.
-        OutputError: If it cannot be made or written to.
+        UsageError: If it holds an earlier run that may not be overwritten.
+        OutputError: If it cannot be created or written to.
     """
     _check_free(folder, overwrite=overwrite)
     with writing(folder):
@@ -137,11 +138,11 @@ def claim_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run under other settings than it began with.
+    """Raise if a run would resume under settings other than its original ones.
 
     Args:
-        earlier: The settings it began with, as its record has them.
-        now: The settings of now, as JSON gives them back.
+        earlier: The original settings, from the run's record.
+        now: The current settings, as JSON would give them back.
 
     Raises:
         UsageError: Naming every setting that differs, with both values.
@@ -168,12 +169,12 @@ def _shown(value: Any) -> str:
 
 
 class RunFolder:
-    """A run's folder while the run has it: its lock, and room on the disk for the last files.
+    """The folder of a run in progress: its lock, and disk space set aside for the last files.
 
     Args:
         path: The folder, which need not exist yet.
         overwrite: Whether the run may replace an earlier one.
-        resume: Whether it goes on with an earlier one.
+        resume: Whether it resumes an earlier one.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -183,11 +184,11 @@ class RunFolder:
         self._reserve: Reserve | None = None
 
     def lock(self) -> None:
-        """Have the folder, made if need be, for this process alone.
+        """Create the folder if needed, and lock it for this process.
 
         Raises:
             UsageError: If another run is writing to it.
-            OutputError: If it cannot be made.
+            OutputError: If it cannot be created.
         """
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -195,11 +196,11 @@ class RunFolder:
         remove_leftovers(self.path, (DELTA, STATE, RECORD))
 
     def claim(self) -> None:
-        """Make the folder ready for a new run.
+        """Prepare the folder for a new run.
 
         Raises:
-            UsageError: If it holds an earlier run and may not be overwritten, or has lost a part of one.
-            OutputError: If it cannot be made or written to.
+            UsageError: If it holds an earlier run that may not be overwritten, or one that lost its record.
+            OutputError: If it cannot be created or written to.
         """
         if self._resume:
             check_nothing_lost(self.path)
@@ -209,20 +210,20 @@ class RunFolder:
         claim_folder(self.path, overwrite=self._overwrite or self._resume)
 
     def keep_room(self, num_bytes: int) -> None:
-        """Keep so much of the disk for the last files, until `give_room`.
+        """Set disk space aside for the last files, until `give_room`.
 
         Raises:
-            OutputError: If there is not so much.
+            OutputError: If there is not enough.
         """
         self._reserve = Reserve(self.path / RESERVE, num_bytes)
 
     def give_room(self) -> None:
-        """Let the last files have the room."""
+        """Free the space for the last files."""
         if self._reserve:
             self._reserve.release()
 
     def release(self) -> None:
-        """Let others write to the folder."""
+        """Unlock the folder."""
         self.give_room()
         if self._lock:
             self._lock.release()

@@ -1,4 +1,4 @@
-"""What `adapt` writes down as it goes: a row per frame, and a line per event."""
+"""The rows and events that `adapt` writes: one row per frame, one line per event."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 
-_MOST_IN_PIPE = 2**20  # bytes that wait in one for a reader, unless root allowed more
-_QUIET_EVENTS = ("doubt", "trust", "pardon", "changed")  # which are no news to a user
+_MOST_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
+_QUIET_EVENTS = ("doubt", "trust", "pardon", "changed")  # not worth a warning
 
 _log = logging.getLogger("remtta")
 
 
 class Journal:
-    """Predictions and events of a run, each on the disk before anything else happens.
+    """Predictions and events of a run, synced to disk before anything else happens.
 
     Args:
         folder: The run's folder.
-        pipe: A binary stream that gets the prediction lines as well.
+        pipe: A binary stream that receives the prediction lines as well.
         labels: One name per class, or None.
-        options: How rows look.
-        eventful: Whether there is anything that can decide or happen: a guard, or a live source.
-        live: Whether frames that went by cannot be seen again.
+        options: Options that decide the format of rows.
+        eventful: Whether events are possible: there is a guard, or a live source.
+        live: Whether past frames cannot be read again.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Journal:
         return self._rows is not None
 
     def begin(self) -> None:
-        """Open new files.
+        """Create new files.
 
         Raises:
-            OutputError: If that cannot be done.
+            OutputError: If that fails.
         """
         self._rows = RowWriter(self._folder / PREDICTIONS, self._pipe, durable=True)
         if self._eventful:
             self._events = RowWriter(self._folder / EVENTS, durable=True)
 
     def go_on(self, place: Place) -> list[Row]:
-        """Open the files of an earlier run, whose state is of this place.
+        """Open the files of an earlier run, whose state was saved at `place`.
 
         Returns:
-            Rows written after that, of a source whose frames cannot be seen again.
+            For a live source, the rows written after `place`, since their frames cannot be read again.
 
         Raises:
-            UsageError: If lines are lost or damaged.
+            UsageError: If lines are missing or damaged.
             OutputError: If the files cannot be written.
         """
         self._rows = RowWriter(
@@ -93,7 +93,7 @@ class Journal:
         passed = self._rows.unsaved_rows() if self._live else []
         if self._eventful:
             path = self._folder / EVENTS
-            kept = place.event_bytes if path.exists() else 0  # decisions that somebody deleted are only reported
+            kept = place.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
             self._events = RowWriter(path, keep_bytes=kept, keep_tail=True, durable=True)
             if self._live:
                 self._events.unsaved_rows()
@@ -103,7 +103,7 @@ class Journal:
         """Write a batch's predictions, and return the rows.
 
         Raises:
-            OutputError: If the disk refuses; none of them is written then.
+            OutputError: If they cannot be written; the file is then unchanged.
         """
         assert self._rows is not None
         rows = prediction_rows(result, self._form)
@@ -118,18 +118,18 @@ class Journal:
         return rows
 
     def echo(self, interrupts: Interrupts) -> None:
-        """Pass on what was written last.
+        """Send the rows written last down the pipe.
 
         Raises:
-            ReaderGone: If nobody reads it any more.
-            Stopped: If a stop came while nobody did.
-            OutputError: If it cannot be passed on for another reason.
+            ReaderGone: If the reader closed the pipe.
+            Stopped: If a signal arrived while the reader was blocked.
+            OutputError: If it fails for another reason.
         """
         assert self._rows is not None
         self._rows.echo(interrupts)
 
     def replay(self, place: Place, interrupts: Interrupts) -> None:
-        """Pass on again what the reader may not have had when the state of this place was saved, or since.
+        """Send again the rows that the reader may have missed when this place was saved, or since.
 
         Raises:
             ReaderGone, Stopped, OutputError: As for `echo`.
@@ -139,27 +139,27 @@ class Journal:
         _log.info("passed on the last %d rows again", num_lines)
 
     def expected_rows(self) -> list[Row]:
-        """Rows of the earlier run that were not made again yet."""
+        """Return the rows of the earlier run that were not produced again yet."""
         return self._rows.expected_rows() if self._rows else []
 
     def write_event(self, index: int, event: dict[str, Any]) -> None:
-        """Write what happened at a frame, with the time."""
+        """Write an event at a frame, with the time."""
         if self._events:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             self._events.write([{"time": now, "frame": index, **event}])
 
     def write_gap(self, index: int, source: str, gap: Gap) -> None:
-        """Write that a live source was away before a frame."""
+        """Write that a live source was unavailable before a frame."""
         self.write_event(index, {"event": "gap", "source": source, **dataclasses.asdict(gap)})
 
     def write_decision(self, index: int, event: dict[str, Any]) -> None:
-        """Write what the guard decided in the batch that begins with a frame, and tell it."""
+        """Write and log a decision of the guard on the batch that begins at a frame."""
         self.write_event(index, event)
         level = logging.DEBUG if event["event"] in _QUIET_EVENTS else logging.WARNING
         _log.log(level, "frame %d: %s", index, describe(event))
 
     def note(self, place: Place) -> None:
-        """Note in a place what the files hold, all of it on the disk, without lines that are still expected."""
+        """Update a place with the sizes of the files, without lines still expected from the earlier run."""
         assert self._rows is not None
         place.num_bytes, place.rows_sha256 = self._rows.size, self._rows.sha256
         place.event_bytes = self._events.size if self._events else 0

@@ -1,4 +1,4 @@
-"""Where a run over a stream is, so that it can go on after a stop, a kill or a power failure."""
+"""A run's progress on a stream, from which it can resume after a stop, a kill or a power failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 
 _NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
-_NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # what states of older versions lack
+_NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # fields that states of older versions lack
 
 _log = logging.getLogger("remtta")
 
@@ -38,17 +38,17 @@ class Place(Counts):
     """Counts of a run at a moment when its files and its method's state agree.
 
     Attributes:
-        seconds: Time it has run, in all its parts.
+        seconds: Running time, over all parts of the run.
         num_bytes: Size of `predictions.jsonl`.
-        rows_sha256: Hash of so much of it; None in states of older versions.
-        passed_bytes: How much of it was passed on down the pipe.
+        rows_sha256: Hash of that many bytes of it; None in states of older versions.
+        passed_bytes: How many bytes of it were sent down the pipe.
         event_bytes: Size of `events.jsonl`.
-        dropped: Frames that a live source gave and that were dropped for newer ones.
-        gaps: Times when a live source was lost and came back.
-        fingerprint: What tells the last readable video frame from the next.
+        dropped: Frames of a live source that were dropped for newer ones.
+        gaps: How often a live source was lost and came back.
+        fingerprint: Fingerprint of the last readable video frame.
         last: Source and number of the last frame seen.
 
-    The others are those of `Counts`.
+    The other attributes are those of `Counts`.
     """
 
     seconds: float = 0.0
@@ -62,7 +62,7 @@ class Place(Counts):
     last: tuple[str, int | None] | None = None
 
     def count(self, rows: Iterable[Row]) -> None:
-        """Add rows that were written after this."""
+        """Count rows written after this place was saved."""
         for row in rows:
             if "gap" in row:
                 self.gaps += 1
@@ -77,16 +77,16 @@ class Place(Counts):
 
 
 def save_place(path: Path, place: Place, state: Mapping[str, Tensor]) -> None:
-    """Write a place and the method's state there, atomically.
+    """Save a place with the method's state, atomically.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If the file cannot be written.
     """
     save_state(path, asdict(place), state)
 
 
 def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
-    """Read what `save_place` wrote; the very beginning if nothing was written yet.
+    """Load a place and the method's state; both are empty if nothing was saved yet.
 
     Raises:
         UsageError: If the file is damaged or of another version.
@@ -116,7 +116,7 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run whose predictions would be made in another way.
+    """Raise if a run would resume with settings that change its predictions.
 
     Args:
         earlier: The run's record.
@@ -141,18 +141,18 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Tensor]) -> Iterator[Frame]:
-    """The frames of a stream that come after a place; all frames of a live one, which begins anew.
+    """Yield the frames of a stream after a place; all frames of a live source, which starts anew.
 
     Args:
-        stream: Where they come from.
-        place: What was seen of it.
-        transform: From an image to the model's input, as a tensor of bytes (3, H, W).
+        stream: The stream.
+        place: Progress on it.
+        transform: From an image to the model's input, a uint8 tensor (3, H, W).
 
     Raises:
-        UsageError: If the stream no longer holds the frames that came before, in that order.
+        UsageError: If the stream no longer starts with the frames seen before, in that order.
     """
     frames = stream.frames
-    if stream.live and (first := next(frames, None)):  # which tells whether it is a finite video behind an address
+    if stream.live and (first := next(frames, None)):  # only then is it known whether the address is a finite video
         frames = chain([first], frames)
     if not place.frames or (stream.live and not (stream.live_source and stream.live_source.finite)):
         yield from frames
@@ -171,8 +171,8 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
 
 
 def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tensor]) -> None:
-    """Tell where the last frame that was seen of a video is not what it was; no more, as decoders differ a little."""
-    with contextlib.suppress(FrameError):  # then it was none before, either
+    """Warn if the last video frame seen has changed; not an error, since decoders differ slightly."""
+    with contextlib.suppress(FrameError):  # then it was unreadable before, too
         if fingerprint(transform(frame.load())) != before:
             _log.warning(
                 "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?",

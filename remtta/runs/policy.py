@@ -1,4 +1,4 @@
-"""Which frames are predicted and not learned from."""
+"""Policies that decide which frames are predicted but not learned from."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from remtta.streams.fitness import not_to_learn_from
 
 
 class AllFrames:
-    """Learns from everything."""
+    """Learns from every frame."""
 
     def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        """No frame is left out."""
+        """Return no exclusions."""
         return {}
 
     def finished(self, result: BatchResult) -> None:
-        """There is nothing to remember."""
+        """Do nothing."""
 
 
 class FitFrames:
     """Learns from all but black and repeated frames, while there is time.
 
     Args:
-        budget: Says whether there is.
-        fingerprint: What tells the last readable video frame before the first from it.
+        budget: Decides whether there is time.
+        fingerprint: Fingerprint of the last readable video frame before the first batch.
 
     Attributes:
-        fingerprint: The same of the last finished batch.
+        fingerprint: The same after the last finished batch.
     """
 
     def __init__(self, budget: TimeBudget, fingerprint: str | None = None) -> None:
@@ -38,13 +38,13 @@ class FitFrames:
         self._budget = budget
 
     def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        """Why which readable frames are left out, by frame index."""
+        """Return why readable frames are excluded, by frame index."""
         reasons, self._newest = not_to_learn_from(batch.frames, self.fingerprint)
         if self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
 
     def finished(self, result: BatchResult) -> None:
-        """Remember the batch's last frame, and what the batch took."""
+        """Store the batch's last fingerprint and its duration."""
         self.fingerprint = self._newest
         self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

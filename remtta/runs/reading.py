@@ -1,4 +1,4 @@
-"""Rows and records read back, and checked; imports no torch."""
+"""Read and validate rows and records; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remtta.runs.removed import check_record
 
 Row = dict[str, Any]
 Shape = Mapping[str, type]
-"""What entries of a record are, by their names with dots between them; `float` is any number."""
+"""Types of a record's entries by dotted name; `float` accepts any number."""
 
 _WHEN_GOING_ON: Shape = {
     "run": str,
@@ -35,11 +35,11 @@ _NAMES: Mapping[type, str] = {str: "text", int: "whole number", float: "number",
 
 
 def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
-    """The rows of a JSON Lines file such as `predictions.jsonl`.
+    """Yield the rows of a JSON Lines file such as `predictions.jsonl`.
 
     Args:
         path: The file.
-        check: Raises a ValueError at a row that is not what it should be.
+        check: Raises ValueError for an invalid row.
 
     Raises:
         RemttaError: If a line is damaged.
@@ -57,10 +57,10 @@ def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> It
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A run's `run.json` or an evaluation's `results.json`, to go on with it.
+    """Return a run's `run.json` or an evaluation's `results.json`, in order to resume it.
 
     Raises:
-        UsageError: If it is damaged, or used what was removed since.
+        UsageError: If it is damaged, or used a feature that was removed.
         RemttaError: If it cannot be read.
     """
     try:
@@ -72,15 +72,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def checked_record(path: Path, needed: Shape | None = None, optional: Shape | None = None) -> dict[str, Any]:
-    """A record, in which some entries are what they should be.
+    """Return a record after validating some of its entries.
 
     Args:
         path: The JSON file.
-        needed: Entries that must be there.
+        needed: Required entries.
         optional: Entries that may be absent or null.
 
     Raises:
-        ValueError: Saying which one is not.
+        ValueError: Naming the invalid entry.
         RemttaError: If the file cannot be read.
     """
     try:
@@ -96,10 +96,10 @@ def checked_record(path: Path, needed: Shape | None = None, optional: Shape | No
 
 
 def check_entries(content: Mapping[str, Any], needed: Shape, optional: Shape | None = None) -> None:
-    """Refuse a group of which some entries are not what they should be; those that are optional may be absent or null.
+    """Raise if an entry has the wrong type, or a required one is missing; optional ones may be absent or null.
 
     Raises:
-        ValueError: Saying which one is not.
+        ValueError: Naming the invalid entry.
     """
     for name, kind in {**needed, **(optional or {})}.items():
         value: Any = content
@@ -118,5 +118,5 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escape control characters and stray bytes, which file names and labels may hold."""
+    """Escape control characters and invalid bytes, which file names and labels may contain."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -1,4 +1,4 @@
-"""`run.json`: everything needed to repeat a run, and what came of it."""
+"""`run.json`: everything needed to repeat a run, and its outcome."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
 
-_HEADER_BYTES = 65_536  # more than a run.json, a delta's or a state's header takes
-_MOST_BYTES = 64 * 1024**2  # a method that changes all weights would ask for gigabytes
+_HEADER_BYTES = 65_536  # more than run.json or the header of a delta or state takes
+_MOST_BYTES = 64 * 1024**2  # a method that changes all weights would need gigabytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run of `adapt` is made of, fixed before its first frame.
+    """The inputs of a run of `adapt`, fixed before its first frame.
 
     Attributes:
-        card: The model's.
-        adapter: The method, perhaps under the guard, on that model.
+        card: The model's card.
+        adapter: The method on that model, with its observers.
         method: The method's name.
         config: Its settings.
-        options: How the stream is run.
-        stream: Where the frames come from.
-        start: The delta that it starts from, if there is one.
-        learned: What the method learned from source images, for the record.
-        memory: What decoding may take, where other runs share it.
-        earlier: The record of the run that it goes on with.
+        options: Options of the run.
+        stream: Source of the frames.
+        start: The delta from which it starts, if any.
+        learned: Source statistics used by the method, for the record.
+        memory: Decoding budget, if shared with other runs.
+        earlier: The record of the run that it resumes, if any.
     """
 
     card: ModelCard
@@ -64,17 +64,18 @@ class Plan:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The method's settings as records and deltas have them."""
+        """The method's settings as stored in records and deltas."""
         return hyperparameters(self.config, self.options.batch_size)
 
     @property
     def last_bytes(self) -> int:
-        """About what the files take that a run writes last."""
+        """Approximate size of the files that a run writes last."""
         delta, state = (
             sum(tensor.nbytes for tensor in tensors.values())
             for tensors in (self.adapter.method.committed[0], self.adapter.state())
         )
-        # An optimizer's state comes with its first step, up to two more values per weight; the guard's with its frames.
+        # The optimizer's state appears with its first step, with up to two more values per weight; the guard's grows
+        # with its frames.
         room = delta + state + 2 * delta + 3 * _HEADER_BYTES
         if self.adapter.guard:
             room += self.adapter.guard.most_bytes(self.card.num_classes)
@@ -82,7 +83,7 @@ class Plan:
 
 
 def hyperparameters(config: MethodConfig, batch_size: int) -> dict[str, Any]:
-    """A method's settings as records and deltas have them."""
+    """Return a method's settings as stored in records and deltas."""
     return {**dataclasses.asdict(config), "batch_size": batch_size}
 
 
@@ -96,19 +97,19 @@ def delta_of(
     start: Delta | None,
     conditions: Mapping[str, str],
 ) -> Delta:
-    """What adaptation changed, with where it comes from.
+    """Return the delta of an adaptation, with its origin.
 
     Args:
-        card: The model's.
+        card: The model's card.
         method: The method's name.
         settings: Its hyperparameters.
-        committed: Adapted minus source weights, and the number of updates behind them.
-        counts: Of the run, up to these weights.
-        start: The delta that it started from, if there is one.
-        conditions: Which run it was, and on what, for the delta's lineage.
+        committed: Adapted minus source weights, and the number of updates that led to them.
+        counts: Counts of the run up to these weights.
+        start: The delta from which it started, if any.
+        conditions: The run and its source, for the delta's lineage.
     """
     tensors, updates = committed
-    builds_on = start is not None and counts.frames_in_delta > counts.frames_since_reset  # no reset has undone it
+    builds_on = start is not None and counts.frames_in_delta > counts.frames_since_reset  # not undone by a reset
     return Delta(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         model=card.name,
@@ -127,16 +128,16 @@ class Record:
     """Writes `run.json`.
 
     Args:
-        plan: What is being run.
+        plan: The run's plan.
         folder: The run's folder.
 
     Attributes:
-        run: The run's own name, which it keeps when it goes on.
+        run: The run's unique name, kept when it resumes.
         started: When the run began: UTC, ISO 8601.
-        latencies: How long predictions took.
-        steps: How long batches took, their updates included.
-        reads: How long the source took to give a frame.
-        decodes: How long decoding and preprocessing one took.
+        latencies: Latencies of predictions.
+        steps: Durations of batches, including their updates.
+        reads: Time taken to read a frame from the source.
+        decodes: Time taken to decode and preprocess a frame.
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
@@ -150,7 +151,7 @@ class Record:
         self._environment = environment(plan.card.device)
 
     def go_on(self, earlier: Mapping[str, Any], place: Place) -> None:
-        """Go on with an earlier run's record, which had come to this place."""
+        """Continue an earlier run's record from this place."""
         timing = earlier.get("timing", {})
         self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
@@ -159,7 +160,7 @@ class Record:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Which run it is and on what, for the lineage of its deltas."""
+        """The run and its source, for the lineage of its deltas."""
         stream = self._plan.stream
         return {
             "made_by": "adapt",
@@ -171,24 +172,24 @@ class Record:
 
     @property
     def num_dropped(self) -> int:
-        """Frames that were dropped for newer ones, in all parts of the run."""
+        """Number of frames dropped for newer ones, in all parts of the run."""
         live = self._plan.stream.live_source
         return self.dropped_before + (live.dropped if live else 0)
 
     def live_counts(self, place: Place) -> dict[str, int]:
-        """Counts that only live sources have."""
+        """Return the counts that only live sources have."""
         return {"dropped": self.num_dropped, "gaps": place.gaps} if self._plan.stream.live else {}
 
     def write(self, summary: RunSummary) -> None:
         """Replace the file.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If it cannot be written.
         """
         write_json(self._path, self.content(summary))
 
     def content(self, summary: RunSummary) -> dict[str, Any]:
-        """What the file holds, for a run that has come so far."""
+        """Return the content of the file for the run so far."""
         plan, place = self._plan, summary.place
         live = plan.stream.live_source
         return {
@@ -208,7 +209,7 @@ class Record:
                 "started": self.started,
                 "seconds": round(summary.seconds, 3),
                 "images_per_s": round(summary.images_per_s, 2),
-                "latency_ms": self.latencies.percentiles_ms(),  # of a full batch, since the run began or went on
+                "latency_ms": self.latencies.percentiles_ms(),  # of full batches, since the run began or resumed
             },
             "source": {
                 "name": plan.stream.name,
@@ -236,7 +237,7 @@ class Record:
 
 
 def guard_record(adapter: Adapter, counts: Counts) -> dict[str, Any] | None:
-    """What the guard came to in a run of these counts; None without one."""
+    """Return the guard's part of a record, or None without a guard."""
     if adapter.guard is None:
         return None
     answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}

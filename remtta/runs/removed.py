@@ -1,4 +1,4 @@
-"""What earlier versions could do and this one cannot: a run that used it cannot go on. Imports no torch."""
+"""Features of earlier versions that were removed: a run that used one cannot resume. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
     ("method", "gap_weighting"): ("gap_weighting", False),
     ("environment", "processes"): ("batches shared over ranks (torchrun)", 1),
 }
-"""Entries of a record by group and name: what was removed, and the value that says that it was not used."""
+"""Entries of a record by group and name: the removed feature, and the value that means that it was not used."""
 
 _METHODS, _ADDITIONS = ("tda", "batclip"), ("memory", "auto")
-"""Names of methods, and of what an evaluation adds to them."""
+"""Names of methods, and of additions to methods in evaluations."""
 
 _TENSORS = {"memory.": "--memory", "own.mean_gap": "gap_weighting", "own.gap_batches": "gap_weighting"}
-"""Beginnings of tensors' names in a state: what was removed. All zeros say that it was not used."""
+"""Prefixes of tensor names in a state: the removed feature. All zeros mean that it was not used."""
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Refuse a run or an evaluation that used what was removed, and drop the entries of what it did not use.
+    """Raise if a run or evaluation used a removed feature, and drop entries of removed features that it did not use.
 
     Args:
         path: The file, `run.json` or `results.json`.
-        record: What it holds.
+        record: Its content.
 
     Raises:
-        UsageError: Saying what was removed.
+        UsageError: Naming the removed feature.
     """
     for group, settings in _groups(record):
         for (place, name), (what, unused) in _SETTINGS.items():
@@ -49,14 +49,14 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def kept_tensors(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state without the tensors of what was removed and had not been used.
+    """Return a state without the tensors of removed features that were not used.
 
     Args:
         path: The file.
         state: Its tensors by name.
 
     Raises:
-        UsageError: Saying what was removed.
+        UsageError: Naming the removed feature, if it was used.
     """
     kept = dict(state)
     for name, tensor in state.items():
@@ -69,13 +69,13 @@ def kept_tensors(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _groups(record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Settings in a run's record, and those of an evaluation's methods."""
+    """Yield the settings in a run's record, and those of an evaluation's methods."""
     yield from ((group, record[group]) for group in ("environment", "options", "method") if record.get(group))
     yield from (("method", settings) for settings in _evaluated(record).values())
 
 
 def _evaluated(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings of an evaluation's methods, by the names that it gave them."""
+    """Return the settings of an evaluation's methods by name."""
     methods = (record.get("settings") or {}).get("methods") or {}
     return {name: settings for name, settings in methods.items() if isinstance(settings, dict)}
 

@@ -1,4 +1,4 @@
-"""Prediction rows: what is written down of each frame, by `adapt` and by `eval`."""
+"""Prediction rows, as written by `adapt` and `eval`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from remtta.streams.prefetch import DecodedFrame
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How rows look.
+    """Format of prediction rows.
 
     Attributes:
         labels: One name per output of the model, or None.
-        numbers: The class that each output stands for; None for its position.
+        numbers: The class number of each output; None if they are the outputs' indices.
         topk: Classes listed per frame; 0 for no list.
         logits: Whether to add all C logits.
-        exact: Whether numbers have nine significant digits, which restore a float32, in place of six decimals.
+        exact: Whether numbers have nine significant digits, enough to restore a float32, instead of six decimals.
     """
 
     labels: Sequence[str] | None
@@ -60,7 +60,7 @@ class RowFormat:
 
 
 def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
-    """Return a row per frame of a batch that was not handed out early, in order, and one per gap before a frame."""
+    """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
     answers = iter(_answer_rows(result, form))
     rows: list[Row] = []
     for frame in result.batch.untold:
@@ -80,7 +80,7 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
 
 
 def _answer_rows(result: BatchResult, form: RowFormat) -> list[Row]:
-    """What was answered to each readable frame, and who answered."""
+    """Return the prediction of each readable frame, and which model made it."""
     if result.answers is None:
         return []
     answers, start = result.answers, result.batch.num_told_readable
@@ -93,14 +93,14 @@ def _answer_rows(result: BatchResult, form: RowFormat) -> list[Row]:
 
 
 def _answered_by(weight: float) -> Row:
-    """Who answered; nothing where it was the adapted model alone."""
+    """Return which models predicted; empty if the adapted model alone did."""
     if weight == 0:
         return {"answered_by": "source"}
     return {"answered_by": "both", "weight": round(weight, 6)} if weight < 1 else {}
 
 
 def _differing(answers: Answers, form: RowFormat) -> list[Row]:
-    """What each model said, where both were asked and they differ."""
+    """Return each model's prediction for frames where both were computed and differ."""
     if answers.adapted is None or answers.source is None:
         return []
     both = (form.short(answers.adapted.cpu()), form.short(answers.source.cpu()))
@@ -111,7 +111,7 @@ def _differing(answers: Answers, form: RowFormat) -> list[Row]:
 
 
 def _raw(answers: Answers, form: RowFormat) -> list[Row]:
-    """What each frame was taken for by itself, where that was not the answer."""
+    """Return the unsmoothed prediction of frames where smoothing changed it."""
     if answers.raw is None:
         return []
     return [row if smoothed else {} for row, smoothed in zip(form.short(answers.raw), answers.smoothed, strict=True)]

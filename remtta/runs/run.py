@@ -1,4 +1,4 @@
-"""One pass over a stream, and the files it leaves."""
+"""One pass over a stream, and its files."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _log = logging.getLogger("remtta")
 
 
 class Run:
-    """One pass over a stream, from the claim of its folder to the last save; `adapt_stream` sets it up.
+    """One pass over a stream, from claiming its folder to the last save; set up by `adapt_stream`.
 
     Args:
-        plan: What is to be run.
-        folder: Where the results go.
-        pipe: A binary stream that gets the prediction lines as well.
-        on_batch: Called after every batch with what the run has come to.
-        viewers: Who looks on.
+        plan: The run's plan.
+        folder: Folder for the results.
+        pipe: A binary stream that receives the prediction lines as well.
+        on_batch: Called after every batch with the summary so far.
+        viewers: Called with every batch's frames and rows.
         interrupts: Turns signals into a clean stop.
     """
 
@@ -89,10 +89,10 @@ class Run:
         self._saver = Saver(folder, plan, self._session, self.record)
 
     def execute(self) -> RunSummary:
-        """Go through the stream.
+        """Run over the stream.
 
         Raises:
-            RemttaError: Whatever ends the run early but a signal, a closed pipe or the guard.
+            RemttaError: Anything that ends the run early except a signal, a closed pipe or the guard.
         """
         summary, stream = self.summary, self._plan.stream
         begun = refused = False
@@ -110,7 +110,7 @@ class Run:
                     _refuse_none(stream)
                     summary.exit_reason = "completed"
                     return summary
-                with self._interrupts.held():  # a folder claimed by half could not be finished
+                with self._interrupts.held():  # a half-claimed folder could not be finished
                     self._begin(first)
                     begun = True
                 self._session.run(self._batches(batches.of(itertools.chain([first] if first else [], frames))))
@@ -125,9 +125,9 @@ class Run:
             self._predict_waiting()
         except BaseException as error:
             summary.end(error)
-            refused = isinstance(error, UsageError) and not begun  # what an earlier run left stays as it is
+            refused = isinstance(error, UsageError) and not begun  # keep the files of an earlier run
             if isinstance(error, StreamError) and stream.live:
-                with self._interrupts.held(), contextlib.suppress(OutputError):  # the first error is the one to tell
+                with self._interrupts.held(), contextlib.suppress(OutputError):  # report the first error
                     self._journal.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
@@ -136,7 +136,7 @@ class Run:
         return summary
 
     def _go_on(self) -> None:
-        """Go on with the run in the folder, if that is asked for and there is one."""
+        """Resume the run in the folder, if requested and there is one."""
         folder, earlier = self._folder.path, self._plan.earlier
         if earlier is None:
             return
@@ -144,7 +144,7 @@ class Run:
         check_same_run(earlier, self.record.content(self.summary))
         place, state = load_place(folder / STATE)
         self._session.go_on(folder / STATE, Moment(place, state))
-        place.count(self._journal.go_on(place))  # they cannot be seen again
+        place.count(self._journal.go_on(place))  # their frames cannot be read again
         self.summary.place, self._policy.fingerprint = place, place.fingerprint
         self.summary.num_alarms = self._plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
@@ -157,7 +157,7 @@ class Run:
         _log.info("going on with %s after %d frames and %d updates", folder, place.frames, place.updates)
 
     def _claim(self) -> None:
-        """Make the folder this run's, once."""
+        """Claim the folder for this run, once."""
         if not self._journal.begun:
             self._folder.claim()
             self._journal.begin()
@@ -170,7 +170,7 @@ class Run:
             self._journal.write_event(first.index, {"event": "resumed"})
 
     def _batches(self, frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
-        """The stream's batches; what comes behind each `yield` is done once the batch is finished."""
+        """Yield the stream's batches; code after each `yield` runs once the batch is finished."""
         num_told = 0
         for batch in frames:
             if isinstance(batch, Early):
@@ -186,8 +186,8 @@ class Run:
             self._on_batch(self.summary)
 
     def _write_last_record(self) -> None:
-        """The record, with rows that an earlier part promised and this one did not come to."""
-        self.summary.place = replace(self.summary.place)  # the session's own says what was done
+        """Write the record, counting rows that an earlier part wrote and this part did not reach."""
+        self.summary.place = replace(self.summary.place)  # the session's own counts stay unchanged
         self.summary.place.count(self._journal.expected_rows())
         self.record.write(self.summary)
 
@@ -195,7 +195,7 @@ class Run:
         self._saver.after(result, self.summary)
 
     def _predict_waiting(self) -> None:
-        """Predict what waits for its batch to be full, where the model is quick enough for a stop to wait."""
+        """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
         if early and self.summary.signum is not None and self._journal.begun and self._session.quick:
             with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
@@ -207,7 +207,7 @@ class Run:
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:
-        """Save everything but for a run that never was, and let go of the folder."""
+        """Save everything, unless the run never began, and release the folder."""
         self.summary.place.seconds = time.monotonic() - self._scribe.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
@@ -225,7 +225,7 @@ class Run:
 
 
 def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
-    """Say where there were too few frames for `expire_below` to judge."""
+    """Warn if there were too few frames for `expire_below`."""
     if options.expire_below is not None and summary.num_predicted < WINDOW:
         _log.warning(
             "--expire-below judges %d frames, and there were %d: nothing is said", WINDOW, summary.num_predicted
@@ -233,7 +233,7 @@ def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
 
 
 def _refuse_none(stream: Stream) -> None:
-    """Refuse a source without a frame, unless it is a list, which may be empty."""
+    """Raise if a source has no frames, unless it is a list, which may be empty."""
     if stream.kind != "paths":
         raise StreamError(f"{stream.name}: the stream held no frames")
     _log.info("the list of frames is empty: nothing was done, and no run folder is left")

@@ -1,4 +1,4 @@
-"""When a run saves what it has learned, and how."""
+"""Decide when a run saves its state and delta, and save them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from remtta.runs.session import Session
 from remtta.runs.summary import RunSummary
 
 _SLOW_S = 0.5
-_SHARE = 20  # a state that takes longer to save is saved so seldom that it costs 1 / 20 of the time
+_SHARE = 20  # a slow save may take 1 / 20 of the total time
 
 _log = logging.getLogger("remtta")
 
 
 class SaveRhythm:
-    """Keeps the time that saves take to a small share of the whole."""
+    """Limits the time spent on saves to a small share of the total."""
 
     def __init__(self) -> None:
         self._saved_at, self._took = time.monotonic(), 0.0
 
     @property
     def slow(self) -> bool:
-        """Whether a save takes long enough to be left out now and then."""
+        """Whether a save takes so long that it may be skipped."""
         return self._took > _SLOW_S
 
     def allows(self, every_s: float = 0.0) -> bool:
-        """Whether it is time for a save again, with at least so many seconds between two."""
+        """Return whether it is time to save again, at least `every_s` seconds after the last save."""
         return time.monotonic() - self._saved_at > max(every_s, _SHARE * self._took)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure the save within the block."""
+        """Time the save inside the block."""
         started = time.monotonic()
         yield
         self._saved_at = time.monotonic()
@@ -49,13 +49,13 @@ class SaveRhythm:
 
 
 class Saver:
-    """Saves a run's state, delta and record, every so many updates and at the end.
+    """Saves a run's state, delta and record, periodically and at the end.
 
     Args:
         folder: The run's folder.
-        plan: What is being run.
-        session: Where it is.
-        record: Its record.
+        plan: The run's plan.
+        session: The run's session.
+        record: The run's record.
     """
 
     def __init__(self, folder: Path, plan: Plan, session: Session[Place], record: Record) -> None:
@@ -64,10 +64,10 @@ class Saver:
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
 
     def after(self, result: BatchResult, summary: RunSummary) -> None:
-        """Save what is due after a batch, which is counted already.
+        """Save what is due after a batch, which is already counted.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If a file cannot be written.
         """
         options, updates = self._plan.options, self._session.counts.updates
         crossed = (updates - result.new_updates) // options.save_every != updates // options.save_every
@@ -78,10 +78,10 @@ class Saver:
             self._record.write(summary)
 
     def finish(self) -> None:
-        """Save state and delta as of the last finished batch; each is tried, whatever becomes of the other.
+        """Save state and delta as of the last finished batch; if one fails, the other is still tried.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If a file cannot be written.
         """
         with contextlib.ExitStack() as saves:
             saves.callback(self._save_state)
@@ -89,7 +89,7 @@ class Saver:
 
     def _save_state(self) -> None:
         moment = self._session.moment
-        if moment is None:  # in the middle of a batch; what was saved before stays
+        if moment is None:  # in the middle of a batch; keep the previous save
             return
         moment.counts.dropped = self._record.num_dropped
         with self._rhythm.timed():
@@ -113,7 +113,7 @@ class Saver:
                     conditions=conditions,
                 ),
             )
-        except DeltaError as error:  # the outputs will show it, and stop the run
+        except DeltaError as error:  # the outputs will not be finite either, and stop the run
             _log.warning("%s; the delta saved before stays", error)
         else:
             _log.debug("saved the delta after %d updates", committed[1])

@@ -1,4 +1,4 @@
-"""Writes down what comes of each batch of a run."""
+"""Record the results of each batch of a run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _log = logging.getLogger("remtta")
 
 
 class Scribe:
-    """Listens to a run's session: rows, events, counts, and then what is to be saved.
+    """Listens to a run's session: writes rows and events, updates counts, triggers saves.
 
     Args:
-        plan: What is being run.
-        summary: What it has come to.
-        journal: Where rows and events go.
-        record: Keeps the latencies.
-        policy: Knows the last frame.
+        plan: The run's plan.
+        summary: The run's summary.
+        journal: Writes rows and events.
+        record: Stores the latencies.
+        policy: Stores the fingerprint of the last frame.
         save: Saves what is due after a batch.
-        interrupts: Ends the wait for a reader that takes nothing.
-        viewers: Who looks on.
+        interrupts: Ends the wait for a blocked reader.
+        viewers: Called with every batch's frames and rows.
 
     Attributes:
-        started: When the run began, less the time of its earlier parts; in seconds of the monotonic clock.
+        started: When the run began, minus the duration of its earlier parts; in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Scribe:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
 
     def finished(self, result: BatchResult) -> None:
-        """Write down what else happened, and save what is due."""
+        """Write events and durations, and save what is due."""
         place, frames = self._summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.fingerprint = self._policy.fingerprint
@@ -85,7 +85,7 @@ class Scribe:
         self._save(result)
 
     def pass_on(self, result: BatchResult) -> None:
-        """Send a batch's predictions down the pipe, if there is one, and show them to who looks on."""
+        """Send a batch's predictions down the pipe, if any, and to the viewers."""
         self._journal.echo(self._interrupts)
         self._summary.place.passed_bytes = self._summary.place.num_bytes
         guard = self._plan.adapter.guard
@@ -94,7 +94,7 @@ class Scribe:
             show(View(result.batch.untold, rows, self._summary, guard.judge.standing if guard else None))
 
     def note_place(self) -> None:
-        """Note how much is on the disk, and how long it took."""
+        """Store the sizes of the files and the running time in the place."""
         place = self._summary.place
         self._journal.note(place)
         place.seconds = time.monotonic() - self.started

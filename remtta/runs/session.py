@@ -1,4 +1,4 @@
-"""The one loop: batch after batch is predicted, learned from, and handed on."""
+"""The loop: predict each batch, learn from it, and hand on the result."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.budget import OUT_OF_TIME
 from remtta.runs.states import take_back
 
-PATIENCE_S = 2.0  # a batch that takes longer is not waited for when told to stop
+PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
 
 C = TypeVar("C", bound=Counts)
 
 
 class Policy(Protocol):
-    """Says which frames are not to be learned from."""
+    """Decides which frames are excluded from learning."""
 
     def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        """Why which readable frames are not, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
+        """Return why readable frames are excluded, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
 
     def finished(self, result: BatchResult) -> None:
-        """Take note of what came of the batch; until then a stop may undo it."""
+        """Store what later decisions need; until this is called, a stop may undo the batch."""
 
 
 class Listener(Protocol):
-    """Gets what comes of each batch. No stop comes between."""
+    """Receives the result of each batch. No stop comes between the calls for one batch."""
 
     def answered(self, result: BatchResult) -> None:
-        """Write down its predictions, which are counted once this returns."""
+        """Write the predictions, which are counted once this returns."""
 
     def finished(self, result: BatchResult) -> None:
-        """Write down the rest; everything is counted."""
+        """Write the rest; everything is counted."""
 
     def pass_on(self, result: BatchResult) -> None:
-        """Hand its predictions out, after all that; where answers go out early, before anything is learned."""
+        """Send the predictions to readers, at the end; with early answers, before anything is learned."""
 
 
 @dataclass(frozen=True)
 class Moment(Generic[C]):
-    """All that a session needs to go on from the end of a batch.
+    """Everything needed to resume a session from the end of a batch.
 
     Attributes:
-        counts: Of the kind that the session counts with.
-        state: The adapter's.
+        counts: The session's counts.
+        state: The adapter's state.
     """
 
     counts: C
@@ -69,12 +69,12 @@ class Moment(Generic[C]):
 
 @dataclass
 class _Mark(Generic[C]):
-    """The end of the last finished batch, while there is more than that.
+    """The end of the last finished batch, while another is in progress.
 
     Attributes:
-        busy: Whether a batch is being worked on.
-        before: The moment before it, if that was kept.
-        counts: The counts, where predictions have run ahead of them.
+        busy: Whether a batch is in progress.
+        before: The snapshot before it, if it was kept.
+        counts: The counts at that point, if early predictions have advanced the session's.
     """
 
     busy: bool = False
@@ -83,20 +83,20 @@ class _Mark(Generic[C]):
 
 
 class Session(Generic[C]):
-    """Has an adapter predict and learn from batches, and tells a listener.
+    """Predicts and learns from batches with an adapter, and notifies a listener.
 
-    A quick batch is finished before a stop. Before a slow one, what a stop would then have to save is kept.
+    A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
 
     Args:
-        adapter: The method, perhaps under the guard.
-        card: The model's.
-        counts: Where it counts; those of a run that it goes on with, or new ones.
-        policy: Which frames are not learned from.
-        listener: Who is told.
+        adapter: The method with its observers.
+        card: The model's card.
+        counts: New counts, or those of a run to resume.
+        policy: Decides which frames are excluded from learning.
+        listener: Receives the results.
         interrupts: Turns signals into a stop at a safe moment.
-        reset_every: Frames that entered an update after which the source weights come back; None for never.
-        episodic: Whether they come back before every batch.
-        answer_early: Tell the listener of predictions before the update begins.
+        reset_every: Restore the source weights after this many learned frames; None for never.
+        episodic: Restore the source weights before every batch.
+        answer_early: Pass predictions to the listener before the update begins.
     """
 
     def __init__(
@@ -116,22 +116,22 @@ class Session(Generic[C]):
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
         self._resets = (episodic, reset_every)
         self._answer_early = answer_early
-        self._seconds = math.inf  # what the last batch took
+        self._seconds = math.inf  # duration of the last batch
         self._mark: _Mark[C] = _Mark()
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
-        """Work through batches.
+        """Process batches.
 
         Raises:
-            Stopped: If a signal came in; `moment` is what to save.
-            RemttaError: If predictions are not finite numbers.
+            Stopped: If a signal arrived; `moment` is what to save.
+            RemttaError: If predictions are not finite.
         """
         for batch in batches:
             self.adapter.in_turn(partial(self._take, batch))
 
     def answer(self, batch: Batch) -> None:
-        """Predict frames that are learned from with the rest of their batch, if that comes, and hand this out."""
+        """Predict and report frames now; they are learned from with the rest of their batch, if that comes."""
         self.adapter.in_turn(partial(self._tell_early, batch))
 
     def _take(self, batch: Batch) -> None:
@@ -146,15 +146,15 @@ class Session(Generic[C]):
         if self._mark.counts is None:
             self._mark.counts = replace(self.counts)
         result = self._answer(replace(batch, learn=False))
-        result = replace(result, batch=batch, adapted=self.adapter.learns)  # as is meant
+        result = replace(result, batch=batch, adapted=self.adapter.learns)  # the row says what is intended
         self._write(result)
         self._listener.pass_on(result)
 
     def go_on(self, path: Path, moment: Moment[C]) -> None:
-        """Go on from a moment that a file held, before the first batch.
+        """Resume from a snapshot loaded from a file, before the first batch.
 
         Raises:
-            UsageError: If its state is not one that this session would save.
+            UsageError: If its state does not match this session.
         """
         if moment.state:
             self.adapter.in_turn(partial(take_back, path, moment.state, self.adapter))
@@ -163,25 +163,25 @@ class Session(Generic[C]):
 
     @property
     def quick(self) -> bool:
-        """Whether the last batch took so little that a stop can wait for another prediction."""
+        """Whether batches are fast enough for a stop to wait for another prediction."""
         return self._seconds < PATIENCE_S
 
     @property
     def moment(self) -> Moment[C] | None:
-        """The end of the last finished batch; None in the middle of one, where it was not kept."""
+        """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
         mark = self._mark
         return mark.before if mark.busy else Moment(mark.counts or self.counts, self.adapter.state())
 
     def reset(self) -> None:
-        """Back to the source weights, between two batches."""
+        """Restore the source weights, between two batches."""
         self.adapter.reset()
         self.committed = self.adapter.method.committed
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Put off a stop until the batch is done, if it is quick; else keep what the stop would have to save."""
-        if not self.quick and self.adapter.method.norms_only:  # a state of gigabytes is not held twice
+        """Defer a stop until the batch is done, if batches are fast; otherwise keep the state to be saved on a stop."""
+        if not self.quick and self.adapter.method.norms_only:  # do not hold gigabytes of state twice
             self._mark.before = Moment(self._mark.counts or replace(self.counts), self.adapter.state())
         with self._interrupts.held() if self.quick else contextlib.nullcontext():
             self._mark.busy = True
@@ -194,7 +194,7 @@ class Session(Generic[C]):
             with self._interrupts.held():
                 self._write(result)
                 self._listener.pass_on(result)
-            # After a stop from here on, the saved state is behind; a resumed run makes these predictions again.
+            # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
             self.adapter.learn()
         result = self._after_learning(result, started)
         with self._interrupts.held():
@@ -205,7 +205,7 @@ class Session(Generic[C]):
                 self._listener.pass_on(result)
 
     def _answer(self, batch: Batch) -> BatchResult:
-        """Predictions, and the update that goes with them unless it is to come later."""
+        """Return the predictions of a batch, and update unless that comes later."""
         method, frames = self.adapter.method, batch.readable
         answers: Answers | None = None
         unfit: dict[int, str] = {}
@@ -239,7 +239,7 @@ class Session(Generic[C]):
             answers=answers,
             update=update,
             updates_after=update,
-            adapted=called and self.adapter.learns,  # a guess, where the update is still to come
+            adapted=called and self.adapter.learns,  # assumed, if the update comes later
             unfit=unfit,
             behind=behind,
             called=called,
@@ -254,7 +254,7 @@ class Session(Generic[C]):
 
     def _after_learning(self, result: BatchResult, started: float) -> BatchResult:
         update, after = result.update, self.adapter.method.num_updates
-        adapted = after > update or 0 < after < update  # some methods go back to the source by themselves
+        adapted = after > update or 0 < after < update  # some methods reset themselves
         self._seconds = time.monotonic() - started
         return replace(result, updates_after=after, adapted=adapted, seconds=self._seconds)
 

@@ -1,4 +1,4 @@
-"""Where a run is, with the tensors its next update depends on: one file, replaced as a whole."""
+"""Save and load a position with the tensors of a method's state, in one file that is replaced atomically."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _POSITION = "position"
 
 
 class Stateful(Protocol):
-    """A method, alone or with its observers."""
+    """An object with a state: a method, or an adapter."""
 
     def state(self) -> dict[str, Tensor]: ...
     def load_state(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a position and a method's state atomically.
+    """Save a position and a method's state, atomically.
 
     Args:
         path: The safetensors file.
-        position: Anything that JSON can hold.
-        tensors: As from a method's `state()`.
+        position: Anything that JSON can represent.
+        tensors: As returned by a method's `state()`.
 
     Raises:
-        OutputError: If the disk refuses.
+        OutputError: If the file cannot be written.
     """
     header = {_POSITION: json.dumps(position, allow_nan=False)}
     save_tensors(path, tensors, header)
 
 
 def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `save_state` wrote.
+    """Load the position and state saved by `save_state`.
 
     Raises:
-        UsageError: If the file is damaged, or of a run that used what was removed since.
+        UsageError: If the file is damaged, or belongs to a run that used a removed feature.
         RemttaError: If it cannot be read.
     """
     try:
@@ -60,10 +60,10 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def take_back(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
-    """Have a method go on from the state that a file held.
+    """Load a state into a method.
 
     Raises:
-        UsageError: If it holds more, less or something else than would be saved.
+        UsageError: If its tensors do not match those that the method would save.
     """
     try:
         owner.load_state(state)
@@ -77,7 +77,7 @@ def take_back(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
 
 
 def other_version(path: Path) -> UsageError:
-    """What to raise of a state that is whole, but not as this version writes it."""
+    """Return the error for a state that is undamaged, but not of this version."""
     return UsageError(
         f"the state in {path.parent} was written by another version of remtta; start again with --overwrite"
     )

@@ -1,4 +1,4 @@
-"""What a run came to, in numbers and in words."""
+"""A run's summary in numbers and text."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from remtta.runs.writer import ReaderGone
 
 
 class GuardStop(Exception):
-    """The guard's retries are used up, and it is to end the run."""
+    """Raised to end the run when the guard has used up its retries."""
 
 
 @dataclass
 class RunSummary:
-    """What a run came to.
+    """A run's summary.
 
     Attributes:
         output: The run's folder.
-        place: The counts, those of all parts of a run that was gone on with.
+        place: The counts, over all parts of a resumed run.
         num_alarms: Alarms of the guard.
-        num_resumed: Times it was gone on with.
+        num_resumed: How often the run was resumed.
         exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
-        signum: The signal that stopped it, if one did.
+        signum: The signal that stopped it, if any.
         last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
-        lag_s: Age of a live source's oldest frame in the last batch, once it was predicted.
+        lag_s: Age of the oldest frame of a live source's last batch when it was predicted.
         entropy: Mean entropy of the last batch's predictions, in nats.
-        estimates: Estimated accuracies of the last frames: of `answers`, `source` and `adapted`.
-        smooths: Whether answers go by the frames before, too, where those come in order.
-        paced: Whether updates are left out where nothing is new.
+        estimates: Estimated accuracies over the last frames: of `answers`, `source` and `adapted`.
+        smooths: Whether predictions are smoothed over ordered frames.
+        paced: Whether updates are skipped while nothing is new.
     """
 
     output: Path
@@ -53,7 +53,7 @@ class RunSummary:
     paced: bool = False
 
     def note_answer(self, read_at: str | None, entropy: float | None) -> None:
-        """Note that a batch is predicted now.
+        """Record that a batch has just been predicted.
 
         Args:
             read_at: When its first frame was read from a live source, if it was.
@@ -65,7 +65,7 @@ class RunSummary:
         self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
 
     def end(self, reason: BaseException) -> None:
-        """Note what ends the run: a stop, a reader that is gone, the guard, or an error."""
+        """Record why the run ended: a stop, a closed pipe, the guard, or an error."""
         if isinstance(reason, Stopped):
             self.exit_reason, self.signum = reason.name, reason.signum
         elif isinstance(reason, ReaderGone):
@@ -77,57 +77,57 @@ class RunSummary:
 
     @property
     def ended(self) -> str | None:
-        """How the run ended, in a word or two; None while it goes on."""
+        """How the run ended, in a word or two; None while it is running."""
         return None if self.exit_reason == "running" else self.exit_reason.partition(":")[0]
 
     @property
     def num_frames(self) -> int:
-        """Frames seen, unreadable ones included."""
+        """Number of frames seen, including unreadable ones."""
         return self.place.frames
 
     @property
     def num_skipped(self) -> int:
-        """Frames that could not be read."""
+        """Number of frames that could not be read."""
         return self.place.skipped
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
         return self.place.updates
 
     @property
     def num_not_adapted(self) -> int:
-        """Frames that were predicted and, for a reason in their rows, not adapted on."""
+        """Number of frames predicted but not adapted on, for the reason in their rows."""
         return self.place.not_adapted
 
     @property
     def num_by_source(self) -> int:
-        """Frames that the source model answered."""
+        """Number of frames predicted by the source model alone."""
         return self.place.by_source
 
     @property
     def num_by_both(self) -> int:
-        """Frames that it had a share in."""
+        """Number of frames predicted by both models."""
         return self.place.by_both
 
     @property
     def num_smoothed(self) -> int:
-        """Frames whose answers went by the frames before, too."""
+        """Number of frames whose predictions were smoothed with earlier frames."""
         return self.place.smoothed
 
     @property
     def seconds(self) -> float:
-        """From the first frame asked for to the last file written."""
+        """Duration from the first frame requested to the last file written."""
         return self.place.seconds
 
     @property
     def num_predicted(self) -> int:
-        """Frames with a prediction."""
+        """Number of frames with a prediction."""
         return self.num_frames - self.num_skipped
 
     @property
     def images_per_s(self) -> float:
-        """Predicted frames per second, decoding and writing included."""
+        """Predicted frames per second, including decoding and writing."""
         return self.num_predicted / self.seconds if self.seconds else 0.0
 
     @property
@@ -148,7 +148,7 @@ class RunSummary:
         return f"{self.num_smoothed} frames" if self.num_smoothed else "none, as no order was seen in them"
 
     def figures(self) -> dict[str, Any]:
-        """What the report says, by name."""
+        """Return the numbers of the report, by name."""
         return {
             "output": str(self.output),
             "exit_reason": self.exit_reason,
@@ -166,7 +166,7 @@ class RunSummary:
         }
 
     def report(self) -> str:
-        """A few lines for a person."""
+        """Return a few lines of text for the user."""
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
         lines = [
             f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "

@@ -1,4 +1,4 @@
-"""Who looks on at a run gets each frame that was predicted, with its row; imports no torch."""
+"""The interface of a run's viewers, which receive predicted frames with their rows; imports no torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """What a run has just predicted.
+    """The latest batch of a run.
 
     Attributes:
-        frames: The frames, unreadable ones included.
-        rows: What was written down of each.
-        summary: What the run has come to.
-        guard: What the guard thinks of the adapted weights: "trust", "doubt" or "retired"; None without one.
+        frames: The frames, including unreadable ones.
+        rows: Their rows.
+        summary: The run's summary so far.
+        guard: The guard's judgment of the adapted weights: "trust", "doubt" or "retired"; None without a guard.
     """
 
     frames: Sequence[DecodedFrame]
@@ -33,19 +33,19 @@ Viewer = Callable[[View], None]
 
 
 def answer_of(row: Row) -> str:
-    """A row's label and probability."""
+    """Return a row's label and probability."""
     if "error" in row:
         return "cannot be read"
     return f"{label_of(row)} {100 * row['prob']:.0f} %"
 
 
 def label_of(row: dict[str, Any]) -> str:
-    """A row's label, or its class where the model has no names."""
+    """Return a row's label, or its class number if the model has no names."""
     return str(row["class"] if row["label"] is None else row["label"])
 
 
 def answered_by(row: Row) -> str:
-    """Who gave a row's answer, in a few words."""
+    """Return which model made a row's prediction, in a few words."""
     if row.get("answered_by") == "both":
         return f"adapted {100 * row['weight']:.0f} %, source {100 - 100 * row['weight']:.0f} %"
     return str(row.get("answered_by", "adapted"))

@@ -1,4 +1,4 @@
-"""Prediction rows: JSON Lines in stream order, whole lines only."""
+"""Write JSON Lines in stream order, complete lines only."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from remtta.errors import OutputError, UsageError
 from remtta.files import writing
 from remtta.runs.reading import Row
 
-READER_PATIENCE_S = 2.0  # in which the reader is to take the rest, once the run has been told to stop
+READER_PATIENCE_S = 2.0  # for the reader to take the rest, after a signal
 _POLL_S = 0.1
 _CHUNK_BYTES = 2**20
 
 
 class ReaderGone(Exception):
-    """Whoever read the predictions from standard output closed the pipe."""
+    """The reader of standard output closed the pipe."""
 
 
 class RowWriter:
-    """Append rows to a file, batch by batch, and optionally to a pipe as well.
+    """Appends rows to a file, batch by batch, and optionally to a pipe as well.
 
     Args:
         path: The JSON Lines file.
-        pipe: A binary stream that gets the same lines, after the file has them.
-        keep_bytes: How much of an existing file to keep and go on from.
-        keep_tail: Keep the whole lines after `keep_bytes`, too: rows that an earlier run promised after its last
-            save. The first rows written are then taken to be the same ones, and are neither written nor passed on.
-        durable: Have every row on the disk when `write` returns, safe from a power failure.
-        kept_sha256: Hash of what is kept, where it is known.
-        remade: Whether rows of the tail are made again: then damaged ones are let go of.
+        pipe: A binary stream that receives the same lines, after the file.
+        keep_bytes: How many bytes of an existing file to keep and append to.
+        keep_tail: Also keep the complete lines after `keep_bytes`, which an earlier run wrote after its last save. The
+            first rows written are then assumed to be the same ones, and are neither written nor sent again.
+        durable: Sync every row to disk before `write` returns, safe from a power failure.
+        kept_sha256: Expected hash of the kept bytes, if known.
+        remade: Whether rows of the tail will be produced again; if so, damaged ones are dropped.
 
     Attributes:
-        num_changed: Expected rows that came out otherwise this time.
-        num_damaged: Lines of the tail that were no rows any more, and what followed them.
+        num_changed: Expected rows that differed this time.
+        num_damaged: Damaged lines in the tail, including all lines after the first of them.
 
     Raises:
-        UsageError: If the file is shorter than `keep_bytes`, what is kept is not what `kept_sha256` says, or damaged
-            rows would not be made again.
+        UsageError: If the file is shorter than `keep_bytes`, the kept bytes do not match `kept_sha256`, or damaged rows
+            would not be produced again.
         OutputError: If the file cannot be written.
     """
 
@@ -84,7 +84,7 @@ class RowWriter:
                 self._file.close()
                 raise UsageError(f"the last {self.num_damaged} line(s) of {path} are damaged; mend or remove them")
             self._size = keep_bytes + sum(map(len, self._expected))
-            self._file.truncate(self._size)  # drops a line torn by a power failure
+            self._file.truncate(self._size)  # drops an incomplete line
             self._file.seek(self._size)
 
     def __enter__(self) -> RowWriter:
@@ -98,7 +98,7 @@ class RowWriter:
         self._file.close()
 
     def _keep_whole(self, lines: list[bytes]) -> None:
-        """Expect the lines of a tail up to the first that is damaged: it and what follows can be made again."""
+        """Expect the lines of a tail up to the first damaged one; the rest can be produced again."""
         for number, line in enumerate(lines):
             if not _is_row(line):
                 self.num_damaged = len(lines) - number
@@ -106,18 +106,18 @@ class RowWriter:
             self._expected.append(line)
 
     def expected_rows(self) -> list[Row]:
-        """Rows of the earlier run's tail that were not made again yet."""
+        """Return the rows of the earlier run's tail that were not produced again yet."""
         return [json.loads(line) for line in self._expected]
 
     def unsaved_rows(self) -> list[Row]:
-        """Rows of the earlier run's tail, for a stream that cannot be read again: the next row is a new one then."""
+        """Return the rows of the earlier run's tail and stop expecting them, for a stream that cannot be read again."""
         rows = self.expected_rows()
         self._digest.update(b"".join(self._expected))
         self._expected.clear()
         return rows
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows to the file, all or none; they are out of this process when it returns."""
+        """Write rows to the file, all or none; they have left the process when this returns."""
         lines = deque((json.dumps(row, allow_nan=False) + "\n").encode("ascii") for row in rows)
         while self._expected and lines:
             expected = self._expected.popleft()
@@ -132,7 +132,7 @@ class RowWriter:
                 if self._durable:
                     os.fsync(self._file.fileno())
         except OutputError:
-            with contextlib.suppress(OSError):  # a disk that is full can still cut off half a line
+            with contextlib.suppress(OSError):  # even a full disk can truncate a partial line
                 self._file.truncate(self._size)
             raise
         self._size += len(self._lines)
@@ -140,26 +140,26 @@ class RowWriter:
 
     @property
     def size(self) -> int:
-        """The file's size in bytes, without the lines of an earlier run that are still expected."""
+        """Size of the file in bytes, without lines of an earlier run that are still expected."""
         return self._size - sum(map(len, self._expected))
 
     @property
     def sha256(self) -> str:
-        """Hash of so much of the file."""
+        """Hash of the first `size` bytes of the file."""
         return self._digest.hexdigest()
 
     def sync(self) -> int:
-        """Have the disk take everything written so far; returns the `size`.
+        """Sync everything written so far; return the `size`.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If the disk reports an error.
         """
         with writing(self._path):
             os.fsync(self._file.fileno())
         return self.size
 
     def replay(self, start: int, interrupts: Interrupts) -> int:
-        """Send the whole lines behind a place in the file down the pipe again; returns how many there are.
+        """Send the complete lines after a position in the file down the pipe again; return their number.
 
         Raises:
             ReaderGone, Stopped, OutputError: As for `echo`.
@@ -176,15 +176,15 @@ class RowWriter:
         return num_lines
 
     def echo(self, interrupts: Interrupts | None = None) -> None:
-        """Send what was written last down the pipe.
+        """Send the rows written last down the pipe.
 
         Args:
-            interrupts: Ends the wait for a reader that takes nothing, `READER_PATIENCE_S` after a signal.
+            interrupts: Ends the wait for a blocked reader `READER_PATIENCE_S` after a signal.
 
         Raises:
-            ReaderGone: If its reader has closed it; the file has every row.
-            Stopped: If it did not take all of it in time.
-            OutputError: If it cannot take them for another reason.
+            ReaderGone: If the reader closed the pipe; the file has every row.
+            Stopped: If the reader did not take all of it in time.
+            OutputError: If it fails for another reason.
         """
         self._send(self._lines, interrupts or Interrupts())
 
@@ -200,9 +200,9 @@ class RowWriter:
 
 
 def _pass_on(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:
-    """Write to a pipe in parts that never block, so that a stuck reader does not keep a signal from being heard."""
+    """Write to a pipe in parts that never block, so that signals are handled even if the reader is stuck."""
     raw = pipe.raw if isinstance(pipe, io.BufferedWriter) else pipe
-    if not isinstance(raw, io.FileIO) or os.name == "nt":  # where select is for sockets only
+    if not isinstance(raw, io.FileIO) or os.name == "nt":  # where select supports only sockets
         pipe.write(data)
         pipe.flush()
         return
@@ -231,7 +231,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def _read_into(digest: hashlib._Hash, file: BinaryIO, num_bytes: int) -> None:
-    """Have a digest take the first so many bytes of a file, and leave the file there."""
+    """Hash the first `num_bytes` bytes of a file, and leave the file positioned after them."""
     file.seek(0)
     while num_bytes and (chunk := file.read(min(num_bytes, _CHUNK_BYTES))):
         digest.update(chunk)

@@ -1,1 +1,1 @@
-"""Sources to frames to batches."""
+"""Streams: from sources to frames to batches."""

@@ -1,4 +1,4 @@
-"""Addresses of network streams: which are taken, and why one did not open, which OpenCV does not tell."""
+"""Network addresses: supported protocols, and the reason why one did not open, which OpenCV does not report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remtta.errors import UsageError
 
 _SCHEMES = "http https rtsp rtsps rtmp rtmpe rtmps rtmpt rtmpte rtmpts udp tcp tls rtp srtp srt rist mms mmsh mmst ftp"
 SCHEMES = frozenset([*_SCHEMES.split(" "), "sftp", "file", "unix"])
-"""Protocols of FFmpeg; which of them OpenCV has depends on how it was built."""
+"""Protocols of FFmpeg; OpenCV may be built with fewer."""
 
 _TIMEOUT_S = 3.0
 _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
@@ -21,7 +21,7 @@ _NO_HOST = "there is no host of that name"
 
 
 def check_scheme(address: str, shown: str) -> None:
-    """Raise UsageError at a protocol that nothing knows; `shown` is the address without a password."""
+    """Raise UsageError if the protocol is unknown; `shown` is the address without a password."""
     scheme = address.partition("://")[0]
     if scheme.lower() not in SCHEMES:
         known = "use rtsp://, http://, https://, rtmp:// or udp://"
@@ -31,7 +31,7 @@ def check_scheme(address: str, shown: str) -> None:
 
 
 def why_not_open(address: str) -> str | None:
-    """Find out why an address did not open by asking once more in the plainest way; None if that does not tell."""
+    """Find out why an address did not open by a plain connection attempt; None if that is inconclusive."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
@@ -48,13 +48,13 @@ def why_not_open(address: str) -> str | None:
         return _REFUSED
     except socket.gaierror:
         return _NO_HOST
-    except (OSError, ValueError, http.client.HTTPException):  # whatever else it is, this does not tell
+    except (OSError, ValueError, http.client.HTTPException):  # inconclusive
         return None
     return None
 
 
 def _why_not_served(parts: SplitResult) -> str | None:
-    """Ask for the first bytes; where that leads elsewhere is not followed, with the password least of all."""
+    """Request the first bytes, without following redirects, which could leak the password."""
     server = http.client.HTTPSConnection if parts.scheme.lower() == "https" else http.client.HTTPConnection
     login, _, _ = parts.netloc.rpartition("@")
     token = base64.b64encode(unquote(login).encode()).decode()

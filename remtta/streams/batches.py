@@ -1,4 +1,4 @@
-"""The frames of a stream in batches, read and decoded ahead of the model."""
+"""Batches of a stream's frames, read and decoded ahead of the model."""
 
 from __future__ import annotations
 
@@ -14,57 +14,62 @@ from remtta.streams.frames import Frame
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
-BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
-MOST_WAITING = 4  # batches' worth of frames, most of them unreadable, that wait for a batch to be full
-LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
+BATCHES_AHEAD = 2  # decoded frames ahead of the model, in batches
+MOST_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
+LOST_S = 2.0  # how long a batch waits for a lost live source
 
 
 def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
-    """Return what decoding a run's frames may take."""
+    """Return the memory budget for decoding a run's frames."""
     return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
 
 
 class Early(list[DecodedFrame]):
-    """Frames that have waited long enough to be predicted; they come again, with their batch."""
+    """Frames that have waited long enough to be predicted early; they come again with their batch."""
 
 
 class Waiting:
-    """The frames that wait for their batch to be full, and since when."""
+    """The frames that wait for a full batch, and for how long."""
 
     def __init__(self, most_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Predict frames without their batch after `most_s` seconds; None for never."""
+        """Release frames early after `most_s` seconds; None for never."""
         self._most_s, self._clock = most_s, clock
         self._since: float | None = None
         self._told = 0
         self.frames: list[DecodedFrame] = []
 
     def add(self, frame: DecodedFrame) -> None:
-        """Take one more frame."""
+        """Add a frame."""
         self.frames.append(frame)
         self._since = self._clock() if self._since is None else self._since
 
     @property
     def due(self) -> bool:
-        """True if those not told yet have waited long enough."""
+        """True if frames not yet released early have waited long enough."""
         return self._most_s is not None and self._since is not None and self._clock() - self._since >= self._most_s
 
     def tell(self) -> Early:
-        """Those that nobody was told of yet."""
+        """Return the frames not yet released early."""
         early, self._told, self._since = Early(self.frames[self._told :]), len(self.frames), None
         return early
 
     def take(self) -> list[DecodedFrame]:
-        """The whole batch, after which the next begins."""
+        """Return the whole batch, and start the next."""
         batch, self.frames, self._told, self._since = self.frames, [], 0, None
         return batch
 
 
 class Batches:
-    """A stream's frames, decoded ahead and in batches.
+    """A stream's frames, decoded ahead, in batches.
 
-    A live source of which only the newest frames count is read no sooner than
-    its frames are wanted: those read ahead would be old ones by then. `memory`
-    is what decoding may take, where others share it.
+    If only the newest frames of a live source count, frames are read only on demand: frames read ahead would be
+    outdated.
+
+    Args:
+        stream: The stream.
+        options: Batch size, error handling, timeout of early predictions, memory limit.
+        preprocessing: The model's preprocessing.
+        memory: Decoding budget, if shared with other runs.
     """
 
     def __init__(
@@ -81,10 +86,10 @@ class Batches:
             self._demand = threading.Semaphore(self._size)
 
     def decoded(self, frames: Iterator[Frame], *, first: int, wait: Callable[[], None]) -> Generator[DecodedFrame]:
-        """The frames, ready for the model, and `PAUSE` while the source is away.
+        """Yield the frames, ready for the model, and `PAUSE` while the source is unavailable.
 
         Args:
-            frames: Those of the stream that are still to be seen.
+            frames: The frames of the stream not seen yet.
             first: Index of the first.
             wait: Called while none is ready; may raise to stop waiting.
         """
@@ -100,7 +105,7 @@ class Batches:
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """The frames in batches, as `in_batches` has them."""
+        """Return the frames in batches; see `in_batches`."""
         return in_batches(
             frames,
             self._size,
@@ -111,7 +116,7 @@ class Batches:
         )
 
     def waiting(self) -> Early:
-        """Frames that wait for their batch and were not predicted yet."""
+        """Return the frames that wait for a full batch and were not predicted yet."""
         return self._waiting.tell()
 
     def _want(self, num_frames: int) -> None:
@@ -131,19 +136,19 @@ def in_batches(
     waiting: Waiting | None = None,
     lost: Callable[[], bool] = lambda: True,
 ) -> Iterator[list[DecodedFrame]]:
-    """Batches of as many readable frames as an update takes, unreadable ones in their places between them.
+    """Yield batches of `size` readable frames, with unreadable ones in their places.
 
-    Where nearly all are unreadable, a batch is not waited for: it then has fewer readable ones.
-    A stream that fails still has the frames before that predicted, as has a live source that is away for a while.
+    A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
+    fails, or a live source is lost for a while, the frames before that are still yielded.
 
     Args:
-        frames: Decoded, in order; at `PAUSE` none is to come for a while.
+        frames: Decoded, in order; `PAUSE` means that none will come for a while.
         size: Readable frames of a full batch.
         stop_at_errors: End a batch with an unreadable frame.
-        wants: Called with how many more frames may be read: one in an unreadable one's place, and a batch's once it
-            is done with.
-        waiting: Holds the frames that wait, and says when they are to come as `Early` ones.
-        lost: Asked at a pause: True if the source is away, which ends the batch.
+        wants: Called with the number of further frames that may be read: one for an unreadable frame, and a batch's
+            after it was processed.
+        waiting: Holds the waiting frames, and decides when to yield them as `Early`.
+        lost: Called at a pause: true if the source is lost, which ends the batch.
     """
     waiting = waiting or Waiting()
     readable = 0
@@ -153,7 +158,7 @@ def in_batches(
                 waiting.add(frame)
                 readable += frame.image is not None
                 wants(frame.image is None)
-                # An unreadable frame that no readable one waits for need not wait either.
+                # With no readable frame waiting, an unreadable one need not wait either.
                 full = readable in (0, size) or len(waiting.frames) >= MOST_WAITING * size
                 ends = full or bool(frame.error and stop_at_errors)
             else:

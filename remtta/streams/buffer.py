@@ -1,4 +1,4 @@
-"""The frames of a live source that wait for the model: the newest ones, or all of them."""
+"""The frames of a live source that wait for the model: the newest, or all."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from remtta.streams.watchdog import Watchdog
 
 MOST_WAITING_BYTES = 256 * 1024**2
-"""Undecoded frames that wait for the model; 4K frames take 25 MB each."""
+"""Memory for undecoded frames that wait for the model; 4K frames take 25 MB each."""
 
 MOST_WAITING = 64
-"""The same as a number of frames, where every frame counts."""
+"""Maximum number of waiting frames if every frame counts."""
 
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Shot:
-    """A frame as it arrived."""
+    """A frame as received."""
 
     number: int
     arrived: float
     pixels: Any | None  # (H, W, 3) uint8, BGR; None if it could not be decoded
-    read_at: str | None  # UTC; None in a finite video, of which every reading is to be the same
+    read_at: str | None  # UTC; None in a finite video, so that its rows are reproducible
     position_s: float | None = None  # in a finite video
 
     @property
@@ -37,26 +37,26 @@ class Shot:
 
 @dataclass
 class Backlog:
-    """What may wait, and what was lost by that, over all connections to a source."""
+    """Limits on waiting frames and the number of dropped ones, over all connections to a source."""
 
-    newest_only: bool  # frames are dropped rather than waited for
-    keep: int = 1  # of the newest ones, where older ones are dropped
+    newest_only: bool  # drop frames instead of waiting
+    keep: int = 1  # number of newest frames kept, if older ones are dropped
     dropped: int = 0
 
     def most(self, shot: Shot) -> int:
-        """Return how many shots like this one may wait."""
+        """Return how many frames of this size may wait."""
         size = 0 if shot.pixels is None else shot.pixels.nbytes
         return min(self.keep if self.drops(shot) else MOST_WAITING, max(1, MOST_WAITING_BYTES // max(1, size)))
 
     def drops(self, shot: Shot) -> bool:
-        """Return True if older ones make room for this one."""
+        """Return True if older frames are dropped to make room for this one."""
         return self.newest_only and shot.is_live
 
 
 class ShotBuffer:
-    """From the thread that reads one connection to the one that takes its frames.
+    """Hands frames from the thread that reads a connection to the thread that consumes them.
 
-    The watchdog rests while there is no room; `closed` is set once no frame of the source is wanted any more.
+    The watchdog pauses while there is no room; `closed` is set when no more frames of the source are wanted.
     """
 
     def __init__(self, backlog: Backlog, watchdog: Watchdog, closed: threading.Event) -> None:
@@ -67,11 +67,11 @@ class ShotBuffer:
 
     @property
     def is_wanted(self) -> bool:
-        """True while somebody takes what is put in."""
+        """True while there is a consumer."""
         return not (self._left or self._closed.is_set())
 
     def take(self, deadline: float = math.inf) -> Shot | None:
-        """The next shot; None if there will be none, or none came by the deadline or before a call hung."""
+        """Return the next frame; None at the end, at the deadline, or if a read hangs."""
         with self._change:
             while not self._closed.is_set():
                 if self._waiting:
@@ -86,7 +86,7 @@ class ShotBuffer:
         return None
 
     def put(self, shot: Shot) -> None:
-        """Add a shot, as soon as there is room for it."""
+        """Add a frame, as soon as there is room."""
         most = self._backlog.most(shot)
         with self._change:
             while self._backlog.drops(shot) and len(self._waiting) >= most:
@@ -100,13 +100,13 @@ class ShotBuffer:
             self._change.notify_all()
 
     def end(self) -> None:
-        """Nothing more is put in."""
+        """Mark the end: no more frames will be added."""
         with self._change:
             self._over = True
             self._change.notify_all()
 
     def leave(self) -> None:
-        """Nothing more is taken out."""
+        """Mark that no more frames will be taken."""
         with self._change:
             self._left = True
             self._change.notify_all()

@@ -1,4 +1,4 @@
-"""One opening of a live source, and the thread that reads it."""
+"""A connection to a live source, and the thread that reads it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from remtta.streams.video import cannot_open, codec_of, no_frame_advice, video_n
 from remtta.streams.watchdog import Watchdog
 
 _TRIES = 30
-"""Reads in a row that may fail: OpenCV fails one for each part of a stream that its decoder refuses."""
+"""Number of consecutive reads that may fail: OpenCV fails once for each packet that its decoder rejects."""
 
 
 class Capture(Protocol):
-    """What is used of `cv2.VideoCapture`."""
+    """The methods used of `cv2.VideoCapture`."""
 
     def isOpened(self) -> bool: ...
     def grab(self) -> bool: ...
@@ -31,11 +31,11 @@ class Capture(Protocol):
 
 @dataclass(frozen=True)
 class Feed:
-    """What is read, and how."""
+    """A live source, and how to read it."""
 
     source: str | int  # camera index, device or URL
     connect: Callable[[], Capture]
-    stride: int  # every stride-th frame is taken; the others are not converted
+    stride: int  # only every stride-th frame is used; the others are not converted
 
     @property
     def name(self) -> str:
@@ -44,14 +44,14 @@ class Feed:
 
 
 class Connection:
-    """One opening of a source, which a thread reads from then on.
+    """A connection to a source, read by its own thread.
 
-    A read that hangs can be given up: the thread is left behind, and a new connection opened.
+    A hanging read can be abandoned: the thread is left running, and a new connection opened.
 
     Attributes:
-        shots: Where the frames go; `reason` says why none comes any more.
-        number: That of the next frame.
-        promised: How many frames there are in all, of a finite video; else 0.
+        shots: Receives the frames.
+        number: Number of the next frame.
+        promised: Total number of frames according to a finite video's header; else 0.
     """
 
     def __init__(self, feed: Feed, watchdog: Watchdog, shots: ShotBuffer, number: int) -> None:
@@ -66,29 +66,29 @@ class Connection:
         self._thread.start()
 
     def leave(self, wait_s: float = 0.0) -> None:
-        """Let the thread end as soon as its call returns, and wait for that a little."""
+        """Ask the thread to end once its current call returns, and wait for that up to `wait_s` seconds."""
         self.shots.leave()
         self._thread.join(wait_s)
 
     @property
     def reason(self) -> str:
-        """The reason why it gives no more frames."""
+        """Why there are no more frames."""
         if self._error:
             return " ".join(str(self._error).split()) or type(self._error).__name__
         return self._watchdog.reason or self._end
 
     @property
     def failed(self) -> bool:
-        """True if it ended in a way that no source ends by itself."""
+        """True if it ended abnormally."""
         return self._error is not None or self._watchdog.reason is not None
 
     @property
     def hopeless(self) -> bool:
-        """True if it failed for a reason that waiting does not change."""
+        """True if it failed for a reason that waiting cannot change."""
         return isinstance(self._error, RemttaError) or self.promised > 0
 
     def failure(self) -> StreamError:
-        """Return what to raise if the very first connection gave no frame."""
+        """Return the error to raise if the first connection gave no frame."""
         name = self._feed.name
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))
@@ -101,7 +101,7 @@ class Connection:
     def _run(self) -> None:
         try:
             self._connect()
-        except Exception as error:  # OpenCV's own, mostly
+        except Exception as error:  # mostly OpenCV's own
             self._error = error
         self.shots.end()
 
@@ -117,7 +117,7 @@ class Connection:
                 self._why_not_open = why_not_open(str(self._feed.source)) if "://" in self._feed.name else None
                 self._end = self._why_not_open or "it cannot be opened"
         finally:
-            capture.release()  # before the end is told: a camera can be opened only once
+            capture.release()  # before the end is announced: a camera can be opened only once
 
     def _read(self, cv2: Any, capture: Capture) -> None:
         watchdog, finite = self._watchdog, self.promised > 0
@@ -133,7 +133,7 @@ class Connection:
                     return
                 continue
             arrived = asked if stalled else now
-            for _ in range(refused):  # parts that the decoder refused, as it turns out: the stream goes on
+            for _ in range(refused):  # packets that the decoder rejected; the stream goes on
                 if self._is_taken():
                     self.shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
                 self.number += 1
@@ -157,7 +157,7 @@ class Connection:
         return Shot(self.number, arrived, pixels if whole else None, self._utc(arrived), position_s)
 
     def _utc(self, moment: float) -> str | None:
-        """A moment of the clock as a date, for live sources."""
+        """Convert a time of the clock to a UTC date, for live sources."""
         if self.promised:
             return None
         return (datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - moment)).isoformat(

@@ -1,4 +1,4 @@
-"""One budget of memory for all images that are decoded at a time: a file of kilobytes may hold one of gigabytes."""
+"""A memory budget shared by all images being decoded: a file of kilobytes may decode to gigabytes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from remtta.errors import FrameError
 
 _MIB = 2**20
-_PART = 4  # of what there is
-_LEAST = 256 * _MIB  # for a photograph as phones take them, in any format
+_PART = 4  # one over the share of the available memory
+_LEAST = 256 * _MIB  # enough for a phone's photograph in any format
 _MOST, _FALLBACK = 2048 * _MIB, 1024 * _MIB
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def decoding_bytes(max_memory: int | None) -> int:
-    """Return a quarter of the limit on the process, else of the machine's memory, of which 2 GiB are enough."""
+    """Return the decoding memory: a quarter of the process's limit, else of the machine's memory but at most 2 GiB."""
     if max_memory is not None:
         return max(_LEAST, max_memory // _PART)
     there = machine_bytes()
@@ -29,14 +29,14 @@ def decoding_bytes(max_memory: int | None) -> int:
 
 
 def machine_bytes() -> int:
-    """Return the memory of the machine, or of its container where that has less; 0 where the system does not tell."""
+    """Return the memory of the machine or of its container, whichever is less; 0 if unknown."""
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()])
     return 0
 
 
 def _limits() -> Iterator[int]:
-    """What control groups, of either version, allow this process."""
+    """Yield the memory limits of this process's control groups, of either version."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
@@ -46,19 +46,19 @@ def _limits() -> Iterator[int]:
             place = root / name.lstrip("/")
             for folder in (place, *place.parents):
                 if folder.is_relative_to(root):
-                    with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+                    with contextlib.suppress(OSError, ValueError):  # missing, or "max"
                         yield int((folder / file).read_text())
 
 
 class Budget:
-    """Memory for the images that are decoded at a time, whatever the number of threads.
+    """Memory for all images being decoded, whatever the number of threads.
 
-    They get it in the order in which they ask. A large one waits until there is room, and keeps others waiting.
-    What decodes frames in threads opens a share per frame; what decodes an image reserves in the share of its thread.
+    Requests are served in order: a large one waits until there is room, and later ones wait behind it. Open a share per
+    frame with `share`; image decoders reserve memory in the share of their thread.
 
     Args:
-        num_bytes: All of it; by default what `decoding_bytes` finds.
-        afterwards: Bytes that are needed beside a decoded image of some width and height.
+        num_bytes: Total; by default as `decoding_bytes` computes.
+        afterwards: Additional bytes needed for a decoded image of a given width and height.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Budget:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[None]:
-        """Hold what this thread decodes in the block to the budget; all of it is given back at the end."""
+        """Reserve memory for images decoded by this thread in the block; release it at the end."""
         share = Share(self)
         token = _share.set(share)
         try:
@@ -82,11 +82,11 @@ class Budget:
             self.give_back(share.taken)
 
     def needed(self, width: int, height: int, bytes_per_pixel: int) -> int:
-        """Return the bytes that an image takes until it is no longer needed."""
+        """Return the bytes that an image needs until it is no longer used."""
         return width * height * bytes_per_pixel + self._afterwards(width, height)
 
     def take(self, num_bytes: int) -> None:
-        """Wait for so many bytes, which are at most all there are."""
+        """Wait until `num_bytes` are free, and take them."""
         turn = object()
         with self._change:
             self._waiting.append(turn)
@@ -97,24 +97,24 @@ class Budget:
             self._change.notify_all()
 
     def give_back(self, num_bytes: int) -> None:
-        """Make room for what waits."""
+        """Return memory to the budget."""
         with self._change:
             self._free += num_bytes
             self._change.notify_all()
 
 
 class Share:
-    """One frame's part of a budget, which it asks for once: two that hold some and wait for more would wait forever."""
+    """One frame's share of a budget. It reserves only once, since holding some and waiting for more could deadlock."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget, self.taken = budget, 0
 
     def fits(self, width: int, height: int, bytes_per_pixel: int) -> bool:
-        """Return True if such an image can be decoded at all."""
+        """Return True if the budget is large enough for such an image."""
         return self._budget.needed(width, height, bytes_per_pixel) <= self._budget.num_bytes
 
     def reserve(self, width: int, height: int, bytes_per_pixel: int) -> None:
-        """Wait until there is room for such an image; raise FrameError if there never will be."""
+        """Wait for room for such an image; raise FrameError if the budget is too small for it."""
         needed = self._budget.needed(width, height, bytes_per_pixel)
         if needed > self._budget.num_bytes:
             raise FrameError(
@@ -129,5 +129,5 @@ _share: ContextVar[Share | None] = ContextVar("share", default=None)
 
 
 def current_share() -> Share | None:
-    """Return the share of the frame that this thread decodes; None where nothing is held to a budget."""
+    """Return the share of the frame that this thread decodes, or None without a budget."""
     return _share.get()

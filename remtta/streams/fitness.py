@@ -1,6 +1,6 @@
-"""Frames of a video that a model can answer, but should not learn from.
+"""Find video frames that a model can predict but should not learn from.
 
-Stills are not looked at: somebody chose them, a repeated or a black one included, and their order may mean nothing.
+Stills are not checked: the user chose them, including repeated or black ones, and their order may be meaningless.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from remtta.streams.prefetch import DecodedFrame
 BLACK = "black frame"
 DUPLICATE = "duplicate of the frame before"
 
-_BLACK_MEAN = 2.0  # of 255: sensor noise and compression leave a little
+_BLACK_MEAN = 2.0  # of 255: leaves room for sensor noise and compression
 _BLACK_DEVIATION = 2.0
 
 
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tuple[dict[int, str], str | None]:
-    """Find frames that are black, or the same as the one before, as lost signals and frozen cameras give them.
+    """Find frames that are black, or equal to the one before, as lost signals and frozen cameras give them.
 
-    `before` is the fingerprint of the last readable video frame before these, which are in stream order. Returns the
-    reasons by frame index, and the fingerprint for the next call.
+    Args:
+        frames: In stream order.
+        before: Fingerprint of the last readable video frame before them.
+
+    Returns:
+        Reasons by frame index, and the fingerprint for the next call.
     """
     reasons: dict[int, str] = {}
     for frame in frames:
@@ -38,10 +42,10 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
 
 
 def fingerprint(image: Tensor) -> str:
-    """Return what tells an image (3, H, W) of bytes from any other."""
+    """Return a hash of an image (3, H, W) of bytes."""
     return hashlib.blake2b(image.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _is_black(image: Tensor) -> bool:
-    levels = image.numpy()  # NumPy asks no other threads, which the model keeps busy
+    levels = image.numpy()  # NumPy uses a single thread, unlike torch, whose threads the model keeps busy
     return bool(levels.mean() < _BLACK_MEAN) and bool(levels.std() < _BLACK_DEVIATION)

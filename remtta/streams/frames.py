@@ -1,4 +1,4 @@
-"""One frame of a stream."""
+"""The frames of a stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Gap:
-    """A time without frames from a live source."""
+    """An interval without frames from a live source."""
 
     seconds: float  # from the last frame before it to the first one after it
     reason: str
@@ -19,11 +19,11 @@ class Gap:
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame on its way to the model, not yet decoded."""
+    """A frame, not yet decoded."""
 
-    source: str  # a path, or the video, camera or URL
+    source: str  # path of the image or video, or the camera or URL
     load: Callable[[], Image.Image]  # decodes it to an upright RGB image, or raises `FrameError`
-    number: int | None = None  # in the video, from 0; None for stills
+    number: int | None = None  # index in the video, from 0; None for stills
     time_s: float | None = None  # in the video; None for stills
-    gap: Gap | None = None  # that it ended
+    gap: Gap | None = None  # the gap that it ended
     read_at: str | None = None  # from a live source: UTC, ISO 8601 to the millisecond

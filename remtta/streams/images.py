@@ -1,4 +1,4 @@
-"""Stills: find them in natural order, decode them to upright 8-bit RGB."""
+"""Stills: list them in natural order, decode them to upright 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from remtta.streams.pillow import load_plugins, opened
 _log = logging.getLogger("remtta")
 
 _BAND_PIXELS = 2**18
-_LEAST_REDUCED = 1024  # pixels on the short side: more than a model takes in
+_LEAST_REDUCED = 1024  # pixels of the short side: more than models use
 
-_SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to them
+_SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
-"""What decoders take per pixel beside the image itself, as measured; the others keep a copy or two."""
+"""Measured bytes per pixel that decoders need in addition to the image; others keep a copy or two."""
 
 
 _ORIENTATION = 0x0112
 
-_OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is taken
+_OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
 _NOT_STILLS = frozenset({".pdf", ".ps", ".eps", ".mpg", ".mpeg", ".hdf", ".h5", ".grib", ".bufr"})
 
 
 def image_suffixes() -> frozenset[str]:
-    """Return the file name endings, in lower case, of the still images that Pillow reads."""
+    """Return the lower-case suffixes of the still images that Pillow reads."""
     load_plugins()
     kinds = Image.registered_extensions().items()
     readable = {suffix for suffix, kind in kinds if _OPENED_AS.get(kind, kind) in Image.OPEN}
@@ -43,9 +43,9 @@ def image_suffixes() -> frozenset[str]:
 
 
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:
-    """Return a sort key under which frame_2 comes before frame_10, folder by folder."""
+    """Return a sort key that puts frame_2 before frame_10, folder by folder."""
     parts: list[list[str | int]] = [
-        # Only ASCII digits become numbers, as in the split: text and numbers must alternate to compare.
+        # Only ASCII digits become numbers, matching the split: text and numbers must alternate to compare.
         [int(part) if position % 2 else part.casefold() for position, part in enumerate(re.split(r"([0-9]+)", name))]
         for name in path.split(os.sep)
     ]
@@ -53,11 +53,16 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
 
 
 def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Counter[str] | None = None) -> list[Path]:
-    """List the regular files under a folder with one of these endings (in lower case), recursively.
+    """List the regular files under a folder with one of these lower-case suffixes, recursively.
 
-    Linked folders are followed, each folder once. Named pipes, sockets and devices are left out, so nothing can hang;
-    so is what is hidden, such as the `._x.jpg` that macOS leaves beside a picture. `left_out` counts the other files,
-    by their ending, or as "hidden" or "no file".
+    Linked folders are followed, each once. Named pipes, sockets and devices are skipped, so nothing can hang; so are
+    hidden files, such as the `._x.jpg` that macOS leaves beside a picture.
+
+    Args:
+        folder: The folder.
+        suffixes: Suffixes to include.
+        sort: Order of the files.
+        left_out: Counts the other files, by their suffix, or as "hidden" or "no file".
     """
 
     def report(error: OSError) -> None:
@@ -78,7 +83,7 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Co
             place = os.path.realpath(os.path.join(root, name))
             if name.startswith("."):
                 others["hidden"] += 1
-            if name.startswith(".") or place in walked:  # a loop of links, or a second way to the same folder
+            if name.startswith(".") or place in walked:  # a loop of links, or another path to the same folder
                 below.remove(name)
             walked.add(place)
     return sort_files(iter(found), sort)
@@ -93,12 +98,12 @@ def _why_left_out(path: Path, suffixes: Collection[str]) -> str | None:
 
 
 def has_suffix(path: str, suffixes: Collection[str]) -> bool:
-    """Return True if a file's name ends in one of these, in upper or lower case."""
+    """Return True if a file name ends in one of these suffixes, ignoring case."""
     return os.path.splitext(path)[1].lower() in suffixes
 
 
 def sort_files(paths: Iterator[Path], sort: Sort) -> list[Path]:
-    """Put files in natural, modification-time or as-found order."""
+    """Sort files in natural order or by modification time, or leave them in the order found."""
     if sort == "none":
         return list(paths)
     if sort == "mtime":
@@ -109,20 +114,19 @@ def sort_files(paths: Iterator[Path], sort: Sort) -> list[Path]:
 def _mtime_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # gone since it was listed: it will be reported as a frame that cannot be read
+    except OSError:  # deleted since it was listed; reported later as an unreadable frame
         return 0
 
 
 def load_image(path: Path) -> Image.Image:
-    """Decode one still to upright RGB.
+    """Decode a still to upright RGB.
 
-    EXIF orientation is applied, transparency is laid on white, 16-bit and
-    float samples are scaled to 8 bit; of an animation the first frame is taken.
-    Waits for memory where a budget is shared; a JPEG that would take more than
-    all of it is decoded at a half, a quarter or an eighth of its size.
+    Applies the EXIF orientation, composites transparency on white, scales 16-bit and float samples to 8 bit, and uses
+    the first frame of an animation. Waits for memory if there is a shared budget; a JPEG that would exceed the whole
+    budget is decoded at a half, a quarter or an eighth of its size.
 
     Raises:
-        FrameError: If the file is missing, no image, truncated, or too large.
+        FrameError: If the file is missing, not an image, truncated, or too large.
     """
     try:
         with opened(path) as image:
@@ -145,7 +149,7 @@ def load_image(path: Path) -> Image.Image:
 
 
 def _make_room(image: Image.Image, share: Share) -> None:
-    """Reserve the memory that decoding takes, of a smaller image where the whole one takes too much."""
+    """Reserve memory for decoding, at a reduced size if the full size exceeds the budget."""
     width, height = image.size[:2]
     cost = _bytes_per_pixel(image)
     if not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
@@ -158,7 +162,7 @@ def _make_room(image: Image.Image, share: Share) -> None:
 
 
 def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
-    """Ask for an image at a fraction of its size; return the size it will have."""
+    """Request decoding at a fraction of the size; return the resulting size."""
     width, height = image.size[:2]
     if image.format == "JPEG2000":
         image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
@@ -168,12 +172,12 @@ def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:
-    """Return what decoding an image and making it RGB take at most."""
+    """Return the maximum bytes per pixel for decoding an image and converting it to RGB."""
     own = _SAMPLE_BYTES.get(image.mode, 4)
     decoder = _DECODER_BYTES.get(image.format or "", 8)
-    if image.info.get("progressive"):  # all its coefficients are kept until the last scan
+    if image.info.get("progressive"):  # all coefficients are kept until the last scan
         decoder = 2 * len(image.getbands())
-    # Without "exif", to ask a PNG for it would be to decode it.
+    # Check for "exif" first: reading a PNG's EXIF would decode it.
     turned = own if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1 else 0
     converted = 0 if image.mode == "RGB" and not image.has_transparency_data else 4
     return own + max(decoder, turned, converted)
@@ -192,7 +196,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Convert a few rows at a time, so that the copies made on the way are small."""
+    """Convert a few rows at a time to keep intermediate copies small."""
     if image.width * image.height <= _BAND_PIXELS:
         return convert(image)
     done = Image.new("RGB", image.size)
@@ -214,7 +218,9 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _full_scale(image: Image.Image) -> float:
-    """Return what is white among 16-bit, 32-bit and float greys: by the mode, else by the values."""
+    """Return the white level of 16-bit, 32-bit and float greys: from the mode if it implies one, else from the
+    values.
+    """
     if image.mode.startswith("I;16"):
         return 65535.0
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))

@@ -1,4 +1,4 @@
-"""Lists of sources: a name and an address on each line."""
+"""Lists of sources: a name and an address per line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MOST_BYTES = 1024**2
 
 
 def read_sources(path: Path) -> dict[str, str]:
-    """Read the addresses of a list by their names, in its order.
+    """Read a list of sources: addresses by name, in order.
 
-    Empty lines and those that begin with # are left out.
+    Empty lines and lines that begin with # are ignored.
 
     Raises:
-        UsageError: If it cannot be read, is empty, or has a line that is no name and address, or a name twice. No
-            address is told: it may hold a password.
+        UsageError: If the file cannot be read or is empty, a line is malformed, or a name occurs twice. The message
+            contains no address, which may hold a password.
     """
     sources: dict[str, str] = {}
     for number, line in _lines(path):
@@ -30,7 +30,7 @@ def read_sources(path: Path) -> dict[str, str]:
             raise UsageError(f"{place} is no name and address; a list of sources has {_FORM}")
         if not _NAME.fullmatch(name):
             raise UsageError(f"{place}: a name has letters, digits, - and _ only, 64 at most, and begins with no sign")
-        if name.lower() in map(str.lower, sources):  # some systems do not tell the folders apart
+        if name.lower() in map(str.lower, sources):  # case-insensitive file systems do not distinguish the folders
             raise UsageError(f"{place}: there is a stream called {name} already; call this one something else")
         if address == "-":
             raise UsageError(f"{place}: {name} cannot be standard input; name a file, folder, camera or address")
@@ -41,7 +41,7 @@ def read_sources(path: Path) -> dict[str, str]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return the lines that say something, with their numbers."""
+    """Return the lines with content, with their numbers."""
     try:
         text = read_regular(path, _MOST_BYTES, f"a list of sources, {_FORM}").decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Cameras and network streams: they never end, they only get lost and come back."""
+"""Cameras and network streams, with reconnection."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _log = logging.getLogger("remtta")
 
 
 class LiveSource:
-    """Frames of a camera or network stream, over as many connections as it takes.
+    """Frames of a camera or network stream, over as many connections as needed.
 
-    Numbers count every frame that arrived, dropped ones too, and times are seconds since the first one arrived; both
-    run on after a reconnect. An address behind which a finite video turns out to be is read whole, and once; its
-    times are those in the video.
+    Numbers count every frame received, including dropped ones, and times are seconds since the first; both continue
+    after a reconnect. If the address turns out to be a finite video, it is read completely, once, with the times in the
+    video.
 
     Attributes:
-        options: How it is read.
+        options: Timeouts, buffering and reconnection.
         state: "opening", "running" or "reconnecting".
-        finite: True if it turned out to be a finite video; known with the first frame.
+        finite: True if it is a finite video; known from the first frame on.
 
     Args:
         source: Camera index, device or URL.
-        options: How it is read.
-        stride: Take every stride-th frame; the others are not converted.
+        options: Timeouts, buffering and reconnection.
+        stride: Use every stride-th frame; the others are not converted.
         connect: Opens the source, by default with OpenCV.
-        clock: Seconds, from any start.
-        sleep: Waits so many seconds; by default until `close` at the longest.
-        jitter: A random number in [0, 1), so that many readers of one server do not all come back at once.
+        clock: Returns seconds from an arbitrary origin.
+        sleep: Waits for a number of seconds; by default at most until `close`.
+        jitter: Returns a random number in [0, 1), so that many readers of one server do not reconnect at once.
     """
 
     def __init__(
@@ -80,30 +80,30 @@ class LiveSource:
 
     @property
     def newest_only(self) -> bool:
-        """True if frames are dropped rather than waited for."""
+        """True if frames are dropped when the model is slower."""
         return self._backlog.newest_only
 
     @property
     def dropped(self) -> int:
-        """Frames that arrived while newer ones were wanted."""
+        """Number of frames dropped for newer ones."""
         return self._backlog.dropped
 
     @property
     def seconds_lost(self) -> float:
-        """For how long the source has been away; 0 while it is there, and before its first frame."""
+        """How long the source has been lost, in seconds; 0 while it is available, and before its first frame."""
         lost_at = self._lost_at
         return 0.0 if lost_at is None else self._clock() - lost_at
 
     def keep(self, num_frames: int) -> None:
-        """Keep so many of the newest frames for the model, where older ones are dropped; by default 1."""
+        """Keep this many of the newest frames for the model, if older ones are dropped; by default 1."""
         self._backlog.keep = num_frames
 
     def frames(self) -> Generator[Frame]:
-        """The frames, once.
+        """Yield the frames, once.
 
         Raises:
-            StreamError: If OpenCV cannot be loaded, the source cannot be opened or yields no frame at all, or it was
-                lost and did not come back in time, or was not to be waited for.
+            StreamError: If OpenCV cannot be loaded, the source cannot be opened or yields no frame, or it was lost and
+                did not come back in time, or reconnection is off.
         """
         cv2 = load_opencv("video", StreamError)
         began: float | None = None
@@ -120,14 +120,14 @@ class LiveSource:
                 yield video_frame(cv2, self.name, shot.pixels, shot.number, time_s, gap, shot.read_at)
 
     def close(self) -> None:
-        """Stop reading, from any thread; a read that hangs is left behind."""
+        """Stop reading, from any thread; a hanging read is abandoned."""
         self._closed.set()
         connection = self._connection
         if connection:
             connection.leave(wait_s=_GOODBYE_S)
 
     def _shots(self) -> Generator[tuple[Shot, Gap | None]]:
-        """Frames as they arrive, and the gaps that they end."""
+        """Yield the frames as they arrive, with the gap that each ended, if any."""
         try:
             connection, gap = self._open(), None
             shot = connection.shots.take()
@@ -177,7 +177,7 @@ class LiveSource:
         return True
 
     def _reconnect(self, lost: Connection, last: Shot | None) -> tuple[Connection, Shot | None, Gap | None]:
-        """A connection that gives frames (again), with its first one; none if closed meanwhile."""
+        """Return a new connection with its first frame, or None for the frame if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
         self._lost_at = self._clock() if last else None
         patience_s, connection = self.options.reconnect_for, lost
@@ -202,7 +202,7 @@ class LiveSource:
         )
 
     def _attempts(self, deadline: float) -> Iterator[int]:
-        """Count attempts until the deadline, ever more seldom."""
+        """Count attempts until the deadline, with growing delays."""
         delay = _FIRST_DELAY_S
         for attempt in itertools.count(1):
             self._sleep(min(delay * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
@@ -213,7 +213,7 @@ class LiveSource:
 
 
 def _first_whole(connection: Connection, deadline: float) -> Shot | None:
-    """The first frame that can be decoded: before that, nothing is back."""
+    """Return the first decodable frame."""
     shot = connection.shots.take(deadline)
     while shot is not None and shot.pixels is None:
         shot = connection.shots.take(deadline)

@@ -1,4 +1,4 @@
-"""OpenCV, loaded only by what needs it."""
+"""Load OpenCV on demand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from remtta.errors import RemttaError
 
-_MOST_ALLOCATED = 256 * 2**20  # frames of 8K video are of 100 MB
+_MOST_ALLOCATED = 256 * 2**20  # frames of 8K video take 100 MB
 
 
 def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
-    """Import cv2, or raise `error`, which says what for and what to install."""
-    # FFmpeg's and OpenCV's own chatter would interleave with the messages of the run.
+    """Import cv2, or raise `error` with its purpose and what to install."""
+    # Keep FFmpeg's and OpenCV's own output from mixing with the run's messages.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     try:
@@ -30,13 +30,13 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
 
 
 def bound_allocations(cv2: Any) -> None:
-    """Keep FFmpeg from taking a piece of memory over 256 MiB from now on, where its library can be found.
+    """Limit single allocations of FFmpeg to 256 MiB from now on, if its library can be found.
 
-    A server that never ends one picture of its MJPEG stream would fill the memory: FFmpeg keeps what it has of it.
+    Otherwise a server that never ends a picture of its MJPEG stream would fill the memory, since FFmpeg buffers it.
     """
     place = Path(cv2.__file__)
     for library in [place] if place.suffix == ".so" else place.parent.glob("cv2*.so"):
-        with contextlib.suppress(OSError, AttributeError):  # built without FFmpeg, or with one of its own inside
+        with contextlib.suppress(OSError, AttributeError):  # built without FFmpeg, or with it linked statically
             limit = ctypes.CDLL(str(library)).av_max_alloc
             limit.argtypes, limit.restype = [ctypes.c_size_t], None
             limit(_MOST_ALLOCATED)

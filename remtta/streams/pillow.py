@@ -1,4 +1,4 @@
-"""Pillow, held to the same answer for the same file, and to bounds on what one file may cost."""
+"""Pillow with reproducible format detection and bounds on the cost of a file."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from PIL import Image, _imaging
 from remtta.errors import FrameError
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
-"""Larger images are refused as decompression bombs (Pillow's own limit)."""
+"""Larger images are rejected as decompression bombs (Pillow's own limit)."""
 
 _MIB = 2**20
 _CHUNK_BYTES, _LARGE_BYTES = 65_536, 4096
-_READS_PER_CLOCK = 64  # of small ones
-_MOST_READS = 4_000_000  # a few seconds of a decoder that goes through a file byte by byte
-_MOST_SECONDS = 120.0  # of computing, not of waiting for a slow disk
-_MOST_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read whole before their size is known
-_BLOCK_BYTES = 64 * _MIB  # glibc gives back what is over 32 MiB; less stays with the thread that had it
+_READS_PER_CLOCK = 64  # of small reads
+_MOST_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
+_MOST_SECONDS = 120.0  # of CPU time, without waits for a slow disk
+_MOST_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read completely before their size is known
+_BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; smaller ones stay with their thread
 _MOST_BYTES_PER_PIXEL = 32
-_READ_BY_PIXEL = ("QOI", "DDS")  # in Python; they read no more than that
-_MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG: each of its scans goes through the whole image
+_READ_BY_PIXEL = ("QOI", "DDS")  # decoded in Python, reading no more than that
+_MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
 
 
 @functools.cache
 def load_plugins() -> None:
-    """Make Pillow know all its formats, and give back the memory of large images.
+    """Load all Pillow plugins, and make it return the memory of large images.
 
-    By itself it knows some at first, and more once a file needs them: what opens a file that several formats would
-    take, such as a TGA, which has no signature, would depend on the files before it.
+    By default Pillow loads some plugins at first and the rest on demand, so how a file without a signature, e.g. a TGA,
+    is opened would depend on the files before it.
     """
     Image.init()
     _imaging.set_block_size(_BLOCK_BYTES)
-    with contextlib.suppress(OSError, AttributeError):  # linked in another way: then libtiff keeps talking
-        # What libtiff has to say goes to standard error, past Python; Pillow raises what matters.
+    with contextlib.suppress(OSError, AttributeError):  # linked differently: libtiff keeps printing
+        # libtiff prints to standard error, bypassing Python; Pillow raises the errors that matter.
         set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
         set_handler.restype = ctypes.c_void_p
         set_handler(None)
 
 
 def formats() -> tuple[str, ...]:
-    """Return the formats in the order in which they are tried: those that have no signature last."""
+    """Return the formats in the order in which they are tried, those without a signature last."""
     load_plugins()
     return tuple(sorted(Image.OPEN, key=lambda name: (Image.OPEN[name][1] is None, name)))
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image and read its header; its pixels are read when they are asked for.
+    """Open an image and read its header; its pixels are read on demand.
 
     Raises:
-        FrameError: If it is no regular file, too large, or takes too much to be read.
-        OSError, ...: Whatever Pillow raises.
+        FrameError: If it is not a regular file, too large, or too costly to read. OSError, ...: Any exception of
+            Pillow.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise FrameError("not a regular file")
@@ -73,7 +73,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
 
 
 class _File(io.BufferedReader):
-    """A file that gives up on a decoder that asks for too much of it, or takes too long over it."""
+    """A file that raises FrameError if a decoder reads too much of it, or takes too long."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path))
@@ -83,7 +83,7 @@ class _File(io.BufferedReader):
         self._began = time.thread_time()
 
     def header_is_read(self, image: Image.Image) -> None:
-        """From now on, what may be read is measured by the number of pixels."""
+        """Limit further reads according to the number of pixels."""
         pixels = image.width * image.height
         self._left_bytes = _MOST_HEADER_BYTES + _MOST_BYTES_PER_PIXEL * pixels
         if image.format in _READ_BY_PIXEL:

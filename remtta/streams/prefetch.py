@@ -1,4 +1,4 @@
-"""Decode ahead of the model, in order, a bounded number of frames."""
+"""Decode a bounded number of frames ahead of the model, in order."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class DecodedFrame:
-    """A frame ready for the model, or the reason why it is not; for the other fields see `Frame`."""
+    """A frame ready for the model, or the reason why it is not; see `Frame` for the other fields."""
 
-    index: int  # in the stream, from 0; unreadable frames count
+    index: int  # in the stream, from 0; includes unreadable frames
     source: str
     number: int | None
     time_s: float | None
@@ -33,12 +33,12 @@ class DecodedFrame:
     error: str | None = None
     gap: Gap | None = None
     read_at: str | None = None
-    read_s: float = field(default=0.0, compare=False)  # that the source took to give it
-    decode_s: float = field(default=0.0, compare=False)  # with its preprocessing
+    read_s: float = field(default=0.0, compare=False)  # duration of reading it from the source
+    decode_s: float = field(default=0.0, compare=False)  # duration of decoding and preprocessing
 
 
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
-"""In place of a frame: none is to come for a while."""
+"""Yielded in place of a frame if none will come for a while."""
 
 _Ready = queue.SimpleQueue[Future[DecodedFrame] | Exception | None]
 
@@ -60,23 +60,23 @@ def prefetch(
     Args:
         frames: The stream; it is read from one background thread.
         transform: From an RGB image to a uint8 tensor (3, H, W).
-        ahead: Most frames to hold decoded or in decoding.
+        ahead: Maximum number of frames decoded or being decoded.
         first: Index of the first frame.
         workers: Decoding threads; by default one per core, at most 8.
-        memory: What decoding may take, at most, in all threads together; by default a part of the machine's.
-        demand: A permit is taken before each frame is read, so that none is read before it is wanted.
+        memory: Memory budget for decoding in all threads; by default a part of the machine's memory.
+        demand: Acquired before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
-        paused: Asked as often; whenever it says so, `PAUSE` is yielded.
+        paused: Called as often; while it returns true, `PAUSE` is yielded.
 
     Raises:
-        Exception: Whatever reading the stream itself raised, after the frames before it.
+        Exception: Any exception from reading the stream, after the frames before it.
     """
     ready: _Ready = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
     pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
     decode = partial(_decode, transform=transform, memory=memory or Budget())
-    # A daemon: a reader blocked on a pipe or a camera must not keep the process alive.
+    # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
     reader = threading.Thread(
         target=_read, args=(enumerate(frames, first), decode, pool, ready, room, demand, stop), daemon=True
     )
@@ -140,14 +140,14 @@ def _read(
             decoded = pool.submit(decode, index, frame, read_s)
             decoded.add_done_callback(lambda _: waiting.release())
             ready.put(decoded)
-    except Exception as error:  # handed to the consumer, which raises it in its own thread
+    except Exception as error:  # raised again in the consumer's thread
         ready.put(error)
         return
     ready.put(None)
 
 
 def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
-    """Wait for a place; return False once nobody wants frames any more."""
+    """Acquire a semaphore; return False once no more frames are wanted."""
     while not stop.is_set():
         if semaphore.acquire(timeout=_POLL_S):
             return not stop.is_set()
@@ -163,7 +163,7 @@ def _decode(
             image = transform(frame.load())
     except FrameError as problem:
         error = str(problem)
-    except Exception as problem:  # an image of extreme shape can defeat resizing: report it, keep going
+    except Exception as problem:  # e.g. an extreme aspect ratio can defeat resizing: report it, and continue
         error = f"cannot be preprocessed: {str(problem).strip() or type(problem).__name__}"
     return DecodedFrame(
         index,

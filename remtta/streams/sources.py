@@ -33,23 +33,23 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Stream:
-    """Frames in order, read once."""
+    """Frames in order, to be read once."""
 
-    name: str  # the source as it was given
+    name: str  # the source as given
     kind: str  # "image", "folder", "glob", "video", "camera", "url", "paths"
-    frames: Iterator[Frame]  # found and read as they are asked for
-    num_frames: int | None = None  # where that is known beforehand
-    live_source: LiveSource | None = None  # what reads a camera or network stream
-    left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by ending or reason
-    reopen: Callable[[], Stream] | None = None  # opens it anew, in another process, too; None for frames of one's own
+    frames: Iterator[Frame]  # read on demand
+    num_frames: int | None = None  # if known beforehand
+    live_source: LiveSource | None = None  # reader of a camera or network stream
+    left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by suffix or reason
+    reopen: Callable[[], Stream] | None = None  # opens it again, also in another process; None for a list of paths
 
     @property
     def live(self) -> bool:
-        """True if frames that went by cannot be read again."""
+        """True if past frames cannot be read again."""
         return self.kind in ("camera", "url")
 
     def close(self) -> None:
-        """Let go of a camera or network stream, from any thread."""
+        """Close a camera or network stream, from any thread."""
         if self.live_source:
             self.live_source.close()
 
@@ -68,25 +68,24 @@ def open_stream(
     """Open a source of frames.
 
     Args:
-        source: An image, a folder (recursive), a glob, a video, a camera
-            index, an rtsp:// or http(s):// address, "-" for paths on standard
-            input, or the paths themselves.
+        source: An image, a folder (recursive), a glob, a video, a camera index, an rtsp:// or http(s):// address, "-"
+            for paths on standard input, or the paths themselves.
         sort: Order of a folder's or glob's files: natural by "name", by "mtime", or "none".
-        frame_stride: Take every frame_stride-th frame.
+        frame_stride: Use every frame_stride-th frame.
         limit: Stop after this many frames.
         null_separated: Paths on standard input end in NUL instead of newline.
-        reconnect_for: Seconds to try to get a lost camera or network stream back; 0 ends the stream at the first
-            loss. By default 60.
-        buffer: Which frames of a camera or network stream count when the model is slower: the "latest", the default,
-            or "all".
-        wait_at_start: Wait so long also for one that is not there at the start, in place of failing at once.
+        reconnect_for: Seconds to try to get a lost camera or network stream back; 0 ends the stream at the first loss.
+            By default 60.
+        buffer: Which frames of a camera or network stream count if the model is slower: the "latest", the default, or
+            "all".
+        wait_at_start: Also wait for a source that is unavailable at the start, instead of failing at once.
 
     Returns:
         The stream. Its frames are decoded only when they are loaded.
 
     Raises:
-        UsageError: If there is no such source, a folder holds no images, a glob matches nothing, or a source that is
-            not live is to be reconnected to or buffered.
+        UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`
+            or `buffer` is given for a source that is not live.
     """
     given = {"reconnect_for": reconnect_for, "buffer": buffer}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -100,10 +99,10 @@ def open_with(
     *,
     wait_at_start: bool = False,
 ) -> Stream:
-    """The same as `open_stream`, with its arguments as they come from the command line.
+    """Open a source of frames with the options of the command line; see `open_stream`.
 
     Raises:
-        UsageError: As of `open_stream`.
+        UsageError: As for `open_stream`.
     """
     stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
@@ -117,15 +116,15 @@ def open_with(
 def open_streams(
     sources: Mapping[str, str], options: StreamOptions | None = None, *, going_on: bool = False
 ) -> dict[str, Stream]:
-    """Open several sources, as `open_stream` does one; a live one that is not there at the start is waited for.
+    """Open several sources as `open_stream` does; live ones that are unavailable at the start are waited for.
 
     Args:
         sources: Addresses by name.
         options: How each is read.
-        going_on: Have a source that is gone by now fail by itself, once it is read.
+        going_on: When resuming, let a missing source fail only once it is read.
 
     Raises:
-        UsageError: Naming a source that does not exist or holds no images, unless it is going on.
+        UsageError: Naming a source that does not exist or holds no images, unless resuming.
     """
     options, streams = options or StreamOptions(), {}
     if options.null:
@@ -150,7 +149,7 @@ def _open_again(source: str, options: StreamOptions, live: LiveOptions) -> Strea
 
 
 def _missing(source: str, error: UsageError) -> Stream:
-    """A stream that fails by itself, once it is read."""
+    """Return a stream that fails once it is read."""
     return Stream(without_password(source), "missing", _failing(str(error)))
 
 
@@ -175,11 +174,11 @@ def _open(
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
-    exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names too long to exist
+    exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names that are too long
     if os.path.isdir(name):
         files, left_out = _folder_files(Path(name), sort)
         return replace(_of_paths(name, "folder", files, frame_stride, limit), left_out=left_out)
-    if exists and stat.S_ISCHR(os.stat(name).st_mode):  # such as /dev/video0
+    if exists and stat.S_ISCHR(os.stat(name).st_mode):  # e.g. /dev/video0
         return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
     if exists and _is_video(name):
         return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
@@ -200,7 +199,7 @@ def _open(
 
 
 def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
-    """Read paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 survive.
+    """Read paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 are preserved.
 
     The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
     """
@@ -245,7 +244,7 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
 
 
 def shown_counts(left_out: Mapping[str, int]) -> str:
-    """Counts of files as people read them: "3 .heic, 1 hidden"."""
+    """Return counts of files for messages: "3 .heic, 1 hidden"."""
     return ", ".join(f"{count} {what}" for what, count in left_out.items())
 
 
@@ -260,7 +259,7 @@ def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Str
 
 
 def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:
-    stop = None if limit is None else (limit - 1) * stride + 1  # never reads on past the last frame
+    stop = None if limit is None else (limit - 1) * stride + 1  # do not read past the last frame
     frames = itertools.islice(stream.frames, 0, stop, stride)
     return replace(stream, frames=frames)
 

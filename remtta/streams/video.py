@@ -1,4 +1,4 @@
-"""Video through OpenCV: files, and what live sources have in common with them."""
+"""Video through OpenCV: files, and functions shared with live sources."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from remtta.streams.opencv import bound_allocations, load_opencv
 
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
-_FRAME_BYTES = 7  # per pixel: in RGB, and as an image
+_FRAME_BYTES = 7  # per pixel: as RGB array and as image
 
 
 _log = logging.getLogger("remtta")
 
 
 def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
-    """Read every stride-th frame of a video file; the others are not converted.
+    """Yield every stride-th frame of a video file; the others are not converted.
 
     Raises:
-        StreamError: If OpenCV cannot be loaded, the source cannot be opened,
-            or it yields no frame.
+        StreamError: If OpenCV cannot be loaded, the source cannot be opened, or it yields no frame.
     """
     cv2 = load_opencv("video", StreamError)
     capture = open_capture(source)
@@ -51,13 +50,13 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
 
 
 def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
-    """Tell that a video ended before the number of frames it promised."""
-    if promised > num_frames + 1:  # containers often promise one frame more than there is
+    """Warn that a video ended before the number of frames in its header."""
+    if promised > num_frames + 1:  # headers often count one frame too many
         _log.warning("%s ended after %d of %d frames; the file may be truncated", name, num_frames, promised)
 
 
 def video_name(source: str | int) -> str:
-    """Return a path, camera or URL as it may be shown and written down."""
+    """Return a path, camera or URL without a password."""
     return f"camera {source}" if isinstance(source, int) else without_password(source)
 
 
@@ -70,7 +69,7 @@ def video_frame(
     gap: Gap | None = None,
     read_at: str | None = None,
 ) -> Frame:
-    """A frame of a video from OpenCV's pixels, (H, W, 3) in BGR, which are None if it could not be decoded."""
+    """Return a video frame from OpenCV's pixels, (H, W, 3) in BGR, or None if it could not be decoded."""
 
     def load() -> Image.Image:
         if pixels is None:
@@ -85,10 +84,10 @@ def video_frame(
 def open_capture(
     source: str | int, open_timeout_s: float = OPEN_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
 ) -> Any:
-    """A `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not have opened.
+    """Return a `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not be open.
 
     Raises:
-        StreamError: If OpenCV cannot be loaded, or the name is one that it cannot take.
+        StreamError: If OpenCV cannot be loaded, or cannot take the name.
     """
     cv2 = load_opencv("video", StreamError)
     if isinstance(source, int):
@@ -99,7 +98,7 @@ def open_capture(
     open_ms, read_ms = round(1000 * open_timeout_s), round(1000 * read_timeout_s)
     timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
-    # Files that FFmpeg does not know (image sequences, odd builds) may still open with another backend.
+    # Files unknown to FFmpeg (image sequences, odd builds) may open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
 
 
@@ -112,7 +111,7 @@ def _require_utf8(source: str) -> None:
 
 
 def cannot_open(source: str | int, why: str | None = None) -> str:
-    """Return what to say of a source that did not open; `why`, if that is known."""
+    """Return the message for a source that did not open; `why` is the reason, if known."""
     if isinstance(source, int):
         return f"camera {source} cannot be opened; check that it is connected and not in use"
     source = without_password(source)
@@ -127,19 +126,19 @@ def cannot_open(source: str | int, why: str | None = None) -> str:
 
 
 def codec_of(cv2: Any, capture: Any) -> str:
-    """The four letters of a video's codec, such as "AV01"; none where it has no such name."""
+    """Return the four-letter code of a video's codec, e.g. "AV01"; empty if it has none."""
     code = int(capture.get(cv2.CAP_PROP_FOURCC))
     letters = code.to_bytes(4, "little") if 0 < code < 2**32 else b""
     return letters.decode("ascii", "replace").strip() if letters.isascii() and letters.decode().isprintable() else ""
 
 
 def no_frame_advice(name: str, codec: str = "") -> str:
-    """Return what to do about a source that opened and gave no frame."""
+    """Return advice on a source that opened but gave no frame."""
     if codec:
         return (
             f"it is damaged, or OpenCV cannot decode {codec}: convert it (ffmpeg -i INPUT -c:v libx264 out.mp4), "
             "or " + ("have the server send H.264" if "://" in name else "check that it is whole")
         )
-    if "://" in name:  # an MP4 whose index is at its end needs a server that seeks
+    if "://" in name:  # an MP4 with its index at the end needs a server that can seek
         return "check that it is a video, or download it first"
     return "check that it is a video"
