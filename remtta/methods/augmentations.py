@@ -1,6 +1,6 @@
-"""Random augmentations of tensors, drawn from a generator whose state can be saved.
+"""Random augmentations of tensors, drawn from a generator with a state that can be saved.
 
-Pixels are float32 in [0, 1]: what comes in preprocessed is brought back to them and normalised again.
+They work on float32 pixels in [0, 1]: preprocessed images are converted to pixels and normalised again afterwards.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _BILINEAR = InterpolationMode.BILINEAR
 
 
 def spawn(generator: torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator on a device, seeded by a draw from another; only the latter's state needs to be saved."""
+    """Return a generator on a device, seeded by a draw from another; only the latter's state needs to be saved."""
     seed = int(torch.randint(2**62, (), generator=generator))
     return torch.Generator(device).manual_seed(seed)
 
 
 def uniform(generator: torch.Generator, low: float, high: float) -> float:
-    """A number drawn evenly from [low, high)."""
+    """Draw uniformly from [low, high)."""
     return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=generator))
 
 
 def integer(generator: torch.Generator, low: int, high: int) -> int:
-    """A whole number drawn evenly from low to high, both included."""
+    """Draw an integer uniformly from low to high, both included."""
     return int(torch.randint(low, high + 1, (), generator=generator))
 
 
 class PixelSpace:
-    """The way from a timm model's preprocessed space, by its own config, to pixels in [0, 1] and back."""
+    """Converts between a timm model's preprocessed images and pixels in [0, 1]."""
 
     def __init__(self, model: nn.Module) -> None:
         preprocessing = preprocessing_of(model)
@@ -51,22 +51,21 @@ class PixelSpace:
         return self.normalise(augmentation(self.to_pixels(images), generator))
 
     def to_pixels(self, images: Tensor) -> Tensor:
-        """Pixels in [0, 1] of preprocessed images (..., 3, H, W)."""
+        """Convert preprocessed images (..., 3, H, W) to pixels in [0, 1]."""
         return (images * self._std.to(images.device) + self._mean.to(images.device)).clamp(0, 1)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Preprocessed images of pixels in [0, 1] (..., 3, H, W)."""
+        """Convert pixels in [0, 1] (..., 3, H, W) to preprocessed images."""
         return (pixels - self._mean.to(pixels.device)) / self._std.to(pixels.device)
 
 
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """CoTTA's augmentation of pixels (B, 3, H, W) in [0, 1]: colours, a small affine map, blur, flip and noise.
+    """Apply CoTTA's augmentation to pixels (B, 3, H, W) in [0, 1]: colours, a small affine map, blur, flip and noise.
 
-    One set of numbers is drawn for all images; the noise is each image's own.
-    Brightness 0.6-1.4, contrast and gamma 0.7-1.3, saturation 0.5-1.5 and hue
-    within 0.06, in random order; rotation within 15 degrees, shift by whole
-    pixels within 1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a
-    deviation of 0.001-0.5; a flip every second time; noise of deviation 0.005.
+    All images share one set of random numbers, except for the noise. Brightness 0.6-1.4, contrast and gamma 0.7-1.3,
+    saturation 0.5-1.5 and hue within 0.06, in random order; rotation within 15 degrees, shift by whole pixels within
+    1/16 of the padded image, scale 0.9-1.1; Gaussian blur over 5 pixels with a standard deviation of 0.001-0.5; a flip
+    with probability 1/2; noise with standard deviation 0.005.
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
@@ -80,7 +79,7 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def clean_jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """`jitter` with neither blur nor noise, and mirrored edges: the view that ROID and CMF learn from."""
+    """Apply `jitter` without blur and noise, and with mirrored edges: the augmented view of ROID and CMF."""
     height, width = pixels.shape[-2:]
     pixels = _moved(_recoloured(pixels, generator), generator, edges="reflect")
     return _flipped(T.center_crop(pixels, [height, width]), generator).clamp(0, 1)
@@ -101,7 +100,7 @@ def _recoloured(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
-    """As by torchvision's RandomAffine, still with the half of a side of padding that hides black corners."""
+    """Transform like torchvision's RandomAffine, keeping the padding of half a side that hides black corners."""
     height, width = pixels.shape[-2:]
     pixels = T.pad(pixels, [width // 2, height // 2], padding_mode=edges)
     moved: Tensor = T.affine(
@@ -120,13 +119,12 @@ def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) -> Tensor:
-    """AugMix at severity 1 of a random crop and flip of an image (3, H, W) in [0, 1].
+    """Apply AugMix at severity 1 to a random crop and flip of an image (3, H, W) in [0, 1].
 
-    Three chains of 1 to 3 operations are averaged with weights from a flat
-    Dirichlet, and the result and the crop with a weight that is even in
-    [0, 1). Beyond the crop's edges lies the border's colour, in [0, 1].
+    Three chains of 1 to 3 operations are averaged with weights from a flat Dirichlet distribution, and the result is
+    mixed with the crop by a uniform weight in [0, 1). `border` is the colour beyond the crop's edges, in [0, 1].
 
-    Source: AugMix, arXiv:1912.02781; the operations and their ranges are its appendix's.
+    Source: AugMix, arXiv:1912.02781; the operations and their ranges are those of its appendix.
     """
     crop = random_view(pixels, generator)
     weights = -torch.rand(3, dtype=torch.float64, generator=generator).log()
@@ -140,13 +138,13 @@ def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) 
 
 
 def random_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """A random crop of an image (3, H, W), back at its size, and every second time flipped."""
+    """Return a random crop of an image (3, H, W), resized to its size and flipped with probability 1/2."""
     crop = _random_crop(pixels, generator)
     return T.horizontal_flip(crop) if integer(generator, 0, 1) else crop
 
 
 def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """A crop of 8-100 % of the area and a ratio of sides of 3/4-4/3, back at the size."""
+    """Return a crop of 8-100 % of the area with an aspect ratio of 3/4-4/3, resized to the image's size."""
     height, width = pixels.shape[-2:]
     for _ in range(10):
         area = height * width * uniform(generator, 0.08, 1)
@@ -160,7 +158,7 @@ def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _level(generator: torch.Generator) -> float:
-    """How far an operation goes, in tenths of its range: severity 1."""
+    """Return the strength of an operation as a fraction of its range, at severity 1."""
     return uniform(generator, 0.1, 1) / 10
 
 
@@ -176,7 +174,7 @@ def _affine(
     shear: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
     degrees = [math.degrees(math.atan(factor)) for factor in shear]
-    corner = [0.0, 0.0] if any(shear) else None  # which a shear leaves in its place; a rotation, the centre
+    corner = [0.0, 0.0] if any(shear) else None  # fixed point: the corner for a shear, the centre for a rotation
     moved: Tensor = T.affine(
         pixels,
         angle,

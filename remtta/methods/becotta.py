@@ -19,7 +19,7 @@ from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import Count, NonNegative, Positive
 
-_DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # brightness, and the blur's deviation over 5 pixels
+_DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # factors of brightness, and the blur's standard deviation over 5 pixels
 _NUM_DOMAINS = 4
 _LEAST_NOISE = 1e-2
 
@@ -48,23 +48,20 @@ class BECoTTAConfig(BesideConfig):
 
 
 class BECoTTA(Beside[BECoTTAConfig]):
-    """Predict, then train low-rank experts behind each block, of which a router of the image's domain chooses some.
+    """Predict, then train low-rank experts after each block, some of which a router of the image's domain selects.
 
-    Behind a block, x becomes x + the sum over the chosen experts of
-    gate * up GELU(down x), with biases. Gates are the softmax over the largest
-    scores, and scores the router's products with the mean token; gates have no
-    gradient, as in the official code. A small convolutional
-    discriminator says which domain an image is of, and so which router is its.
-    The loss is the mean entropy of the images under the margin.
+    After a block, x becomes x + the sum over the selected experts of gate * up GELU(down x), with biases. Gates are the
+    softmax over the largest scores, and scores the router's products with the mean token; as in the official code,
+    gates have no gradient. A small convolutional discriminator predicts an image's domain, which selects the router.
+    The loss is the mean entropy of the images below the margin.
 
-    The warm-up has the source images as four domains: as they are, dark, bright
-    and blurred. Its loss is the cross-entropy of all of them, plus that of the
-    discriminator, minus the weighted mutual information of domains and experts
-    (domain-expert synergy). Only there are scores noisy, by a deviation that is
-    learned. The experts then learn on, routers and the discriminator do not.
+    The warm-up uses the source images as four domains: unchanged, dark, bright and blurred. Its loss is their
+    cross-entropy, plus that of the discriminator, minus the weighted mutual information between domains and experts
+    (domain-expert synergy). Only there do scores have noise, with a learned standard deviation. Afterwards only the
+    experts go on learning, not the routers or the discriminator.
 
     Raises:
-        ModelError: If the model is no transformer.
+        ModelError: If the model is not a transformer.
     """
 
     settings = BECoTTAConfig
@@ -116,7 +113,7 @@ class BECoTTA(Beside[BECoTTAConfig]):
         return agree + F.cross_entropy(told.float(), domains) - self.config.synergy * torch.stack(shared).mean()
 
     def _views(self, images: Tensor) -> list[Tensor]:
-        """The same images (B, 3, H, W) in each domain."""
+        """Return the same images (B, 3, H, W) in each domain."""
         pixels = self.net.pixels.to_pixels(images)
         blurred = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[_BLUR, _BLUR])
         changed = [(_DARK * pixels), (_BRIGHT * pixels).clamp(max=1), blurred]
@@ -124,7 +121,7 @@ class BECoTTA(Beside[BECoTTAConfig]):
 
 
 class _Experts(nn.Module):
-    """All layers of experts, and the discriminator of domains."""
+    """The experts of all blocks, and the discriminator of domains."""
 
     def __init__(self, depth: int, width: int, config: BECoTTAConfig) -> None:
         super().__init__()
@@ -140,7 +137,7 @@ class _Experts(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Experts behind a block, and a router of each domain; they add nothing yet."""
+    """The experts after a block, and a router per domain; initially they add nothing."""
 
     def __init__(self, width: int, config: BECoTTAConfig) -> None:
         super().__init__()
@@ -153,7 +150,7 @@ class _Layer(nn.Module):
         self.noise = nn.Parameter(torch.zeros(_NUM_DOMAINS, config.experts, width))
 
     def scores(self, tokens: Tensor, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """How much each expert (B, E) suits these tokens (B, T, D), by the routers of these domains (B,)."""
+        """Return how well each expert suits tokens (B, T, D), by the routers of their domains (B,): scores (B, E)."""
         mean = tokens.float().mean(1).unsqueeze(-1)
         scores = (self.router[domains] @ mean).squeeze(-1)
         if generator is None:
@@ -171,5 +168,7 @@ class _Layer(nn.Module):
 
 
 def mutual_information(experts: Tensor) -> Tensor:
-    """Of domains, all equally likely, and experts, from the shares (D, E) of the experts in each domain, in nats."""
+    """Return the mutual information in nats between equally likely domains and experts, from the experts' shares (D,
+    E).
+    """
     return (experts * (experts / experts.mean(0)).log()).sum(-1).mean()

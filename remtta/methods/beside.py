@@ -1,4 +1,4 @@
-"""What the methods share that train small networks beside a frozen model, after a warm-up on source images."""
+"""Base of methods that train small networks beside a frozen model, after a warm-up on source images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from remtta.methods.objective import Objective
 from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
-"""Makes of a part's number, what enters the part and what leaves it, what the next part gets."""
+"""Maps a part's index, its input and its output to the next part's input."""
 
-_SEED = 0  # networks start alike, and warm up alike
+_SEED = 0  # networks are initialised and warmed up reproducibly
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,20 @@ class BesideConfig(MethodConfig):
 
 
 WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
-"""Settings that the warm-up depends on."""
+"""Settings that affect the warm-up."""
 
 Config = TypeVar("Config", bound=BesideConfig)
 
 
 class Beside(Objective[Config]):
-    """Predict with a frozen model and networks beside its parts; the networks learn.
+    """Predict with a frozen model and networks beside its parts; only the networks learn.
 
-    They are warmed up on source images first. Streams have no labels, so the
-    source model's own answers to these images stand in for the true ones. A
-    reset goes back to the warmed-up networks; a state leaves them out: give
-    them again by `use_source` before going on.
+    They are first warmed up on source images, with the source model's predictions in place of labels, which streams do
+    not have. A reset restores the warmed-up networks. A state does not contain them: pass them to `use_source` before
+    resuming.
 
     Raises:
-        UsageError: If its blocks are compiled, which would leave the networks out.
+        UsageError: If the model's blocks are compiled, which would bypass the networks.
     """
 
     chosen = "none"
@@ -78,30 +77,30 @@ class Beside(Objective[Config]):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """Return the networks as they are before the warm-up; random numbers are always the same here."""
+        """Return the initial networks; the random seed is fixed here."""
 
     @abstractmethod
     def parts(self) -> Sequence[Sequence[nn.Module]]:
-        """Return blocks that follow one another in the forward pass, part by part."""
+        """Return the parts of the model: consecutive blocks of the forward pass."""
 
     @abstractmethod
     def change(self, images: Tensor) -> Change:
-        """Return what the networks do to the parts of these images (B, 3, H, W)."""
+        """Return the change that the networks apply to the parts of these images (B, 3, H, W)."""
 
     @abstractmethod
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return what the warm-up lowers, of source images (B, 3, H, W) and the source model's classes of them (B,)."""
+        """Return the loss of the warm-up on source images (B, 3, H, W) with the source model's classes (B,)."""
 
     def begin_warm_up(self, images: Tensor) -> None:
-        """Take something from the first batch, before any step."""
+        """Initialise from the first batch, before any step."""
 
     def learned(self) -> Mapping[str, Tensor]:
-        """Return those of the networks' tensors that learn after the warm-up, too."""
+        """Return the tensors of the networks that keep learning after the warm-up."""
         return dict(self.networks.named_parameters())
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the networks after a warm-up with a step of Adam per batch of clean images, by their tensors' names.
+        """Warm up the networks with one Adam step per batch of clean images; return their tensors by name.
 
         Raises:
             ValueError: If there is no image.
@@ -128,10 +127,10 @@ class Beside(Objective[Config]):
 
     @torch.no_grad()
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Begin with what `source_statistics` returned, on this or an equal model.
+        """Start from the tensors returned by `source_statistics`, of this or an equal model.
 
         Raises:
-            ValueError: If it is of other networks.
+            ValueError: If they belong to other networks.
         """
         state = self.networks.state_dict()
         if {name: t.shape for name, t in statistics.items()} != {name: t.shape for name, t in state.items()}:
@@ -149,7 +148,7 @@ class Beside(Objective[Config]):
             return self.run(images, self.change(images))
 
     def run(self, images: Tensor, change: Change) -> Tensor:
-        """Return logits (B, C) with what leaves each part changed."""
+        """Return logits (B, C) with the output of each part changed."""
         with _changed(self.parts(), change):
             logits: Tensor = self.net.backbone.module(images)
         return self.net.plain(logits)
@@ -157,7 +156,7 @@ class Beside(Objective[Config]):
 
 @contextlib.contextmanager
 def _changed(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[None]:
-    """Hooks on the first and last block of each part, for one forward pass."""
+    """Hook the first and last block of each part, for one forward pass."""
     entering: dict[int, Tensor] = {}
     hooks: list[Any] = []
     for number, part in enumerate(parts):

@@ -34,15 +34,14 @@ class CLIPArTTConfig(MethodConfig):
 
 
 class CLIPArTT(Objective[CLIPArTTConfig]):
-    """Adapt to a batch by sentences that name each image's likeliest classes, and predict with what came of it.
+    """Adapt to a batch through sentences that name each image's likeliest classes, and predict with the result.
 
-    A step puts every image's K likeliest classes into the first template, as
-    "A or B or C", and has images be like these sentences as images and
-    sentences are like one another. Targets carry a gradient, as in the
-    official code.
+    A step puts every image's K likeliest classes into the first template, as "A or B or C", and trains the similarities
+    between images and sentences to match those among images and among sentences. As in the official code, the targets
+    carry a gradient.
 
     Raises:
-        ModelError: If it has no text tower.
+        ModelError: If the model has no text tower.
     """
 
     settings = CLIPArTTConfig
@@ -52,7 +51,7 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
         super().__init__(net, config)
         self._head = zero_shot_head(net.model)
         self._tower = self._head.texts.tower
-        self._sentences: dict[str, Tensor] = {}  # of this batch, by what they say
+        self._sentences: dict[str, Tensor] = {}  # embeddings of this batch's sentences
 
     def passes(self) -> tuple[float, float]:
         return self.config.steps + 1, self.config.steps
@@ -71,7 +70,7 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
         return logits.unsqueeze(0), transductive_loss(image, self._said_of(likely), self._head.scale), len(images)
 
     def _said_of(self, classes: Tensor) -> Tensor:
-        """Embeddings (B, E) of a sentence per row of classes (B, K), which names them in this order."""
+        """Return embeddings (B, E) of one sentence per row of classes (B, K), which names them in this order."""
         texts = self._head.texts
         sentences = [
             filled(texts.templates[0], " or ".join(texts.names[number] for number in row)) for row in classes.tolist()

@@ -1,7 +1,6 @@
-"""CMA-ES: minimise a function of many numbers by sampling, without its gradient.
+"""CMA-ES: minimise a function of many variables by sampling, without gradients.
 
-Own code rather than a library's, because a stopped run goes on from tensors:
-the libraries at hand save their state by pickle only.
+It is implemented here because a stopped run must resume from tensors, and available libraries only pickle their state.
 """
 
 from __future__ import annotations
@@ -18,45 +17,46 @@ _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales
 class CMAES:
     """The covariance matrix adaptation evolution strategy with pycma's default constants, on the CPU.
 
-    It finds `dim` numbers, which start at mean 0 and deviation 1, by generations of 4 + floor(3 ln dim) by default.
+    It optimises `dim` variables, initially with mean 0 and standard deviation 1, by default in generations of 4 +
+    floor(3 ln dim) candidates.
 
-    Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights, and the damping of the
-    step size is the tutorial's for populations of any size.
+    Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights, and with the tutorial's
+    damping of the step size for arbitrary population sizes.
     """
 
     def __init__(self, dim: int, population: int | None = None) -> None:
         self.dim, self.population = dim, population or 4 + math.floor(3 * math.log(dim))
         raw = math.log((self.population + 1) / 2) - torch.arange(1, self.population // 2 + 1, dtype=torch.float64).log()
-        self._weights = raw / raw.sum()  # of the best candidates, falling
-        mass = self._mass = float(1 / self._weights.square().sum())  # how many candidates they are worth
-        # Shares that a generation has in the path of the step size (as in pycma, by which FOA searches; the tutorial
-        # has + 5), in that of the covariance, and in the covariance by this path and by the best candidates.
+        self._weights = raw / raw.sum()  # of the best candidates, descending
+        mass = self._mass = float(1 / self._weights.square().sum())  # effective number of candidates
+        # Learning rates of the step size's path (as in pycma, which FOA uses; the tutorial has + 5), of the
+        # covariance's path, and of the covariance by this path (rank one) and by the best candidates (rank mu).
         self._sigma_rate = (mass + 2) / (dim + mass + 3)
         self._path_rate = (4 + mass / dim) / (dim + 4 + 2 * mass / dim)
         self._rank_one_rate = 2 / ((dim + 1.3) ** 2 + mass)
         self._rank_mu_rate = min(1 - self._rank_one_rate, 2 * (mass - 1.75 + 1 / mass) / ((dim + 2) ** 2 + mass))
         self._damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (dim + 1)) - 1) + self._sigma_rate
         self._expected_norm = math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))  # of a standard normal vector
-        # Generations until the covariance has moved enough for new axes to matter.
+        # Number of generations after which the covariance has changed enough to recompute its axes.
         self._renew_every = max(1, math.floor(1 / (10 * dim * (self._rank_one_rate + self._rank_mu_rate))))
         self.reset()
 
     def reset(self) -> None:
-        """Back to the first generation."""
+        """Restart from the first generation."""
         identity = torch.eye(self.dim, dtype=torch.float64)
         self.mean, self.sigma = torch.zeros(self.dim, dtype=torch.float64), torch.ones((), dtype=torch.float64)
         self.covariance, self.axes = identity, identity.clone()
         self.scales = torch.ones(self.dim, dtype=torch.float64)
         self.path_sigma, self.path_c = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
-        self.counts = torch.zeros(2, dtype=torch.int64)  # generations, and the one the axes are from
+        self.counts = torch.zeros(2, dtype=torch.int64)  # generations so far, and the generation of the axes
 
     def ask(self, generator: torch.Generator) -> Tensor:
-        """Candidates (population, dim), float64."""
+        """Sample candidates (population, dim), float64."""
         drawn = torch.randn(self.population, self.dim, dtype=torch.float64, generator=generator)
         return self.mean + self.sigma * (drawn * self.scales) @ self.axes.T
 
     def tell(self, candidates: Tensor, fitness: Tensor) -> None:
-        """Move towards the candidates (population, dim) of least fitness (population,)."""
+        """Update towards the candidates (population, dim) of lowest fitness (population,)."""
         best = fitness.double().argsort(stable=True)[: len(self._weights)]
         steps = (candidates[best] - self.mean) / self.sigma
         step = self._weights @ steps
@@ -86,10 +86,10 @@ class CMAES:
         self.counts[1] = generation
 
     def state(self) -> dict[str, Tensor]:
-        """Everything the next generation depends on besides the random numbers."""
+        """Return everything that the next generation depends on, except the random numbers."""
         return {name: getattr(self, name).clone() for name in _STATE}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         for name in _STATE:
             setattr(self, name, state[name].clone())

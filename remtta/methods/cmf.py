@@ -11,7 +11,7 @@ from remtta.methods.settings.base import ProperShare, Share
 
 _HIDDEN = "hidden."
 _VARIANCE = "hidden_variance"
-_PARAMETERS = 38_400  # that the published process noise is meant for
+_PARAMETERS = 38_400  # number for which the published process noise is meant
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class CMFConfig(ROIDConfig):
 
 
 class CMF(ROID):
-    """ROID's loss, with hidden weights in place of the source weights that are mixed back in.
+    """ROID with hidden weights, in place of the source weights, mixed back in.
 
-    A Kalman filter follows the hidden weights: they drift towards the source
-    and are observed through the adapted ones. Only of the adapted parameters
-    are there copies.
+    A Kalman filter tracks the hidden weights: they drift towards the source and are observed through the adapted ones.
+    Only the adapted parameters have copies.
     """
 
     settings = CMFConfig

@@ -1,7 +1,7 @@
-"""COME: methods of entropy minimisation with a more careful entropy (Zhang et al., ICLR 2025, arXiv:2410.10894).
+"""COME: entropy minimisation with an entropy that includes uncertainty (Zhang et al., ICLR 2025, arXiv:2410.10894).
 
-Wherever the host method speaks of entropy (loss, filter, weight, collapse, ranking)
-it is `come_entropy` here, which also counts how little the logits are evidence of.
+Wherever the host method uses entropy (loss, filter, weight, collapse, ranking), `come_entropy` takes its place, which
+also accounts for how little evidence the logits contain.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class _COME:
 
 
 class TentCOME(_COME, Tent):
-    """Tent on COME's entropy."""
+    """Tent with COME's entropy."""
 
 
 class EATACOME(_COME, EATA):
-    """EATA on COME's entropy, whose filter and weights go by it as well."""
+    """EATA with COME's entropy, also in its filter and weights."""
 
 
 class SARCOME(_COME, SAR):
-    """SAR on COME's entropy, whose filter and collapse check go by it as well."""
+    """SAR with COME's entropy, also in its filter and collapse check."""
 
 
 class REMCOME(_COME, RankedEntropy):
-    """REM whose views are ranked by COME's entropy; the consistency loss is unchanged."""
+    """REM with views ranked by COME's entropy; the consistency loss is unchanged."""

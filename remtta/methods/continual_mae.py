@@ -45,21 +45,17 @@ class ContinualMAEConfig(WholeModelConfig):
 
 
 class ContinualMAE(Objective[ContinualMAEConfig]):
-    """Predict, then learn to say the same, and to describe what is hidden, where the most uncertain patches are masked.
+    """Predict, then train a view with the most uncertain patches masked to agree, and to reconstruct what is hidden.
 
-    A patch is the more uncertain the more its final feature varies under
-    dropout. The loss is the cross-entropy of the masked view to the plain one
-    plus the weighted squared error of gradient histograms (HOG) at the masked
-    patches; then a random share of the weights goes back to the source. Tensors
-    called weight or bias learn, as in the official code: not position
-    embeddings, the class token and layer scales.
+    A patch is the more uncertain, the more its final feature varies under dropout. The loss is the cross-entropy of the
+    masked view with the plain one as target, plus the weighted squared error of gradient histograms (HOG) at the masked
+    patches; then a random share of the weights is restored to the source. As in the official code, only tensors named
+    weight or bias learn: not position embeddings, the class token or layer scales.
 
-    Dropout, of 10 % where timm has its `pos_drop`, is the paper's; the official
-    code looks at CoTTA's augmentations in its place, which move the patches,
-    and at the variance of each feature's mean, here summed over the feature.
-    Masked patches embed as a learned token, zero at first; one linear layer
-    reconstructs, at random at first (deviation 0.02), and is not trained on
-    the source.
+    Dropout, of 10 % at timm's `pos_drop`, follows the paper; the official code uses CoTTA's augmentations instead,
+    which move the patches, and the variance of each feature's mean, while here it is summed over the feature. Masked
+    patches are embedded as a learned token, initially zero; one linear layer reconstructs, initially random (standard
+    deviation 0.02) and not trained on the source.
 
     Raises:
         UsageError: If the mask ratio masks no patch.
@@ -67,7 +63,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
 
     settings = ContinualMAEConfig
     chosen = "layers"
-    num_models = 2  # the adapting one and the source
+    num_models = 2  # the adapted model and the source model
 
     def __init__(self, net: Net, config: ContinualMAEConfig) -> None:
         super().__init__(net, config)
@@ -79,11 +75,11 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         self.trained = {**net.weights.parameters, **self._decoder}
 
     def passes(self) -> tuple[float, float]:
-        """Under dropout, plain and masked; backward the masked view."""
+        """Return the passes: forward under dropout, plain and masked; backward of the masked view."""
         return self.config.steps * (self.config.num_dropouts + 2), self.config.steps
 
     def _new_decoder(self) -> dict[str, Tensor]:
-        """The mask token (D,) and the layer from tokens to HOG, always the same at first."""
+        """Return the initial mask token (D,) and the layer from tokens to HOG; always the same."""
         generator = torch.Generator().manual_seed(0)
         width, size = self._tokens.width, hog_size(self._tokens.patch_size)
         weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
@@ -91,7 +87,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         return {name: tensor.to(self.net.device) for name, tensor in decoder.items()}
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        # A seed per image and pass, so that an image's dropout is the same in any micro-batch.
+        # One seed per image and pass, so that an image's dropout does not depend on the micro-batch.
         return (torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self.net.generator),)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
@@ -107,7 +103,9 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
 
     def _most_uncertain(self, tokens: Tensor, places: Sequence[Any], seeds: Tensor) -> Tensor:
-        """Which patches (B, N) vary most under dropout of the tokens (B, P + N, D) that enter the first block."""
+        """Return the patches (B, N) that vary most under dropout of the tokens (B, P + N, D) entering the first
+        block.
+        """
         mean, spread = torch.zeros_like(tokens), torch.zeros_like(tokens)
         for number, column in enumerate(seeds.T, start=1):  # Welford's running variance
             x = self._tokens.encode(_dropped(tokens, column, self.config.dropout), places)
@@ -120,7 +118,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         return torch.zeros_like(uncertainty, dtype=torch.bool).scatter_(1, chosen, True)
 
     def _masked_view(self, images: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and what the decoder makes of every patch (B, N, F), with these patches hidden."""
+        """Return logits (B, C) and the decoder's output for every patch (B, N, F), with the given patches hidden."""
         backbone = self._tokens
         patches = backbone.embed_patches(images)
         hidden = masked.view(patches.shape[:-1]).unsqueeze(-1)
@@ -139,7 +137,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
 
 
 def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:
-    """Tokens (B, T, D) after dropout, each image's drawn from its seed."""
+    """Apply dropout to tokens (B, T, D), with each image's own seed."""
     draws = []
     for seed in seeds.tolist():
         generator = torch.Generator(tokens.device).manual_seed(seed)
@@ -148,11 +146,11 @@ def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:
 
 
 def hog_patches(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Return histograms of oriented gradients (B, N, `hog_size`) of the patches of pixels (B, 3, H, W), row by row.
+    """Return histograms of oriented gradients (B, N, `hog_size`) of the patches of pixels (B, 3, H, W), in row-major
+    order.
 
-    Gradients of each colour by Sobel's filters vote with their length for one
-    of 9 directions without sign, in cells of the most pixels up to 8 that
-    divide the patch; every cell's histogram has unit length (0 where flat).
+    Sobel gradients of each colour vote with their magnitude for one of 9 unsigned directions. Cells have the largest
+    side up to 8 pixels that divides the patch; each cell's histogram has unit length (0 where flat).
 
     Source: Histograms of Oriented Gradients (Dalal and Triggs, CVPR 2005).
     """
@@ -172,7 +170,7 @@ def hog_patches(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
 
 
 def hog_size(patch_size: tuple[int, int]) -> int:
-    """Numbers per patch: 3 colours, 9 directions, and the cells of a patch."""
+    """Return the length of a patch's histograms: 3 colours, 9 directions, and the cells of a patch."""
     cell = _cell(patch_size)
     return 3 * _NUM_BINS * (patch_size[0] // cell[0]) * (patch_size[1] // cell[1])
 

@@ -48,10 +48,11 @@ class CoTTAConfig(WholeModelConfig):
 
 
 class CoTTA(Teacher[CoTTAConfig]):
-    """Predict with a teacher, averaged over augmentations where the source model is unsure; train a student on it.
+    """Predict with a teacher, averaged over augmentations if the source model is unsure; train a student on its
+    predictions.
 
-    The whole batch is augmented or none of it, by the mean confidence of the
-    source model. `predict`, which does not adapt, is the plain teacher's.
+    The mean confidence of the source model decides whether the whole batch is augmented. `predict`, which does not
+    adapt, uses the plain teacher.
     """
 
     settings = CoTTAConfig
@@ -67,16 +68,18 @@ class CoTTA(Teacher[CoTTAConfig]):
 
     def begin(self) -> None:
         super().begin()
-        self.memory[_COUNTS] = torch.zeros(2, dtype=torch.int64)  # batches, and how many were augmented
+        self.memory[_COUNTS] = torch.zeros(2, dtype=torch.int64)  # number of batches, and of augmented ones
 
     def passes(self) -> tuple[float, float]:
-        """As counted since the last reset: source, student and the teacher's 1 or 32; backward the student's."""
+        """Return the passes as counted since the last reset: source, student, and 1 or 32 of the teacher; backward the
+        student's.
+        """
         batches, augmented = self.memory[_COUNTS].tolist()
         share = augmented / max(1, batches)
         return self.config.steps * (3 + share * (self.config.num_augmentations - 1)), self.config.steps
 
     def origin(self) -> Mapping[str, Tensor]:
-        """Return the weights whose confidence decides about augmentations, and that restored ones go back to."""
+        """Return the weights that decide about augmentation, and to which weights are restored."""
         return self.net.weights.source
 
     @torch.no_grad()
@@ -102,14 +105,14 @@ class CoTTA(Teacher[CoTTAConfig]):
         self.restore()
 
     def restore(self) -> None:
-        """Put some of the student's weights back to the source's."""
+        """Restore some of the student's weights to the source's."""
         restore_at_random(self.student, self.origin(), self.config.restore, self.net.generator)
 
 
 def published_confidence(num_classes: int) -> float:
-    """Return the official code's confidence under which CoTTA augments, for CIFAR-10, CIFAR-100 and ImageNet.
+    """Return the official code's confidence threshold for augmentation, for CIFAR-10, CIFAR-100 and ImageNet.
 
-    On a line in log C between them, and as for the nearest beyond.
+    It is interpolated in log C between them, and constant beyond.
     """
     known = {10: 0.92, 100: 0.72, 1000: 0.1}
     return float(np.interp(math.log(num_classes), [math.log(classes) for classes in known], list(known.values())))

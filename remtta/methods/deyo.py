@@ -38,15 +38,14 @@ class DeYOConfig(SARLikeConfig):
 
 
 class DeYO(Objective[DeYOConfig]):
-    """Predict a batch, then lower the entropy of certain images whose label needs the object's shape.
+    """Predict a batch, then minimise the entropy of confident images whose label depends on the object's shape.
 
-    An image counts if its entropy is under the margin and its label loses
-    enough probability (PLPD) when the image's patches are shuffled. It weighs
-    exp(weight margin - H) + exp(PLPD).
+    An image counts if its entropy is below the margin and its label loses enough probability (PLPD) when the image's
+    patches are shuffled. Its weight is exp(weight margin - H) + exp(PLPD).
     """
 
     settings = DeYOConfig
-    passes_per_step = 2, 1  # the second view is only of certain images
+    passes_per_step = 2, 1  # the second view is only computed for confident images
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         log_classes = math.log(self.net.num_classes)
@@ -63,16 +62,16 @@ class DeYO(Objective[DeYOConfig]):
 
     @torch.no_grad()
     def _probability_drop(self, images: Tensor, logits: Tensor) -> Tensor:
-        """Return how much probability (B,) the label of each image loses when its patches are shuffled."""
+        """Return the probability (B,) that each image's label loses when its patches are shuffled."""
         guesses = logits.argmax(-1, keepdim=True)
         shuffled = self.net.logits(shuffle_patches(images, self.config.grid, self.net.generator))
         return (logits.softmax(-1) - shuffled.softmax(-1)).gather(-1, guesses).squeeze(-1)
 
 
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
-    """Cut each image (B, 3, H, W) into grid x grid patches, and lay them out in a random order of its own.
+    """Cut each image (B, 3, H, W) into grid x grid patches, and shuffle them, independently per image.
 
-    A size that the grid does not divide is resized to the next smaller one that it does, and back.
+    If the grid does not divide the size, the image is resized to the next smaller size that it divides, and back.
     """
     height, width = images.shape[-2:]
     fitting = (height // grid * grid, width // grid * grid)

@@ -1,4 +1,4 @@
-"""EATA: ETA that keeps the weights that matter to the source domain (Niu et al., ICML 2022, arXiv:2204.02610)."""
+"""EATA: ETA that preserves weights important to the source domain (Niu et al., ICML 2022, arXiv:2204.02610)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ class EATAConfig(ETAConfig):
 
 
 class EATA(ETA):
-    """ETA, with a penalty on leaving the source weights: sum of F (theta - theta_source)^2, times a factor.
+    """ETA with a penalty on leaving the source weights: sum of F (theta - theta_source)^2, times a factor.
 
-    F is the diagonal of the Fisher information: the mean over batches of clean
-    source images of the squared gradient of the cross-entropy against the
-    model's own labels, as in the official code. The gradient is a batch's
-    mean, so that F depends on the batch size, 64 there and in
-    `remtta.methods.source_data`.
+    F is the diagonal of the Fisher information: as in the official code, the mean over batches of clean source images
+    of the squared gradient of the cross-entropy against the model's own labels. The gradient is a batch's mean, so F
+    depends on the batch size, which is 64 there and in `remtta.methods.source_data`.
     """
 
     settings = EATAConfig
@@ -74,10 +72,10 @@ class EATA(ETA):
         return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Keep the weights by this Fisher information, from `source_statistics`.
+        """Weight the penalty by this Fisher information, from `source_statistics`.
 
         Raises:
-            ValueError: If it is of other parameters.
+            ValueError: If it belongs to other parameters.
         """
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:

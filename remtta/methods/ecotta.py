@@ -18,8 +18,8 @@ from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
 
 _MOST_STAGES = 5
-_ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are the smaller ones
-_SHARE = 0.1  # of the frozen part's deviation that the convolution begins with
+_ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are smaller
+_SHARE = 0.1  # initial scale of the convolution, relative to the frozen part's standard deviation
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,17 @@ class EcoTTAConfig(BesideConfig):
 class EcoTTA(Beside[EcoTTAConfig]):
     """Predict, then train a small network beside each part of a frozen model.
 
-    What leaves a part is BN(part(x)) + ReLU(BN(conv(x))), of what enters it, x.
-    The loss is the entropy of the images under the margin, on average, plus the
-    weighted mean distance (L1) of what leaves each part from part(x). The
-    distance's gradient stays within the part. With `two_steps`, as in a
-    community's code, a step by the distance comes first; a second pass then
-    predicts, and has the step by the entropy.
+    The output of a part with input x is BN(part(x)) + ReLU(BN(conv(x))). The loss is the mean entropy of the images
+    below the margin, plus the weighted mean L1 distance between each part's output and part(x). The distance's gradient
+    stays within the part. With `two_steps`, as in a community implementation, a step on the distance comes first; a
+    second pass then predicts, followed by a step on the entropy.
 
-    Parts are the stages of a model; of more than five blocks or stages they end
-    at a sixth, a third, two thirds and the end, as the published ones of a
-    WideResNet with 12 do. Convolutions are 3 x 3 over maps and 1 x 1 over tokens,
-    which may not lie on a grid; no transformer is published.
+    Parts are the stages of a model; with more than five blocks or stages they end at a sixth, a third, two thirds and
+    the end, like the published ones of a WideResNet with 12. Convolutions are 3 x 3 over maps and 1 x 1 over tokens,
+    which may not lie on a grid; the paper has no transformer.
 
-    This project's own: networks begin near the identity, with the statistics of
-    the first source batch; and the warm-up is Adam's, one pass over views by
-    CoTTA's augmentations.
+    Specific to this project: networks are initialised near the identity, with the statistics of the first source batch;
+    and the warm-up uses Adam, in one pass over views by CoTTA's augmentations.
     """
 
     settings = EcoTTAConfig
@@ -138,7 +134,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
 
 
 class _MetaNetwork(nn.Module):
-    """BN(leaving) + ReLU(BN(conv(entering))), over maps or tokens of these shapes."""
+    """BN(leaving) + ReLU(BN(conv(entering))), for maps or tokens of these shapes."""
 
     def __init__(self, entering: torch.Size, leaving: torch.Size, channel_axis: int) -> None:
         super().__init__()
@@ -155,7 +151,7 @@ class _MetaNetwork(nn.Module):
         self.norm, self.conv_norm = kind(after), kind(after)
 
     def begin(self, leaving: Tensor) -> None:
-        """Be near the identity for what leaves a frozen part like this."""
+        """Initialise near the identity for a frozen part with this output."""
         values = leaving.movedim(self._axis, 1).transpose(0, 1).flatten(1).float()
         variance, mean = torch.var_mean(values, 1, correction=0)
         std = (variance + self.norm.eps).sqrt()
@@ -166,7 +162,7 @@ class _MetaNetwork(nn.Module):
     def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
         x, frozen = entering.movedim(self._axis, 1), leaving.movedim(self._axis, 1)
         mixed: Tensor = F.relu(self.conv_norm(self.conv(x)))
-        if mixed.shape[2:] != frozen.shape[2:]:  # an odd size, rounded in another way
+        if mixed.shape[2:] != frozen.shape[2:]:  # an odd size, rounded differently
             mixed = F.interpolate(mixed, size=frozen.shape[2:], mode="nearest")
         changed: Tensor = self.norm(frozen) + mixed
         return changed.movedim(1, self._axis)

@@ -1,4 +1,4 @@
-"""ETA: entropy minimisation on reliable and varied images (Niu et al., ICML 2022, arXiv:2204.02610)."""
+"""ETA: entropy minimisation on reliable and diverse images (Niu et al., ICML 2022, arXiv:2204.02610)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remtta.methods.settings.base import BelowOne, Positive
 from remtta.methods.tent import TentConfig
 
 _MEAN_PROBS = "mean_probs"
-_CLASSES = 1000  # that the published largest cosine is meant for
+_CLASSES = 1000  # number for which the published largest cosine is meant
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,10 @@ class ETAConfig(TentConfig):
 
 
 class ETA(Objective[ETAConfig]):
-    """Predict a batch, then lower the entropy of its certain images that differ from what came before.
+    """Predict a batch, then minimise the entropy of confident images that differ from earlier ones.
 
-    An image counts if its entropy is under the margin and its probabilities
-    have a small cosine with the running mean of those that counted; the first
-    batch has no such mean. The lower its entropy, the more it weighs:
-    exp(margin - H).
+    An image counts if its entropy is below the margin and its probabilities have a small cosine with the running mean
+    of those that counted; for the first batch there is no such mean. Its weight is exp(margin - H).
     """
 
     settings = ETAConfig

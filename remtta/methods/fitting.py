@@ -1,4 +1,4 @@
-"""How many images at a time a method can learn from within a given memory."""
+"""Find the largest micro-batch for which a method fits into a given memory."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from remtta.methods.method import Method
 from remtta.models.peak_memory import resident_bytes
 
 _FLOAT_BYTES = 4
-_COPIES = 4  # of the batch's pixels: decoded ahead, collated, normalised, and one to spare
-_SPARE = 1.5  # what allocator and libraries add; as measured, with some room
+_COPIES = 4  # of the batch's pixels: decoded ahead, collated, normalised, and one spare
+_SPARE = 1.5  # overhead of allocator and libraries, as measured, with a margin
 _MIB = 2**20
 
 
 def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, most_bytes: int) -> int | None:
-    """Return the largest micro-batch that keeps the memory in use within a limit; None if the batch fits without.
+    """Return the largest micro-batch that keeps memory within a limit; None if the method's usual one fits.
 
-    What an image takes is measured: the method, ready to learn on its device, learns from one and from two images of
-    noise, and is then put back to where it was. The limit is on the resident memory of the process, or on the memory
-    allocated on the GPU.
+    The memory per image is measured: the method, ready on its device, learns from one and from two noise images, and
+    its state is restored. The limit applies to the resident memory of the process, or to the memory allocated on the
+    GPU.
 
     Raises:
-        UsageError: If not even one image at a time fits, or the method does not go through a batch by images.
+        UsageError: If not even one image at a time fits, or the method cannot split a batch by images.
     """
     if not method.objective.accumulates:
         raise UsageError(
@@ -51,7 +51,7 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
 
 
 def _graph_bytes(method: Method, count: int, input_size: tuple[int, int]) -> int:
-    """Most bytes that graphs hold at a time while the method learns from so many images, weights left out."""
+    """Return the peak bytes held by autograd graphs while the method learns from `count` images, without weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in method.net.model.parameters()}
     graph = _Graph(weights)
     images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.net.device)
@@ -61,7 +61,7 @@ def _graph_bytes(method: Method, count: int, input_size: tuple[int, int]) -> int
 
 
 class _Graph:
-    """Counts the storages that autograd holds on to, each once."""
+    """Counts the storages that autograd keeps alive, each once."""
 
     def __init__(self, known: set[int]) -> None:
         self._known = known
@@ -89,7 +89,7 @@ class _Held:
 
 
 def _passing_bytes(method: Method) -> int:
-    """About what a forward pass of one image holds beside its graph."""
+    """Estimate the bytes that a forward pass of one image holds beside its graph."""
     return _FLOAT_BYTES * method.net.backbone.num_passing
 
 

@@ -60,18 +60,18 @@ class FOAConfig(MethodConfig):
 
 
 class FOA(Source[FOAConfig]):
-    """Search prompt tokens whose features look like the source's, without gradients; shift the class feature.
+    """Search prompt tokens that make features resemble the source's, without gradients, and shift the class feature.
 
-    Every candidate of a generation of CMA-ES, and the best one of the batch before (at first: no prompts at all),
-    predicts the batch; its fitness is the entropy of the predictions plus the distance of its class tokens' mean and
-    deviation, block by block (each behind the next block's first norm, as in the official code, the last one behind the
-    final norm), from those of clean source images. The prediction of the fittest is returned. Before the classifier,
-    the class token moves by the source's mean minus a running mean over the batches before. A micro-batch only splits
-    the passes.
-    Deviations are over B, not B - 1, so that a batch of one has one: 0.
+    Every candidate of a CMA-ES generation, and the best one of the previous batch (initially no prompts), predicts the
+    batch. Its fitness is the entropy of the predictions plus the distance of the class tokens' mean and standard
+    deviation, summed over blocks, from those of clean source images. As in the official code, class tokens are taken
+    after the next block's first norm, the last one after the final norm. The prediction of the best candidate is
+    returned. Before the classifier, the class token is shifted by the source's mean minus a running mean over the
+    earlier batches. Micro-batches only split the forward passes. Standard deviations divide by B instead of B - 1, so
+    that they are 0 for a batch of one.
 
     Raises:
-        ModelError: If the model is no vision transformer whose classifier reads the class token alone.
+        ModelError: If the model is not a vision transformer whose classifier reads only the class token.
     """
 
     settings = FOAConfig
@@ -92,10 +92,10 @@ class FOA(Source[FOAConfig]):
         return self.config.num_prompts * self._backbone.width
 
     def passes(self) -> tuple[float, float]:
-        return self._cma.population + 1.0, 0.0  # the candidates and the best one before
+        return self._cma.population + 1.0, 0.0  # the candidates, and the best one of the previous batch
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return mean and deviation (depth, D) of the class tokens of clean images, without prompts; on the CPU."""
+        """Return mean and standard deviation (depth, D) of clean images' class tokens without prompts, on the CPU."""
         mean, std = moments(self._forward(images, None, None)[1].cpu() for images in batches)
         return {_MEAN: mean, _STD: std}
 
@@ -112,7 +112,7 @@ class FOA(Source[FOAConfig]):
         if max(fitness) < math.inf:
             running = self.memory.get(_RUNNING)
             self.memory[_RUNNING] = mean if running is None else mean.lerp(running, self.config.shift_decay)
-            if best is not None:  # else it is the model without prompts
+            if best is not None:  # otherwise the model without prompts was best
                 self.memory[_BEST] = best
             self._cma.tell(candidates, torch.tensor(fitness[1:], dtype=torch.float64))
             self.net.weights.commit()
@@ -125,9 +125,9 @@ class FOA(Source[FOAConfig]):
         return self._forward(images, self.memory.get(_BEST), self._shift())[0]
 
     def begin(self) -> None:
-        """Go back to the first generation, with no prompts and no shift."""
+        """Restart from the first generation, without prompts and shift."""
         self._cma.reset()
-        self.memory = {}  # the best prompts, and the mean class token (D,) of the batches so far
+        self.memory = {}  # holds the best prompts, and the running mean class token (D,)
 
     def state(self) -> dict[str, Tensor]:
         own = {**self.memory, **{_CMA + name: tensor for name, tensor in self._cma.state().items()}}
@@ -144,12 +144,12 @@ class FOA(Source[FOAConfig]):
         return value if math.isfinite(value) else math.inf
 
     def _shift(self) -> Tensor | None:
-        """Return what the class token moves by before the classifier, (D,)."""
+        """Return the shift (D,) of the class token before the classifier, or None."""
         return self.statistics[_MEAN][-1] - self.memory[_RUNNING] if _RUNNING in self.memory else None
 
     @torch.no_grad()
     def _forward(self, images: Tensor, prompts: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return logits (B, C), and the class tokens (depth, B, D) behind every block, before the shift."""
+        """Return logits (B, C), and the class tokens (depth, B, D) after every block, before the shift."""
         with self.net.context(images.device):
             parts = [
                 classify_with_prompts(self._backbone, part, prompts, shift)
@@ -163,10 +163,11 @@ class FOA(Source[FOAConfig]):
 def classify_with_prompts(
     backbone: ViT, images: Tensor, prompts: Tensor | None, shift: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return logits (B, C) of images (B, 3, H, W), and the class token (depth, B, D) behind every block.
+    """Return logits (B, C) of images (B, 3, H, W), and the class token (depth, B, D) after every block.
 
-    The token is as the next block's first norm has it, if there is one; the last one as the final norm. Prompts are
-    numbers of whole tokens (K * D,) between class token and patches; the shift (D,) moves tokens before the classifier.
+    The token is taken after the next block's first norm, if there is one; the last one after the final norm. Prompts (K
+    * D,) are K tokens inserted between class token and patches; the shift (D,) is added to tokens before the
+    classifier.
     """
     prefix = backbone.num_prefix_tokens
     x = backbone.embed(images)
@@ -184,7 +185,7 @@ def classify_with_prompts(
 
 
 def moments(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (depth, D) over all images of class tokens (depth, B, D) that come in batches."""
+    """Return the mean and standard deviation (depth, D) over all images of batches of class tokens (depth, B, D)."""
     count, total, squares = 0, torch.zeros(()), torch.zeros(())
     for tokens in batches:
         count += tokens.shape[1]
@@ -194,6 +195,8 @@ def moments(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def feature_distance(tokens: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """How far class tokens (depth, B, D) are from a mean and a deviation (depth, D): a scalar, summed over blocks."""
+    """Return the distance of class tokens (depth, B, D) from a mean and a standard deviation (depth, D), summed over
+    blocks.
+    """
     distance: Tensor = (tokens.mean(1) - mean).norm(dim=-1) + (tokens.std(1, correction=0) - std).norm(dim=-1)
     return distance.sum()

@@ -1,4 +1,4 @@
-"""LAME: correct a batch's predictions, and leave the model alone (Boudiaf et al., CVPR 2022, arXiv:2201.05718)."""
+"""LAME: correct a batch's predictions without changing the model (Boudiaf et al., CVPR 2022, arXiv:2201.05718)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remtta.methods.source import Source
 
 Affinity = Literal["knn", "rbf", "linear"]
 _MAX_STEPS = 100
-_TOLERANCE = 1e-8  # relative change of the objective at which the assignments have settled
+_TOLERANCE = 1e-8  # relative change of the objective at convergence
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,14 @@ class LAMEConfig(MethodConfig):
 
 
 class LAME(Source[LAMEConfig]):
-    """Predict so that images with near features get near predictions; no weight changes.
+    """Correct predictions so that images with similar features get similar predictions; no weight changes.
 
-    What is returned are log-probabilities: their softmax is the corrected
-    prediction. By nearest neighbours, a batch of one is predicted as it is; by
-    a dense affinity each image is near itself, too, and grows more certain.
-    Micro-batches split the forward passes; the correction sees the whole batch.
+    It returns log-probabilities, whose softmax is the corrected prediction. With nearest neighbours, a batch of one is
+    predicted unchanged; with a dense affinity each image is its own neighbour, too, and becomes more confident.
+    Micro-batches split the forward passes; the correction uses the whole batch.
 
     Raises:
-        ModelError: If the model is of an unknown architecture.
+        ModelError: If the model's architecture is unknown.
     """
 
     settings = LAMEConfig
@@ -70,7 +69,7 @@ class LAME(Source[LAMEConfig]):
         return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))
 
     def _affinity(self, features: Tensor) -> Tensor:
-        """How strongly each image's prediction is pulled to each other's (B, B), by their features (B, D)."""
+        """Return the affinities (B, B) between images, from their features (B, D)."""
         if self.config.affinity == "linear":
             return cosine_affinity(features)
         if self.config.affinity == "rbf":
@@ -79,9 +78,10 @@ class LAME(Source[LAMEConfig]):
 
 
 def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """Who is among whose nearest neighbours (B, B) by the cosine of features (B, D): 1 there, else 0.
+    """Return 1 where an image is among another's nearest neighbours by the cosine of features (B, D), else 0; shape (B,
+    B).
 
-    So many for each image, itself left out; all others in a smaller batch.
+    Each image has `neighbours` neighbours, itself excluded; all others in a smaller batch.
     """
     similarity = cosine_affinity(features).fill_diagonal_(-torch.inf)
     nearest = similarity.topk(min(neighbours, len(features) - 1), dim=-1).indices
@@ -89,33 +89,34 @@ def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
 
 
 def gaussian_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """How near any two images are (B, B): exp(-d^2 / (2 s^2)), d the distance of their features (B, D) at length one.
+    """Return exp(-d^2 / (2 s^2)), shape (B, B), with d the distance between the normalised features (B, D) of two
+    images.
 
-    s is the mean over the images of the distance to the nearest one of this number, itself the first; the farthest in
-    a smaller batch. Where s is 0, only images of one feature are near.
+    s is the mean distance to the `neighbours`-th nearest image, counting the image itself as the first; to the farthest
+    in a smaller batch. If s is 0, only images with equal features have an affinity.
     """
     unit = F.normalize(features, dim=-1)
-    distances = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")  # exact where they are 0
+    distances = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")  # exact for equal features
     nearest = distances.topk(min(neighbours, len(features)), dim=-1, largest=False).values
     scale = nearest[:, -1].mean().clamp(min=torch.finfo(distances.dtype).tiny)
     return (-0.5 * (distances / scale).square()).exp()
 
 
 def cosine_affinity(features: Tensor) -> Tensor:
-    """Cosines (B, B) of any two images' features (B, D)."""
+    """Return the cosines (B, B) between images' features (B, D)."""
     unit = F.normalize(features, dim=-1)
     return unit @ unit.T
 
 
 def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
-    """Log-assignments (B, C) near log-predictions (B, C) and alike among neighbours, by affinities (B, B).
+    """Return log-assignments (B, C) close to log-predictions (B, C) and similar among neighbours, by affinities (B, B).
 
-    Minimises sum_i KL(z_i, q_i) - sum_ij w_ij z_i . z_j over distributions z_i, by the concave-convex procedure: each
-    step sets z_i proportional to q_i exp(sum_j w_ij z_j). In double precision: in single, rounding would decide which
-    step is the last.
+    Minimises sum_i KL(z_i, q_i) - sum_ij w_ij z_i . z_j over distributions z_i by the concave-convex procedure: each
+    step sets z_i proportional to q_i exp(sum_j w_ij z_j). Uses double precision, since in single precision rounding
+    would decide which step is the last.
     """
     given, log_probs, affinity = log_probs, log_probs.double(), affinity.double()
-    log_z, earlier = log_probs, math.nan  # which no objective equals
+    log_z, earlier = log_probs, math.nan  # NaN differs from every objective
     for _ in range(_MAX_STEPS):
         pull = affinity @ log_z.exp()
         log_z = (log_probs + pull).log_softmax(-1)

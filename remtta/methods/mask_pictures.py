@@ -1,4 +1,4 @@
-"""Images as REM's views of them: what a mask hides, and what the model then says."""
+"""Images as masked views see them, with the resulting predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from remtta.models.preprocessing import Preprocessing
 
 
 class MaskPicture(NamedTuple):
-    """An image as a view: pixels (H, W, 3), what is hidden hatched, the predicted class, and its entropy in nats."""
+    """An image as a view: pixels (H, W, 3) with hidden patches hatched, the predicted class, and its entropy in
+    nats.
+    """
 
     pixels: np.ndarray
     guess: int
@@ -28,12 +30,12 @@ class MaskPicture(NamedTuple):
 def mask_pictures(
     rem: Updater[RankedEntropy], pixels: Tensor, preprocessing: Preprocessing
 ) -> Iterator[list[MaskPicture]]:
-    """All images as each view sees them, the plain one first.
+    """Yield all images for each view, the plain one first.
 
     Args:
-        rem: With the weights that mask and predict.
+        rem: REM, with the weights that mask and predict.
         pixels: Shape (B, 3, H, W), uint8.
-        preprocessing: How they become inputs.
+        preprocessing: The model's preprocessing.
 
     Raises:
         ModelError: If the model has no scores to mask by.

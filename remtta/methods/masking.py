@@ -1,4 +1,4 @@
-"""From scores to the patch tokens that a masked view keeps, and how that looks."""
+"""Select the patch tokens that a masked view keeps, from scores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
-    """How many of `num_patches` tokens stay at a mask ratio: int(N * (1 - ratio)).
+    """Return the number of `num_patches` tokens kept at a mask ratio: int(N * (1 - ratio)).
 
     Raises:
-        ValueError: If the ratio leaves none.
+        ValueError: If none would be kept.
     """
     kept = int(num_patches * (1 - mask_ratio))
     if kept < 1:
@@ -19,11 +19,10 @@ def num_kept(num_patches: int, mask_ratio: float) -> int:
 
 
 def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
-    """Return the patch tokens that a masked view keeps, those of the lowest scores (B, N): ascending positions (B, K).
+    """Return the indices (B, K) of the patch tokens that a masked view keeps: those of lowest scores (B, N), ascending.
 
-    The paper's score is the attention of the class token: what it attends to
-    most is the object, and that is what its explicit mask chaining hides. A
-    larger ratio hides what a smaller one does, and more.
+    The paper's score is the attention of the class token: it attends most to the object, which is what explicit mask
+    chaining hides. A larger ratio hides a superset of what a smaller one hides.
 
     Raises:
         ValueError: If the ratio leaves no token.
@@ -36,9 +35,9 @@ def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
 
 
 def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> Tensor:
-    """Return scores (B, N) on the CPU that hide patch tokens in a random order, another for each image.
+    """Return scores (B, N) on the CPU that hide patch tokens in a random order, independently per image.
 
-    They are drawn image by image, so that the parts of a batch get what the whole of it would.
+    They are drawn image by image, so that splitting a batch does not change them.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
     """

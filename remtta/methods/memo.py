@@ -49,20 +49,19 @@ class MEMOConfig(WholeModelConfig):
 
 
 class MEMO(Objective[MEMOConfig]):
-    """Adapt to each image alone, predict it with the adapted weights, and put the weights back.
+    """Adapt to each image alone, predict it with the adapted weights, and restore the weights.
 
-    The loss is the entropy of the mean prediction over augmented views of the
-    image. Images do not see one another (but for `keep_optimizer`, which hands
-    the optimizer's memory on), so the batch size changes nothing.
-    `num_updates` counts the images adapted to; the weights keep none of them.
-    The views are AugMix at severity 1, of the preprocessed image.
+    The loss is the entropy of the mean prediction over augmented views of the image. Images do not influence one
+    another (except with `keep_optimizer`, which passes the optimizer's state on), so the batch size makes no
+    difference. `num_updates` counts the images adapted to, although the weights keep nothing of them. Views are AugMix
+    at severity 1, of the preprocessed image.
     """
 
     settings = MEMOConfig
     chosen = "all"
     accumulates = False
     predicts_after = True
-    num_models = 2  # the adapting one, and the weights to go back to
+    num_models = 2  # the adapted model, and the weights to restore
     delta_refusal = "MEMO puts its weights back after every image"
 
     def __init__(self, net: Net, config: MEMOConfig) -> None:
@@ -71,7 +70,9 @@ class MEMO(Objective[MEMOConfig]):
         self._split = config.micro_batch is not None and config.micro_batch < config.num_augmentations
 
     def passes(self) -> tuple[float, float]:
-        """Each view forward, twice if not all fit into a micro-batch, and the prediction; each view backward."""
+        """Return the passes: each view forward, twice if split into micro-batches, and the prediction; each view
+        backward.
+        """
         views = self.config.steps * self.config.num_augmentations
         return views * (1 + self._split) + 1, views
 
@@ -94,24 +95,24 @@ class MEMO(Objective[MEMOConfig]):
 
     @torch.enable_grad()
     def _predict_adapted(self, descent: Descent, image: Tensor) -> tuple[Tensor, bool]:
-        """Logits (C,) of one image from after the update, and whether there was one."""
+        """Return one image's logits (C,) from after the update, and whether there was an update."""
         adapted = descent.alone(lambda: self._backward(self._views(image)))
         with torch.no_grad():
             return self.predict(image.unsqueeze(0)).squeeze(0), adapted
 
     def _views(self, image: Tensor) -> Tensor:
-        """Augmented views (V, 3, H, W) of an image."""
+        """Return augmented views (V, 3, H, W) of an image."""
         drawn = range(self.config.num_augmentations)
         return torch.stack([self.net.pixels.augment(image, self._augmentation, self.net.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
-        """Gradients of the marginal entropy of views (V, 3, H, W)."""
+        """Accumulate gradients of the marginal entropy of views (V, 3, H, W)."""
         if not self._split:
             marginal_entropy(self.net.logits(views)).backward()
             return
         parts = views.split(self.config.micro_batch or len(views))
         with torch.no_grad():
             log_mean = log_mean_probs(torch.cat([self.net.logits(part) for part in parts]))
-        for part in parts:  # dH / dp of the mean is -(log p + 1), and each view's share in the mean is 1 / V
+        for part in parts:  # dH / dp of the mean is -(log p + 1), and each view contributes 1 / V to the mean
             probs = self.net.logits(part).softmax(-1)
             (-(log_mean + 1) * probs).sum().div(len(views)).backward()

@@ -1,4 +1,4 @@
-"""A method at work on a model: what runs and evaluations ask."""
+"""A method applied to a model: the interface for runs and evaluations."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Kind = TypeVar("Kind", bound=Objective[Any])
 
 
 class Updater(Generic[Kind]):
-    """Predict a batch, then adapt to it by an objective, at once or when there is time.
+    """Predicts batches, and adapts to them by an objective, at once or later.
 
-    The model is adapted in place: everything but the chosen weights is frozen, and it is put in eval mode. Batch
-    norms have statistics as the config says; only `predict_source` has the source's.
+    The model is adapted in place: everything but the selected weights is frozen, and it is put in eval mode. Batch
+    norms use statistics as configured; only `predict_source` uses the source's.
 
     Attributes:
         net: The model and its adapted weights.
-        objective: The method: its loss, and what is true of it.
-        last_views: Logits (L, B, C) behind the last batch's prediction: the plain view, then the method's others.
+        objective: The method: its loss and its properties.
+        last_views: Logits (L, B, C) of the last batch's prediction: the plain view, then the method's others.
 
     Raises:
         ModelError: If the model cannot be adapted, with the reason.
@@ -46,19 +46,23 @@ class Updater(Generic[Kind]):
         self.objective = objective(self.net, config)
         self.last_views: Tensor | None = None
         self._descent = Descent(self.net, self.objective)
-        self._answered: tuple[Tensor, Targets | None] | None = None  # what `learn` is to adapt to
+        self._answered: tuple[Tensor, Targets | None] | None = None  # images and targets of `answer`
         self._has_source = not objective.needs_source
         self._descent.forget()
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Predict a batch with the weights as they are, or as they are before its last step, then adapt to it.
+        """Predict a batch with the current weights, or those before its last step, then adapt to it.
 
-        Takes preprocessed images (B, 3, H, W), and labels (B,), which only some methods need; returns logits (B, C),
-        without gradient.
+        Args:
+            images: Preprocessed, shape (B, 3, H, W).
+            labels: Shape (B,), for methods that need them.
+
+        Returns:
+            Logits (B, C), without gradient.
 
         Raises:
-            ValueError: If images is not a batch of at least one image, or labels are missing.
-            UsageError: If it has yet to learn from source images.
+            ValueError: If `images` is not a nonempty batch, or labels are missing.
+            UsageError: If the method has yet to learn from source images.
         """
         self._prepare(images)
         self._answered = images, None
@@ -67,9 +71,9 @@ class Updater(Generic[Kind]):
         return self.objective.output(self.last_views[0])
 
     def answer(self, images: Tensor) -> Tensor:
-        """Predict a batch and nothing more; `learn` then adapts to it. A call does the same in one go.
+        """Predict a batch only; `learn` then adapts to it. A call does both at once.
 
-        A prediction that takes the update, or all but its last step, comes from such a call.
+        Methods whose prediction depends on the update adapt here already.
         """
         config = self.objective.config
         if self.objective.predicts_after or (config.answer == "last" and config.steps > 1):
@@ -82,14 +86,14 @@ class Updater(Generic[Kind]):
 
     @torch.inference_mode(False)  # the caller may predict inside one
     def learn(self, labels: Tensor | None = None) -> None:
-        """Adapt to the images of the last `answer`, if it was not done yet; with labels (B,) if a call needs them."""
+        """Adapt to the images of the last `answer`, unless already done; with labels (B,) if the method needs them."""
         answered, self._answered = self._answered, None
         if answered is None:
             return
         if self.objective.needs_labels and labels is None:
             raise ValueError("this method learns from labels, and none were given")
         images, targets = answered
-        images = images.clone() if images.is_inference() else images  # which no graph may hold
+        images = images.clone() if images.is_inference() else images  # inference tensors cannot be part of a graph
         labels = labels if self.objective.needs_labels else None
         self.last_views = self.objective.adapt(self._descent, images, labels, targets)
 
@@ -97,8 +101,10 @@ class Updater(Generic[Kind]):
     def predict(self, images: Tensor, fit: Tensor | None = None, *, share: float | None = None) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting weights.
 
-        What logits are centred by follows the fit ones (B,) of them, by default none. With a share the weights are
-        this far from the source's towards the adapted ones.
+        Args:
+            images: Shape (B, 3, H, W).
+            fit: Shape (B,): which images update the centring; None for none.
+            share: Interpolate the weights from the source's (0) to the adapted ones (1); None for the adapted ones.
         """
         if fit is not None:
             self.net.expect(fit)
@@ -107,41 +113,50 @@ class Updater(Generic[Kind]):
 
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
-        """Return logits (B, C) of the source weights, centred by their own means, which follow the fit ones (B,)."""
+        """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update."""
         parts = images.split(self.part_size(len(images)))
         return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:
-        """Go back to the source weights, exactly, and forget everything learned, maybe not the source's own means."""
+        """Restore the source weights, exactly, and forget everything learned.
+
+        With `keeps_source`, the centring of the source model's logits is kept.
+        """
         self._descent.restart()
         self.net.forget_centres(keeps_source=keeps_source)
-        self._answered = self._answered and (self._answered[0], None)  # targets are of the weights before
+        self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the config's learning rates, from now on."""
+        """Multiply the config's learning rates from now on."""
         self._descent.optimizer.scale_lr(factor)
 
     def enter(self) -> None:
-        """Put the adapted weights in the model, after `leave`."""
+        """Put the adapted weights into the model, after `leave`."""
         self.net.weights.enter()
 
     def leave(self) -> None:
-        """Put the source weights in the model, for another method to use it meanwhile."""
+        """Put the source weights into the model, so that another method can use it meanwhile."""
         self.net.weights.leave()
 
     def delta(self) -> dict[str, Tensor]:
-        """Return adapted minus source weights, by parameter name; adding them restores the bits."""
+        """Return adapted minus source weights, by parameter name; adding them restores the adapted weights bit
+        for bit.
+        """
         return {name: tensor.detach().cpu().clone() for name, tensor in self.committed[0].items()}
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
-        """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
+        """Start from source plus delta, with nothing else learned.
+
+        Raises:
+            DeltaError: If it does not fit the model.
+        """
         self.net.weights.load(delta, num_updates)
         self._descent.forget()
-        self._answered = self._answered and (self._answered[0], None)  # targets are of the weights before
+        self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything the next update depends on, on the CPU, but what was learned from source images."""
+        """Return everything that the next update depends on, on the CPU, except statistics of source images."""
         state = {DELTA + name: tensor for name, tensor in self.net.weights.delta().items()}
         state[_UPDATES] = torch.tensor(self.num_updates)
         return {**state, **self.net.centre_state(), **self.objective.state(), **self._descent.optimizer.state()}
@@ -149,7 +164,11 @@ class Updater(Generic[Kind]):
     @torch.inference_mode(False)
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned; raise DeltaError if it does not fit."""
+        """Restore what `state` returned.
+
+        Raises:
+            DeltaError: If it does not fit the model.
+        """
         delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
         self.load_delta(delta, int(state[_UPDATES]))
         self.net.load_centre_state(state)
@@ -163,34 +182,34 @@ class Updater(Generic[Kind]):
 
     @torch.inference_mode(False)
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Adapt with what `source_statistics` returned, on this or an equal model."""
+        """Adapt with the tensors returned by `source_statistics`, of this or an equal model."""
         self.objective.use_source(statistics)
         self._has_source = True
         if self.objective.start() is not None and not self.drift():
             self._descent.restart()
 
     def part_size(self, batch_size: int) -> int:
-        """Return how many images of a batch go through at a time."""
+        """Return the number of images of a batch that are processed at a time."""
         return self.objective.part_size(batch_size)
 
     @property
     def adapts(self) -> bool:
-        """Whether a batch changes anything."""
+        """Whether batches change anything."""
         return self.objective.adapts
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer learns, whose rate `scale_lr` changes."""
+        """Whether it uses an optimizer, whose rate `scale_lr` changes."""
         return bool(self.objective.trained)
 
     @property
     def lasts(self) -> bool:
-        """Whether that is so, and the next batch still has what it learned."""
+        """Whether its updates last beyond their batch."""
         return self.trains and self.objective.accumulates and not self.objective.config.episodic
 
     @property
     def blends(self) -> bool:
-        """Whether weights in between may answer for both models: those of norms without statistics."""
+        """Whether interpolated weights can stand in for both models: only norms adapt, without batch statistics."""
         return self.norms_only and bool(self.adapted_names) and not self.net.batch_norms.mixes
 
     @property
@@ -205,17 +224,17 @@ class Updater(Generic[Kind]):
 
     @property
     def committed(self) -> Committed:
-        """Delta and number of updates of the last complete update; later updates do not change them."""
+        """Delta and number of updates as of the last complete update; later updates do not modify them."""
         delta, num_updates = self.net.weights.committed
         return self.net.with_offset(delta), num_updates
 
     @property
     def num_updates(self) -> int:
-        """Updates that the current weights have seen."""
+        """Number of updates made to the current weights."""
         return self.net.weights.committed[1]
 
     def drift(self) -> float:
-        """Return the norm of the change since the source over that of the source weights."""
+        """Return the norm of the change relative to the norm of the source weights."""
         return self.net.weights.drift()
 
     def _prepare(self, images: Tensor) -> None:
@@ -229,14 +248,14 @@ class Updater(Generic[Kind]):
 
 
 Method: TypeAlias = Updater[Any]
-"""A method of any kind."""
+"""A method of any class."""
 
 
 def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
-    """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its defaults if there is no config.
+    """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its default settings without a config.
 
     Raises:
-        UsageError: If there is no such method, or its settings do not suit the model.
+        UsageError: If the method is unknown, or its settings do not suit the model.
         ModelError: If the method cannot adapt the model.
     """
     check_method(name, METHOD_TABLE)
@@ -245,5 +264,5 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
         return Updater(model, config, METHOD_TABLE[name].objective)
     except UsageError:
         raise
-    except ValueError as error:  # such as a mask ratio that leaves no patch of this model
+    except ValueError as error:  # e.g. a mask ratio that leaves no patch of this model
         raise UsageError(str(error)) from error

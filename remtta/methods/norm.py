@@ -23,8 +23,7 @@ class NORMConfig(MethodConfig):
 class NORM(Objective[NORMConfig]):
     """Predict with the batch's statistics in every batch norm; no weight changes.
 
-    With `bn_momentum` the running statistics follow those of the batches, and
-    are what a delta holds.
+    With `bn_momentum` the running statistics follow those of the batches, and are the content of a delta.
 
     Raises:
         ModelError: If the model has no batch norms.

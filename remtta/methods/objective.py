@@ -1,4 +1,4 @@
-"""What a method is: the loss of a batch, and the few other things that some methods do around their updates."""
+"""The definition of a method: the loss of a batch, and optional hooks around the update."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from remtta.methods.settings.base import MethodConfig
 Config = TypeVar("Config", bound=MethodConfig)
 
 Targets = tuple[Tensor, ...]
-"""What a loss compares each image with: tensors with a row for each."""
+"""What a loss compares the images with: tensors with one row per image."""
 
 Loss = tuple[Tensor, Tensor, int]
-"""Logits of the views (L, B, C), the plain one first; the loss, a scalar; how many images it is a mean over."""
+"""Logits (L, B, C) of the views, the plain one first; the scalar loss; the number of images it averages over."""
 
 _GENERATOR, _OWN = "generator", "own."
 
@@ -28,29 +28,28 @@ _log = logging.getLogger("remtta")
 
 
 class Objective(Generic[Config]):
-    """A method, apart from the machinery of updates: its `loss`, and hooks that do nothing by default.
+    """A method without the machinery of updates: its `loss`, and hooks that do nothing by default.
 
     Attributes:
         net: The model.
         config: The method's settings.
-        trained: What the optimizer steps, by name: the adapted weights, or what learns in their place.
-        memory: What the next update depends on besides weights, optimizer and random numbers, by name; saved
-            in states. `begin` makes it.
-        statistics: What it learned from source images; empty before, and no part of states.
-        settings: Kind of its config.
+        trained: Tensors that the optimizer updates, by name: the adapted weights, or what learns in their place.
+        memory: What the next update depends on besides weights, optimizer and random numbers, by name; saved in states.
+            Initialised by `begin`.
+        statistics: Statistics of source images; initially empty, and not part of states.
+        settings: Class of its config.
         chosen: Which weights adapt.
-        any_model: Whether it takes any classifier, only to predict by it.
-        is_source: Whether it only answers as the source model does.
-        adapts: Whether a batch changes anything.
-        accumulates: Whether the next batch still has what a batch taught.
+        any_model: Whether it only predicts, and so accepts any classifier.
+        is_source: Whether it predicts as the source model does.
+        adapts: Whether batches change anything.
+        accumulates: Whether updates last to the next batch.
         predicts_after: Whether the prediction comes from after the update.
         needs_labels: Whether it learns from true labels.
-        needs_source: Whether it learns from clean images of the source domain first.
-        most_source_images: From how many of them at most; None for all.
-        delta_refusal: Why what it learns cannot be saved as a delta, if it cannot.
-        num_models: Copies of the model's weights that it holds.
-        passes_per_step: Forward and backward passes that an image takes in a step; at most, where that depends on
-            the image.
+        needs_source: Whether it first needs clean images of the source domain.
+        most_source_images: Maximum number of these; None for all.
+        delta_refusal: Why what it learns cannot be saved as a delta, or None.
+        num_models: Number of copies of the model's weights that it holds.
+        passes_per_step: Forward and backward passes per image and step; the maximum if that depends on the image.
     """
 
     settings: ClassVar[type[MethodConfig]] = MethodConfig
@@ -78,22 +77,22 @@ class Objective(Generic[Config]):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         """Return views, loss and count of images (B, 3, H, W), a batch or a part of one.
 
-        Without gradient, or with a count of 0, none of these images teaches anything.
+        If the loss has no gradient or the count is 0, none of these images is learned from.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        """Return what `loss` compares the images of a whole batch with; by default the labels, if it needs them."""
+        """Return the targets of a whole batch for `loss`; by default the labels, if needed."""
         return () if labels is None else (labels,)
 
     # How it predicts.
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits (B, C) of images (B, 3, H, W), each by itself."""
+        """Return logits (B, C) of images (B, 3, H, W), each independently of the others."""
         return self.net.logits(images)
 
     def output(self, logits: Tensor) -> Tensor:
-        """Return the prediction (B, C) for a whole batch, from its plain logits (B, C)."""
+        """Return the prediction (B, C) for a whole batch from its plain logits (B, C)."""
         return logits
 
     def predict(self, images: Tensor) -> Tensor:
@@ -101,84 +100,86 @@ class Objective(Generic[Config]):
         return self.output(self.logits(images))
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
-        """Return the prediction (B, C) ahead of an update, and the update's targets where they are known by then."""
+        """Return the prediction (B, C) before an update, and the update's targets if already known."""
         return self.predict(images), None
 
     # How it adapts.
 
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        """Adapt to a batch, and return the views (L, B, C) behind its prediction, the plain one first."""
+        """Adapt to a batch, and return the views (L, B, C) of its prediction, the plain one first."""
         return descent.batch(images, labels, targets)
 
     def gradients(self, descent: Descent, images: Tensor, targets: Targets) -> Tensor:
-        """Leave a batch's gradients in `trained`, and return its views (L, B, C)."""
+        """Compute a batch's gradients in `trained`, and return its views (L, B, C)."""
         return descent.gradients(images, targets)
 
     def before_step(self) -> None:
-        """Take something from the gradients, before the optimizer's step may write to them."""
+        """Use the gradients before the optimizer's step, which may overwrite them."""
 
     def after_step(self) -> None:
-        """Change the weights after the optimizer's step, before they count as committed."""
+        """Change the weights after the optimizer's step, before they are committed."""
 
     def after_batch(self, views: Tensor) -> bool:
-        """Take note of a batch's views (L, B, C) after its step; return whether to go back to the source weights."""
+        """Process a batch's views (L, B, C) after its step; return whether to restore the source weights."""
         return False
 
     def part_size(self, batch_size: int) -> int:
-        """Return how many images of a batch go forward and backward at a time."""
+        """Return the number of images of a batch that go forward and backward at a time."""
         return self.net.part_size(batch_size)
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return what the optimizer steps, in groups that may have their own learning rates."""
+        """Return parameter groups for the optimizer, which may have their own learning rates."""
         return [{"params": list(self.trained.values())}]
 
     def passes(self) -> tuple[float, float]:
-        """Return how many forward and backward passes an image takes."""
+        """Return the number of forward and backward passes per image."""
         forward, backward = self.passes_per_step
         return forward * self.config.steps, backward * self.config.steps
 
     @property
     def num_trained(self) -> int:
-        """Numbers that it learns: weights, or what learns in their place or beside them."""
+        """Number of trained values: weights, or what learns in their place or beside them."""
         return sum(tensor.numel() for tensor in self.trained.values())
 
     # What it remembers.
 
     def start(self) -> Mapping[str, Tensor] | None:
-        """Return the delta that adaptation begins with; None for the source weights."""
+        """Return the delta from which adaptation begins; None for the source weights."""
         return None
 
     def begin(self) -> None:
-        """Forget everything learned: set `memory` as before the first batch; weights and optimizer already are."""
+        """Forget everything learned: set `memory` as before the first batch; weights and optimizer are reset
+        already.
+        """
         self.memory = {}
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies on the CPU of `memory` and of the random numbers' state."""
+        """Return copies on the CPU of `memory` and of the random generator's state."""
         own = {_OWN + name: tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
         return {_GENERATOR: self.net.generator.get_state(), **own}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned, among other entries; called after `begin`."""
+        """Restore what `state` returned, among other entries; called after `begin`."""
         self.net.generator.set_state(state[_GENERATOR])
         own = {name.removeprefix(_OWN): tensor for name, tensor in state.items() if name.startswith(_OWN)}
         for name, known in self.memory.items():
-            known.copy_(own.pop(name))  # in place: an optimizer may hold it
+            known.copy_(own.pop(name))  # in place, since an optimizer may hold it
         for name, tensor in own.items():
             self.memory[name] = tensor.to(self.net.device if tensor.ndim else "cpu", copy=True)
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Learn from clean images (B, 3, H, W) of the source domain; return tensors on the CPU, for `use_source`."""
+        """Compute statistics of clean source images (B, 3, H, W); return tensors on the CPU, for `use_source`."""
         raise UsageError(f"{type(self).__name__} learns nothing from source images")
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Adapt with what `source_statistics` returned, on this or an equal model."""
+        """Adapt with the tensors returned by `source_statistics`, of this or an equal model."""
         self.statistics = {name: tensor.to(self.net.device) for name, tensor in statistics.items()}
 
 
 class Descent:
     """Gradient descent on an objective's loss.
 
-    A batch whose gradients are not finite numbers is predicted and not adapted to.
+    If a batch's gradients are not finite, the batch is predicted but not adapted to.
     """
 
     def __init__(self, net: Net, objective: Objective[Any]) -> None:
@@ -186,9 +187,9 @@ class Descent:
         self.optimizer = NamedOptimizer(objective.trained, self._config, objective.groups())
 
     def batch(self, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        """Take all steps on a batch; return the views (L, B, C) behind its prediction.
+        """Take all steps on a batch; return the views (L, B, C) of its prediction.
 
-        `targets` are the first step's, where they are known.
+        `targets` are the first step's, if already known.
         """
         views = []
         for _ in range(self._config.steps):
@@ -198,7 +199,7 @@ class Descent:
 
     @torch.enable_grad()
     def step(self, images: Tensor, labels: Tensor | None = None, targets: Targets | None = None) -> Tensor:
-        """Take one step; return the views (L, B, C) that it was made from."""
+        """Take one step; return its views (L, B, C)."""
         if self._config.bn_momentum:
             self._net.batch_norms.begin()
         targets = self._objective.targets(images, labels) if targets is None else targets
@@ -210,7 +211,7 @@ class Descent:
         return views
 
     def alone(self, backward: Callable[[], None]) -> bool:
-        """Take all steps on one image, whose gradients `backward` leaves; return whether it was adapted to."""
+        """Take all steps on one image, with gradients computed by `backward`; return whether it was adapted to."""
         for number in range(self._config.steps):
             self.optimizer.zero_grad()
             backward()
@@ -221,7 +222,7 @@ class Descent:
         return True
 
     def gradients(self, images: Tensor, targets: Targets) -> Tensor:
-        """Leave a batch's gradients in the trained tensors, none where no image counts; return its views (L, B, C)."""
+        """Compute a batch's gradients, or none if no image counts; return its views (L, B, C)."""
         self.optimizer.zero_grad()
         size = self._objective.part_size(len(images))
         whole = size >= len(images)
@@ -233,7 +234,7 @@ class Descent:
             part = slice(start, start + size)
             logits, loss, count = self._objective.loss(images[part], tuple(rows[part] for rows in targets))
             if count and loss.requires_grad:
-                # The loss is a mean over images, so the parts' sums add up to the batch's.
+                # The loss is a mean over images; sums over the parts add up to the batch's.
                 (loss if whole else loss * count).backward()
             num_counted += count
             views.append(logits.detach())
@@ -243,8 +244,8 @@ class Descent:
         return torch.cat(views, dim=1)
 
     def restart(self) -> None:
-        """Go back to where adaptation begins, with nothing learned."""
-        self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large
+        """Return to where adaptation begins, with nothing learned."""
+        self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
         start = self._objective.start()
         if start is None:
             self._net.weights.reset()
@@ -254,7 +255,7 @@ class Descent:
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Have nothing learned but the weights."""
+        """Forget everything learned except the weights."""
         self.optimizer.restart()
         self._objective.begin()
 

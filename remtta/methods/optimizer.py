@@ -1,4 +1,4 @@
-"""SGD or Adam over named tensors, with a state by their names and a learning rate that can be scaled."""
+"""SGD or Adam over named tensors, with a state by name and a scalable learning rate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PREFIX = "optimizer."
 
 
 class NamedOptimizer:
-    """The optimizer that a config asks for, over tensors with names, which come to require gradients.
+    """The optimizer of a config over named tensors, which are made to require gradients.
 
-    Of torch's parameter groups of these tensors, those without a learning rate get the config's.
+    Groups without a learning rate use the config's.
     """
 
     def __init__(
@@ -42,33 +42,33 @@ class NamedOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """torch's parameter groups, with the learning rates in use."""
+        """torch's parameter groups, with the current learning rates."""
         return self._torch.param_groups
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the config's learning rates, for this and every later optimizer."""
+        """Multiply the config's learning rates by a factor, also after `restart`."""
         for group in self.param_groups:
             group["lr"] *= factor / self._lr_factor
         self._lr_factor = factor
 
     def gradients(self) -> list[Tensor]:
-        """The gradients there are."""
+        """Return the gradients that exist."""
         return [tensor.grad for tensor in self._tensors.values() if tensor.grad is not None]
 
     def finite(self) -> bool:
-        """Whether the gradients are finite numbers."""
+        """Return whether all gradients are finite."""
         return bool(torch.isfinite(nn.utils.get_total_norm(self.gradients())))
 
     def zero_grad(self) -> None:
-        """Let go of the gradients."""
+        """Free the gradients."""
         self._torch.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Move the tensors by their gradients."""
+        """Update the tensors by their gradients."""
         self._torch.step()
 
     def state(self) -> dict[str, Tensor]:
-        """What it remembers of its steps, on the CPU; nothing before the first."""
+        """Return torch's optimizer state on the CPU; empty before the first step."""
         return {
             f"{_PREFIX}{name}:{key}": torch.as_tensor(value).detach().cpu().clone()
             for name, tensor in self._tensors.items()
@@ -77,7 +77,7 @@ class NamedOptimizer:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on, just restarted, from what `state` returned; other entries are left alone."""
+        """Restore what `state` returned into a restarted optimizer, ignoring other entries."""
         for entry, value in state.items():
             if entry.startswith(_PREFIX):
                 name, _, key = entry.removeprefix(_PREFIX).rpartition(":")

@@ -46,21 +46,18 @@ class PETALConfig(CoTTAConfig):
 
 
 class PETAL(CoTTA):
-    """CoTTA with a student that stays near the posterior of the source's weights.
+    """CoTTA with a student that stays near the posterior of the source weights.
 
-    The loss adds posterior_weight / 2 * sum (theta - mean)^2 / (variance +
-    1e-6) over the student's weights. After the step, the weights of least
-    squared gradient (under its quantile over all weights, between two of them
-    on a line) go back to the source, where CoTTA chooses at random.
+    The loss adds posterior_weight / 2 * sum (theta - mean)^2 / (variance + 1e-6) over the student's weights. After the
+    step, the weights with the smallest squared gradients (below an interpolated quantile over all weights) are restored
+    to the source, where CoTTA selects at random.
 
-    The posterior is SWAG's diagonal one: mean and variance of the weights
-    along SGD on clean images. Streams have no labels, so each step is towards
-    the source model's own answers; this is assumed. `state` leaves the
-    posterior out: give it again by `use_source` before going on.
+    The posterior is SWAG's diagonal one: mean and variance of the weights along SGD on clean images. Since streams have
+    no labels, it is assumed that each step uses the source model's own predictions as labels. `state` does not contain
+    the posterior: pass it to `use_source` before resuming.
 
-    With `start="mean"` the posterior's mean takes the source's place in all of
-    this: `use_source` puts the weights there, unless a delta was loaded, and
-    `reset` puts them there again. Deltas are still differences from the source.
+    With `start="mean"` the posterior's mean takes the source's place in all of this: `use_source` sets the weights to
+    it, unless a delta was loaded, and `reset` restores it. Deltas are still differences from the source.
     """
 
     settings = PETALConfig
@@ -71,7 +68,7 @@ class PETAL(CoTTA):
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return mean and variance of the weights along SGD from the source, one step per batch of clean images.
+        """Return mean and variance of the weights along SGD from the source, with one step per batch of clean images.
 
         Raises:
             UsageError: If there are fewer batches than `swag_every`.
@@ -119,7 +116,7 @@ class PETAL(CoTTA):
         return views, loss + self.config.posterior_weight * self._distance(), count
 
     def _distance(self) -> Tensor:
-        """Half the squared Mahalanobis distance of the student's weights from the source's posterior."""
+        """Return half the squared Mahalanobis distance of the student's weights from the source's posterior."""
         known = self.statistics
         terms = [
             ((tensor - known[_MEAN + name]).square() / (known[_VARIANCE + name] + _MIN_VARIANCE)).sum()
@@ -133,7 +130,7 @@ class PETAL(CoTTA):
         flat = torch.cat([tensor.flatten() for tensor in squared.values()])
         position = self.config.restore * (len(flat) - 1)
         below = int(position)
-        least, next_least = flat.topk(below + 2, largest=False).values[-2:]  # torch.quantile takes 16 million at most
+        least, next_least = flat.topk(below + 2, largest=False).values[-2:]  # torch.quantile takes at most 16 M values
         threshold = least + (next_least - least) * (position - below)
         self._unimportant = {name: tensor < threshold for name, tensor in squared.items()}
 

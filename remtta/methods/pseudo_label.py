@@ -1,4 +1,4 @@
-"""Pseudo-label (Lee, ICML Workshop 2013), as the test-time literature runs it."""
+"""Pseudo-label (Lee, ICML Workshop 2013), as used in the test-time adaptation literature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PseudoLabelConfig(MethodConfig):
 
 
 class PseudoLabel(Objective[PseudoLabelConfig]):
-    """Predict a batch, then train on its own confident predictions as if they were labels."""
+    """Predict a batch, then train on its confident predictions as if they were labels."""
 
     settings = PseudoLabelConfig
 

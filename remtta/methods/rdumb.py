@@ -1,4 +1,4 @@
-"""RDumb: ETA that starts again from time to time (Press et al., NeurIPS 2023, arXiv:2306.05401)."""
+"""RDumb: ETA with periodic resets (Press et al., NeurIPS 2023, arXiv:2306.05401)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RDumbConfig(ETAConfig):
 
 
 class RDumb(ETA):
-    """ETA, with weights, optimizer and running mean put back after every so many steps.
+    """ETA that resets weights, optimizer and running mean after a fixed number of steps.
 
-    Steps that no image passed the filters for count, too.
+    Steps in which no image passed the filters count, too.
     """
 
     settings = RDumbConfig

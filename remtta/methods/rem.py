@@ -21,8 +21,10 @@ from remtta.methods.views import LeanViews, MaskedViews
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
     """Set up REM on a model: predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
-    The model is a float32 classifier that `backbone_of` knows, possibly inside
-    DataParallel or torch.compile; the settings are the paper's by default.
+    Args:
+        model: A float32 classifier of an architecture known to `backbone_of`, possibly inside DataParallel or
+            torch.compile.
+        config: Settings; by default the paper's.
 
     Raises:
         ModelError: If the model cannot be adapted, with the reason.
@@ -34,7 +36,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntr
 
 
 class RankedEntropy(Objective[REMConfig]):
-    """REM: for a batch, mask what each image attends to most; lower consistency and ranking loss of the views."""
+    """REM: mask what each image attends to most, and minimise consistency and ranking loss of the views."""
 
     settings = REMConfig
     entropy = staticmethod(entropy)
@@ -57,7 +59,7 @@ class RankedEntropy(Objective[REMConfig]):
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        """Return the plain view of the whole batch, where parts of it are to be centred by all of it."""
+        """Return the plain view of the whole batch if its parts need to be centred by all of it."""
         in_parts = self.net.centre is not None and self.part_size(len(images)) < len(images)
         return (self._lean_views.plain(images) if in_parts else None) or ()
 
@@ -66,13 +68,15 @@ class RankedEntropy(Objective[REMConfig]):
         return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
 
     def _confident(self, logits: Tensor) -> Tensor:
-        """Return which images (B,) are certain enough in the plain view (B, C) to be learned from."""
+        """Return which images (B,) are confident enough in the plain view (B, C) to be learned from."""
         return self.entropy(logits) < self._confident_nats
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
-        """Return which images (B,) of the plain view are less certain than in some masked view, by the margin."""
-        if not self.config.ranking_weight:  # there is no order to violate
+        """Return which images (B,) violate the ranking: less confident in the plain view than in a masked one, by the
+        margin.
+        """
+        if not self.config.ranking_weight:  # without ranking, nothing is violated
             return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
         entropies = self.entropy(views)
         return (entropies[0] + self._margin > entropies[1:]).any(0)
@@ -93,9 +97,9 @@ class RankedEntropy(Objective[REMConfig]):
 
     @torch.no_grad()
     def views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return logits (L, B, C) of all views, and the positions (B, K) of the patches that each masked one keeps.
+        """Return logits (L, B, C) of all views, and the indices (B, K) of the patches that each masked one keeps.
 
-        Random masks are the ones that the next update would draw.
+        Random masks are those that the next update would draw.
         """
         state = self.net.generator.get_state()
         views = self._views(images)
@@ -116,14 +120,14 @@ def rem_loss(
     measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
-    """Return the whole loss of REM, in nats: consistency plus weighted ranking.
+    """Return the complete loss of REM, in nats: consistency plus weighted ranking.
 
     Args:
         logits: Shape (L, B, C), views by ascending mask ratio.
         ranking_weight: The paper's lambda.
         margin: Required entropy gap, in nats.
-        measure: Entropy of logits (..., C) that the views are ranked by.
-        consistency_weight: Weight of the consistency, 1 in the paper.
+        measure: Entropy of logits (..., C) by which the views are ranked.
+        consistency_weight: Weight of the consistency loss, 1 in the paper.
 
     Raises:
         ValueError: If logits is not 3-D or has fewer than two views.
@@ -137,8 +141,7 @@ def rem_loss(
 def masked_consistency_loss(logits: Tensor) -> Tensor:
     """Pull the predictions of more masked views towards those of less masked ones.
 
-    Sums the cross-entropy of view j against the fixed target softmax(view i)
-    over pairs i < j, averaged over the batch.
+    Sums the cross-entropy of view j against the fixed target softmax(view i) over pairs i < j, averaged over the batch.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 3.
     """
@@ -148,10 +151,9 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
 
 
 def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
-    """Penalise a less masked view whose entropy exceeds a more masked one's.
+    """Penalise a less masked view whose entropy exceeds that of a more masked one.
 
-    Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged
-    over the batch.
+    Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged over the batch.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """
@@ -161,7 +163,7 @@ def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[
 
 
 def _pairs(logits: Tensor) -> combinations[tuple[int, int]]:
-    """All pairs i < j of views (L, B, C)."""
+    """Return all pairs i < j of views (L, B, C)."""
     if logits.ndim != 3 or len(logits) < 2:
         raise ValueError(f"logits must have shape (L, B, C) with at least 2 views, got {tuple(logits.shape)}")
     return combinations(range(len(logits)), 2)

@@ -1,4 +1,4 @@
-"""ROID: certain and varied images, source weights mixed back in (Marsden et al., WACV 2024, arXiv:2306.00650)."""
+"""ROID: confident and diverse images, source weights mixed back in (Marsden et al., WACV 2024, arXiv:2306.00650)."""
 
 from __future__ import annotations
 
@@ -45,26 +45,21 @@ class ROIDConfig(MethodConfig):
 
 
 class ROID(Objective[ROIDConfig]):
-    """Predict a batch, then train on the images that differ most from what came before.
+    """Predict a batch, then train on the images that differ most from earlier ones.
 
-    An image's diversity is 1 - cosine of its probabilities with their running
-    mean, its certainty minus its entropy, both stretched over the batch to
-    [0, 1] (0 where all images are alike, as in a batch of one). Images of less
-    than mean diversity are left out, the others weigh
-    exp(diversity * certainty / temperature). The loss is the soft likelihood
-    ratio plus the symmetric cross-entropy with an augmented view, summed over
-    them and divided by the batch size. After the step a little of the source
-    weights is mixed back in.
+    An image's diversity is 1 - cosine of its probabilities with their running mean, its certainty minus its entropy,
+    both rescaled over the batch to [0, 1] (0 if all images are alike, as in a batch of one). Images of less than mean
+    diversity are excluded; the others have the weight exp(diversity * certainty / temperature). The loss is the soft
+    likelihood ratio plus the symmetric cross-entropy with an augmented view, summed over them and divided by the batch
+    size. After the step, a small share of the source weights is mixed back in.
 
-    The prediction is corrected for the batch's classes: its probabilities are
-    multiplied by the batch's mean probabilities, smoothed. The official code
-    multiplies the logits themselves (`prior_on="logits"`), which weighs much
-    more for large logits, raises those of rare classes where they are
-    negative, and leaves no probabilities to speak of.
+    The prediction is corrected for the batch's classes: its probabilities are multiplied by the batch's smoothed mean
+    probabilities. The official code multiplies the logits themselves (`prior_on="logits"`), which has a much stronger
+    effect on large logits, raises negative logits of rare classes, and does not yield meaningful probabilities.
     """
 
     settings = ROIDConfig
-    passes_per_step = 2, 2  # the augmented view is only of images that count
+    passes_per_step = 2, 2  # the augmented view is only computed for images that count
 
     def begin(self) -> None:
         classes = self.net.num_classes
@@ -81,7 +76,7 @@ class ROID(Objective[ROIDConfig]):
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
-        """Return weights (B,), zero for the images that are left out."""
+        """Return weights (B,), zero for excluded images."""
         diversity = _stretch(1 - cosines(self.memory[_MEAN_PROBS], logits.softmax(-1)))
         certainty = _stretch(-entropy(logits))
         weights = (diversity * certainty / self.config.temperature).exp()
@@ -108,6 +103,6 @@ class ROID(Objective[ROIDConfig]):
 
 
 def _stretch(values: Tensor) -> Tensor:
-    """Return values (B,) moved and scaled to [0, 1]; zeros where they are all the same."""
+    """Rescale values (B,) to [0, 1]; zeros if they are all equal."""
     low, high = values.min(), values.max()
     return torch.where(high > low, (values - low) / (high - low), torch.zeros_like(values))

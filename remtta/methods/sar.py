@@ -24,14 +24,14 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class SARLikeConfig(MethodConfig):
-    """SGD as SAR's official code runs it for ViTs: 1e-3 at a batch of 64, doubled at a batch of 1."""
+    """SGD as in SAR's official code for ViTs: a learning rate of 1e-3 at a batch of 64, doubled at a batch of 1."""
 
     optimizer: Optimizer = "sgd"
     lr_batch = 64
 
     @classmethod
     def lr_at(cls, batch_size: int) -> float:
-        """In proportion to the batch, but twice that for single images."""
+        """Return a learning rate proportional to the batch size, but doubled for single images."""
         return (2 if batch_size == 1 else 1) * super().lr_at(batch_size)
 
 
@@ -55,12 +55,11 @@ class SARConfig(SARLikeConfig):
 
 
 class SAR(Objective[SARConfig]):
-    """Predict a batch, then lower the entropy of its certain images where the loss is worst nearby.
+    """Predict a batch, then minimise the entropy of confident images at the worst nearby weights.
 
-    The gradient is taken a step of length rho up the loss, from the images that
-    are certain both here and there. When the running mean of that loss falls
-    under a limit the model counts as collapsed: it goes back to the source
-    weights, and the running mean starts anew.
+    The gradient is taken after a step of length rho up the loss, from the images that are confident both before and
+    after that step. When the running mean of that loss falls below a limit, the model counts as collapsed: the source
+    weights are restored, and the running mean restarts.
     """
 
     settings = SARConfig
@@ -75,7 +74,7 @@ class SAR(Objective[SARConfig]):
         logits = self.net.logits(images)
         entropies = self.entropy(logits)
         certain = entropies < self._margin
-        for before in targets:  # which images were certain before the climb
+        for before in targets:  # images that were confident before the step up
             certain = certain & before
         return logits.unsqueeze(0), entropies[certain].mean(), int(certain.sum())
 
@@ -84,7 +83,7 @@ class SAR(Objective[SARConfig]):
         certain = self.entropy(views[0]) < self._margin
         if certain.any():
             with _climbed(self.net.weights, self.config.rho):
-                if self.net.batch_norms.mixes:  # the other images belong to the batch
+                if self.net.batch_norms.mixes:  # batch statistics need the other images
                     above = descent.gradients(images, (certain,))[:, certain]
                 else:
                     above = descent.gradients(images[certain], ())
@@ -108,7 +107,7 @@ class SAR(Objective[SARConfig]):
 
 @contextlib.contextmanager
 def _climbed(weights: AdaptedWeights, length: float) -> Iterator[None]:
-    """Move weights a step of this length up their gradient, within the block; put back the same bits afterwards."""
+    """Move weights a step of this length up their gradient within the block; restore the same bits afterwards."""
     moving = [(parameter, parameter.grad) for parameter in weights.parameters.values() if parameter.grad is not None]
     before, scale = weights.copy(), length / (nn.utils.get_total_norm([each for _, each in moving]) + 1e-12)
     try:

@@ -1,4 +1,4 @@
-"""The source weights as they are: the baseline every method is compared with, and the same with centred logits."""
+"""The source model unchanged, as the baseline of every method, and with centred logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CentreConfig(MethodConfig):
 
 
 class Source(Objective[Config]):
-    """Predict with the weights as they are; works with any classifier. Of the config, only precision is used."""
+    """Predict with the source weights; works with any classifier."""
 
     settings: ClassVar[type[MethodConfig]] = SourceConfig
     chosen = "none"
@@ -51,16 +51,16 @@ class Source(Objective[Config]):
         return 1.0, 0.0
 
     def state(self) -> dict[str, Tensor]:
-        return {}  # not even random numbers
+        return {}  # no random numbers either
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         pass
 
 
 class CentredSource(Objective[Config]):
-    """Predict with the source weights and take out of the logits what they have in common: one forward pass.
+    """Predict with the source weights, and remove the common component of the logits: one forward pass.
 
-    Kin to NEO, which centres the features of a domain (arXiv:2510.05635); see `remtta.methods.centring`.
+    Related to NEO, which centres the features of a domain (arXiv:2510.05635); see `remtta.methods.centring`.
     """
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig

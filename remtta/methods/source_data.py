@@ -1,4 +1,4 @@
-"""Clean images of the source domain, and what methods learn from them: computed once, then read from a file."""
+"""Clean images of the source domain, and the statistics that methods compute from them, which are cached."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
 
-FEW_IMAGES = 32  # which is what FOA gets along with
+FEW_IMAGES = 32  # FOA needs no more
 SOURCE_BATCH = 64
-"""Images per batch that methods learn from; EATA's squared gradients are of batches of this size."""
+"""Images per batch from which methods learn; EATA's squared gradients depend on this size."""
 
 _FORMAT_VERSION = "2"
 _SUFFIX = ".safetensors"
 _HEADER = "source_statistics"
-_ORDER_SEED = 0  # folders are sorted by class, and methods may stop after the first few thousand images
+_ORDER_SEED = 0  # folders are sorted by class, and methods may stop after a few thousand images
 
 _log = logging.getLogger("remtta")
 
 
 def check_source_data(methods: Iterable[str], source_data: str | Path | None, *, calibrates: bool = False) -> None:
-    """Refuse methods that lack their source images, and source images that neither a method nor a calibration goes by.
+    """Raise if methods lack their source images, or if nothing uses the source images given.
 
     Raises:
-        UsageError: Saying which method wants `--source-data`, or that none does.
+        UsageError: Naming the method that needs `--source-data`, or saying that none does.
     """
     names = list(methods)
     learners = [name for name in names if name in METHOD_TABLE and METHOD_TABLE[name].objective.needs_source]
@@ -77,24 +77,30 @@ def learn_from_source(
     fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Give a method, on a model at its source weights, what it learns from clean source images.
+    """Give a method, on a model at its source weights, the statistics of clean source images.
 
-    The source data are a folder of images (searched recursively, no labels), or a file of statistics that an earlier
-    run left. The statistics of a folder are kept in a cache folder, and read from there as long as model, method,
-    preprocessing and the folder's files are the same.
+    The source data are a folder of images (searched recursively, no labels), or a file of statistics from an earlier
+    run. The statistics of a folder are cached, and reused as long as model, method, preprocessing and the folder's
+    files stay the same.
 
     Args:
-        fitting_as_they_are: Leave out resize and crop for images of the input size.
-        wait: Called now and then while images are decoded; may raise to stop.
+        adapter: The method.
+        model: Its model.
+        source_data: Folder of images, or file of statistics.
+        method: The method's name.
+        config: Its settings.
+        preprocessing: By default the model's own.
+        fitting_as_they_are: Skip resize and crop for images of the input size.
+        wait: Called from time to time while images are decoded; may raise to stop.
 
     Returns:
-        The "source_data" given, "path" and "file_sha256" of the statistics' file,
-        and the number of "images" behind it, for the records.
+        The "source_data" given, "path" and "file_sha256" of the statistics' file, and the number of "images" used, for
+        the records.
 
     Raises:
-        UsageError: If there is no such file or folder, or the folder holds no images.
-        StreamError: If none of them can be read.
-        CheckpointError: If a named file is damaged, or was made for something else.
+        UsageError: If the file or folder does not exist, or the folder holds no images.
+        StreamError: If none of the images can be read.
+        CheckpointError: If a given file is damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
     preprocessing = preprocessing or preprocessing_of(model)
@@ -135,11 +141,11 @@ def clean_batches(
     most: int,
     wait: Callable[[], None] = lambda: None,
 ) -> Generator[Tensor]:
-    """Preprocessed images (B, 3, H, W) of a folder, at most so many, in an order that mixes the classes.
+    """Yield preprocessed images (B, 3, H, W) of a folder, at most `most`, in an order that mixes the classes.
 
     Raises:
-        UsageError: If there is no such folder, or it holds no images.
-        StreamError: If none of them can be read.
+        UsageError: If the folder does not exist, or holds no images.
+        StreamError: If none of the images can be read.
     """
     transform = _transform(preprocessing, False)
     return _batches(_source_files(Path(folder)), transform, preprocessing, device, most, wait)
@@ -150,7 +156,7 @@ _Found = tuple[Mapping[str, Any], dict[str, Tensor], str]
 
 
 def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing: Preprocessing) -> dict[str, Any]:
-    """What statistics depend on besides the images, ready for JSON."""
+    """Return everything that statistics depend on besides the images, ready for JSON."""
     settings = dataclasses.asdict(config)
     mattering = settings if config.source_settings is None else config.source_settings
     return {
@@ -172,7 +178,7 @@ def _source_files(folder: Path) -> list[Path]:
 
 
 def _files_sha256(folder: Path, files: Sequence[Path]) -> str:
-    """Over the files' places in the folder, their sizes and modification times."""
+    """Hash the files' paths in the folder, their sizes and modification times."""
     digest = hashlib.sha256()
     for file in files:
         found = file.stat()
@@ -185,8 +191,8 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 
 def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
-    """What a method learns from batches of clean images, left in a file of the cache."""
-    with writing(path):  # before the work, so that a cache that cannot be written costs none
+    """Compute a method's statistics from batches of clean images, and save them in the cache."""
+    with writing(path):  # before the work, so that an unwritable cache is noticed first
         path.parent.mkdir(parents=True, exist_ok=True)
     num_images = 0
 
@@ -199,7 +205,7 @@ def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: 
     with contextlib.closing(batches):
         tensors = adapter.source_statistics(counted())
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
-    # One entry, since safetensors writes several in any order: the same statistics are the same bytes.
+    # One entry, since safetensors writes several in any order: equal statistics give equal bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
     return header, tensors, save_tensors(path, tensors, metadata, checksum=False)
@@ -213,7 +219,7 @@ def _batches(
     most: int | None,
     wait: Callable[[], None],
 ) -> Generator[Tensor]:
-    """At most so many preprocessed images (B, 3, H, W), in an order that mixes the classes and is always the same."""
+    """Yield at most `most` preprocessed images in batches (B, 3, H, W), in a fixed order that mixes the classes."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[place] for place in order]).frames
     found = False
@@ -244,7 +250,7 @@ def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:
 
 
 def _cached(path: Path) -> _Found | None:
-    """What the cache holds; None if nothing, or nothing whole."""
+    """Return the cached file's content; None if it is missing or damaged."""
     if not path.exists():
         return None
     try:
@@ -269,7 +275,7 @@ def _read(path: Path) -> _Found:
 
 
 def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:
-    wanted = json.loads(json.dumps(made_for))  # as JSON gives it back
+    wanted = json.loads(json.dumps(made_for))  # as JSON would give it back
     different = [name for name, value in wanted.items() if header.get(name) != value]
     if different:
         raise CheckpointError(

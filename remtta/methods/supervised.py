@@ -1,4 +1,4 @@
-"""Supervised adaptation: the upper bound that the paper's tables end with."""
+"""Supervised adaptation, the upper bound in the paper's tables."""
 
 from __future__ import annotations
 

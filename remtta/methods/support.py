@@ -1,4 +1,4 @@
-"""What runs on which models, asked of the backbones and the methods themselves."""
+"""Find out which methods support which models, by asking the backbones and the methods."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from remtta.methods.method import build_method
 from remtta.methods.settings import ALGORITHMS
 
 _MOST_NAMED = 3
-_CLASSES = 1000  # of the head that a model without one is asked with
+_CLASSES = 1000  # classes of the head added to a model without one
 
 
 @dataclass(frozen=True)
 class Support:
-    """What remtta can do with a model of timm.
+    """What remtta supports on a timm model.
 
     Attributes:
         model: Its name.
-        kind: What it is one of, in a few words.
-        has_head: Whether timm's model classifies; else it takes a head with the user's weights.
-        masks: What REM can choose patches by, its default first, beside chance.
-        blocks: How many blocks or stages it has.
-        adapted: Numbers of those whose norms adapt by default.
-        num_adapted: Weights of these norms.
-        refused: Methods that cannot be had, and why.
+        kind: Its kind, in a few words.
+        has_head: Whether timm's model has a classifier; if not, the user's weights must include one.
+        masks: Scores by which REM can mask, its default first, besides random ones.
+        blocks: Number of blocks or stages.
+        adapted: Indices of those whose norms adapt by default.
+        num_adapted: Number of weights in these norms.
+        refused: Unsupported methods, and why.
     """
 
     model: str
@@ -49,7 +49,7 @@ class Support:
 
     @property
     def adapts(self) -> str:
-        """The blocks whose norms adapt by default, such as "blocks 0-8 of 12"."""
+        """The blocks whose norms adapt by default, e.g. "blocks 0-8 of 12"."""
         first = [number for number in self.adapted if number - 1 not in self.adapted]
         last = [number for number in self.adapted if number + 1 not in self.adapted]
         runs = (f"{start}-{end}" if start < end else str(start) for start, end in zip(first, last, strict=True))
@@ -57,32 +57,32 @@ class Support:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Methods that can be had."""
+        """The supported methods."""
         return tuple(name for name in ALGORITHMS if name not in self.refused)
 
 
 def kinds() -> dict[str, str]:
-    """What there is in all families: a timm model of each kind, and the kind in a few words."""
+    """Return a timm model of each kind in all families, and a short description of the kind."""
     return {model: kind for family in FAMILIES.values() for kind, model in getattr(family, "kinds", {}).items()}
 
 
 def is_model(name: str) -> bool:
-    """Whether timm has a model of this name, which may name its weights too."""
+    """Return whether timm has a model of this name, which may include its weights."""
     return name.partition(".")[0] in timm.list_models()
 
 
 def names_with(part: str) -> list[str]:
-    """A few of timm's models with this in their names."""
+    """Return a few of timm's models with this in their names."""
     return [name for name in timm.list_models() if part.lower() in name][:_MOST_NAMED]
 
 
 def modules_without_family() -> list[str]:
-    """timm's modules whose models are in no family."""
+    """Return timm's modules whose models are in no family."""
     return sorted(set(timm.list_modules()) - set(modules_in_families()))
 
 
 def support_of(model: str, kind: str | None = None) -> Support:
-    """Find out what can be done with a timm model, without weights and memory."""
+    """Return what remtta supports on a timm model, without allocating its weights."""
     with torch.device("meta"):
         module = timm.create_model(model, pretrained=False)
         has_head = bool(module.num_classes)
@@ -94,9 +94,9 @@ def support_of(model: str, kind: str | None = None) -> Support:
 def support_in(
     module: nn.Module, model: str, kind: str | None = None, *, has_head: bool = True, refused: dict[str, str]
 ) -> Support:
-    """Find out what can be done with a model that there is, but for the methods that are refused and why.
+    """Return what remtta supports on an existing model, given the methods refused.
 
-    Its kind, if that is not known, is told by the name of its class.
+    If its kind is unknown, the name of its class is used.
     """
     found = Support(model, kind or type(module).__name__, has_head, refused=refused)
     with _silence(), contextlib.suppress(RemttaError):
@@ -110,13 +110,13 @@ def support_in(
 
 
 def refused_methods(module: nn.Module, methods: Iterable[str]) -> dict[str, str]:
-    """Those of these methods that cannot be had with a model, and why."""
+    """Return the methods that a model does not support, with the reasons."""
     with _silence():
         return {name: why for name in methods if (why := _refusal(build_method, name, module))}
 
 
 def _refusal(ask: Callable[..., object], *about: object) -> str | None:
-    """Why something is refused, if it is."""
+    """Return the reason of a refusal, or None."""
     try:
         ask(*about)
     except RemttaError as error:
@@ -131,7 +131,7 @@ def _holds(block: nn.Module, parameters: list[nn.Parameter]) -> bool:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """What the methods would tell of a run is of no interest."""
+    """Suppress logging, since methods are only tried out."""
     log = logging.getLogger("remtta")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What the methods share in which a student learns from a slowly following teacher."""
+"""Base of methods in which a student learns from a slowly moving teacher."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _STUDENT = "student."
 class Teacher(Objective[Config]):
     """Predict with a teacher; a student learns from it, and the teacher follows the student.
 
-    The weights in the model are the teacher's: what the model predicts, what
-    the method returns and what `delta` holds are one thing. The student is a
-    second set of weights that runs through the same model.
+    The model holds the teacher's weights: the model's prediction, the method's, and `delta` all refer to the teacher.
+    The student is a second set of weights that runs through the same model.
     """
 
     chosen = "all"
@@ -42,7 +41,7 @@ class Teacher(Objective[Config]):
         self.memory = {_STUDENT + name: tensor for name, tensor in self.trained.items()}
 
     def _taught(self) -> dict[str, Tensor]:
-        """Those of the teacher's weights that the student has, too; the others stay as they are."""
+        """Return the teacher's weights that the student has, too; the others stay unchanged."""
         return {name: parameter for name, parameter in self.net.weights.parameters.items() if name in self.student}
 
     def follow(self, decay: float) -> None:
@@ -62,7 +61,7 @@ class Teacher(Objective[Config]):
 
 
 class _Classifier(nn.Module):
-    """The forward pass as a module, whose weights `functional_call` can replace."""
+    """The forward pass as a module whose weights `functional_call` can replace."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -84,7 +83,7 @@ def follow(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], decay: 
 def restore_at_random(
     weights: Mapping[str, Tensor], source: Mapping[str, Tensor], share: float, generator: torch.Generator
 ) -> None:
-    """Put a random share of all values back to those of the source, in place."""
+    """Restore a random share of all values to the source's, in place."""
     for name, tensor in weights.items():
         drawn = torch.rand(tensor.shape, generator=spawn(generator, tensor.device), device=tensor.device)
         tensor.copy_(torch.where(drawn < share, source[name], tensor))

@@ -22,7 +22,7 @@ class TentConfig(MethodConfig):
 
 
 class Tent(Objective[TentConfig]):
-    """Predict a batch, then lower the mean entropy of its predictions."""
+    """Predict a batch, then minimise the mean entropy of its predictions."""
 
     settings = TentConfig
     entropy = staticmethod(entropy)

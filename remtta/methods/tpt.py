@@ -42,15 +42,14 @@ class TPTConfig(MethodConfig):
 
 
 class TPT(Objective[TPTConfig]):
-    """Tune the words before the class's name for each image alone, predict it with them, and forget them.
+    """Tune the words before the class name for each image alone, predict the image with them, and discard them.
 
-    The loss is the entropy of the mean prediction over the most certain of an
-    image's augmented views. The words are vectors that start as those of the
-    first template; all classes share them. No weight changes, and images do
-    not see one another, so the batch size changes nothing.
+    The loss is the entropy of the mean prediction over the most confident of an image's augmented views. The words are
+    vectors initialised from the first template and shared by all classes. No weight changes, and images do not
+    influence one another, so the batch size makes no difference.
 
     Raises:
-        ModelError: If it has no text tower, or its first template begins with the class's name.
+        ModelError: If the model has no text tower, or its first template begins with the class name.
     """
 
     settings = TPTConfig
@@ -80,7 +79,7 @@ class TPT(Objective[TPTConfig]):
 
     @torch.no_grad()
     def _views(self, image: Tensor) -> Tensor:
-        """Embeddings (V, E) at length one of an image (3, H, W) and its augmented views."""
+        """Return the normalised embeddings (V, E) of an image (3, H, W) and its augmented views."""
         view = augmix if self.config.augmix else random_view
         others = (self.net.pixels.augment(image, view, self.net.generator) for _ in range(self.config.num_views - 1))
         views = torch.stack([image, *others])
@@ -90,7 +89,7 @@ class TPT(Objective[TPTConfig]):
 
     @torch.enable_grad()
     def _predict_tuned(self, descent: Descent, views: Tensor) -> Tensor:
-        """Logits (C,) of the first of an image's views (V, E), with words tuned to all."""
+        """Return the logits (C,) of the first of an image's views (V, E), with words tuned on all of them."""
         self._words.data.copy_(self._first)
         num_certain = max(1, int(self.config.certain_share * len(views)))
         certain: Tensor | None = None
@@ -117,7 +116,7 @@ class TPT(Objective[TPTConfig]):
 
 
 def _words_before(tower: TextTower, template: str, tokens: Tensor) -> tuple[int, int]:
-    """Where in the sentences (C, context) the words before the class's name begin, and where they end."""
+    """Return where in the sentences (C, context) the words before the class name begin and end."""
     empty, before = tower.tokens(["", template.partition(PLACE)[0].rstrip()])
     start, end = _shared(empty, before[None]), _shared(before, tokens)
     if end <= start:
@@ -126,6 +125,6 @@ def _words_before(tower: TextTower, template: str, tokens: Tensor) -> tuple[int,
 
 
 def _shared(first: Tensor, others: Tensor) -> int:
-    """How many leading tokens of one sentence (context) all others (N, context) begin with."""
+    """Return how many leading tokens of one sentence (context,) all others (N, context) share."""
     same = (others == first).all(0)
     return int(same.long().cumprod(0).sum())

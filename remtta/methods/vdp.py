@@ -38,17 +38,15 @@ class VDPConfig(MethodConfig):
 
 
 class VDP(Objective[VDPConfig]):
-    """Predict with a teacher's pixel prompts; a student's learn from it, and the model stays as it is.
+    """Predict with a teacher's pixel prompts, from which a student's learn; the model does not change.
 
-    Two squares of numbers are added to every preprocessed image: one for the
-    domain of the moment, free to move, and one for what the domains share. The
-    latter's numbers are held near the teacher's, the more so the more
-    sensitive the loss has been to them (a running mean of its gradients' size).
+    Two squares of values are added to every preprocessed image: a domain-specific one that moves freely, and a
+    domain-agnostic one for what the domains share. The latter's values are held near the teacher's, the more strongly
+    the more sensitive the loss has been to them (a running mean of the gradients' magnitude).
 
-    Not compared with official code, of which none could be read: this follows
-    the paper's idea, and its constants are this project's. Assumed: the squares
-    lie at two random places, the same in every run, start at zero and may
-    overlap; loss and teacher are CoTTA's, without augmentations.
+    Not compared with official code, of which none was available: this follows the paper's idea with its own constants.
+    Assumptions: the squares lie at two random places that are the same in every run, start at zero and may overlap;
+    loss and teacher are CoTTA's, without augmentations.
     """
 
     settings = VDPConfig

@@ -21,7 +21,7 @@ from remtta.options.option import Bounds
 
 _TEACHER, _SCALES = "teacher.", "scales"
 _LOW, _HIGH = ".low", ".high"
-_UNSURE = 0.1  # of the variance of logits
+_UNSURE = 0.1  # weight of the variance of logits
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,19 @@ class ViDAConfig(WholeModelConfig):
 
 
 class ViDA(Teacher[ViDAConfig]):
-    """Predict with a teacher; a student learns by low- and high-rank adapters beside its weights.
+    """Predict with a teacher; a student learns through low- and high-rank adapters beside its weights.
 
-    An adapter adds scale * up @ down to the weight of a linear layer of the
-    attention; it runs folded into that weight, and so it is saved. How unsure
-    the teacher is over augmentations, U (a tenth of the variance of its logits,
-    averaged over classes and batch), scales the adapters of each batch:
-    high-rank by 1 + U and low-rank by 1 - U where U reaches the threshold, the
-    other way round below. `predict` keeps the last batch's scales.
+    An adapter adds scale * up @ down to the weight of a linear layer in the attention; it runs, and is saved, merged
+    into that weight. The teacher's uncertainty over augmentations U (a tenth of the variance of its logits, averaged
+    over classes and batch) scales the adapters of each batch: if U reaches the threshold, high-rank by 1 + U and
+    low-rank by 1 - U, otherwise the other way round. `predict` keeps the last batch's scales.
 
-    The official code starts from adapters that were trained on the source.
-    Here they start at zero: down is random (deviation 1 / rank squared), up is
-    zero. The augmentations are CoTTA's. The official code's high-rank scale is
+    The official code starts from adapters trained on the source. Here they start at zero: down is random (standard
+    deviation 1 / rank squared), up is zero. The augmentations are CoTTA's. In the official code, the high-rank scale is
     known never to change; here it does.
 
     Raises:
-        ModelError: If its attention has no linear layers.
+        ModelError: If the model's attention has no linear layers.
     """
 
     settings = ViDAConfig
@@ -76,18 +73,20 @@ class ViDA(Teacher[ViDAConfig]):
         self._adapted = with_tokens(net.backbone, "ViDA").attention_weights
         if not self._adapted:
             raise ModelError("ViDA adds adapters to the linear layers of softmax attentions; this model has none")
-        self._adapters = self._new_adapters()  # the student's
+        self._adapters = self._new_adapters()  # the student's adapters
         self.trained = {**self.student, **self._adapters}
         # The teacher's other weights are the model's own.
         self._teacher = {**{name: self.student[name].clone() for name in self._adapted}, **self._new_adapters()}
         self._new_scales = torch.ones(2)  # low, high
 
     def passes(self) -> tuple[float, float]:
-        """The teacher's augmented views and its prediction, and the student's; backward the student's."""
+        """Return the passes: the teacher's augmented views and prediction, and the student's; backward the
+        student's.
+        """
         return self.config.steps * (self.config.num_augmentations + 2), self.config.steps
 
     def _new_adapters(self) -> dict[str, Tensor]:
-        """Return adapters that add nothing yet, always the same ones."""
+        """Return initial adapters, which add nothing; always the same."""
         generator = torch.Generator().manual_seed(0)
         adapters = {}
         for name in self._adapted:
@@ -99,7 +98,7 @@ class ViDA(Teacher[ViDAConfig]):
         return adapters
 
     def _folded(self, weights: Mapping[str, Tensor], scales: Tensor) -> dict[str, Tensor]:
-        """Return the attention's weights with their adapters, by name."""
+        """Return the attention's weights merged with their adapters, by name."""
         low, high = scales.tolist()
         return {
             name: weights[name]

@@ -1,4 +1,4 @@
-"""Masked views of images, and how REM has them at the least cost: nothing here changes what its update is."""
+"""Masked views of images, and how REM computes them cheaply without changing its update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remtta.methods.settings.rem import Masking, REMConfig
 
 _log = logging.getLogger("remtta")
 
-# A deferred graph costs a forward pass more for each violating image, and saves a backward for each other.
+# A deferred graph costs another forward pass per violating image, and saves a backward pass per other image.
 _DEFER_BELOW = 0.4
 _SHARE_STEP = 0.2
 _PART_TOKENS = 1024
@@ -31,14 +31,14 @@ _SCORES: dict[Masking, Scores] = {
 }
 
 Plain = tuple[Tensor, Tensor]
-"""Of the plain view: what the classifier returns (B, C), and scores (B, N) of the patches."""
+"""The plain view: classifier output (B, C), and scores (B, N) of the patches."""
 
 
 class MaskedViews:
-    """Images as they are, and with more and more of their patches left out, as the config says.
+    """Views of images: plain, and with increasing shares of patches masked, as configured.
 
     Raises:
-        ModelError: If the model does not have the scores that this masking needs.
+        ModelError: If the model lacks the scores needed for this masking.
         ValueError: If a mask ratio leaves no patch.
     """
 
@@ -54,7 +54,7 @@ class MaskedViews:
             net.backbone.check_scores(_SCORES[self._masking])
 
     def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return logits (L, B, C) of all views, and the positions (B, K) of the patches that each masked one keeps.
+        """Return logits (L, B, C) of all views, and the indices (B, K) of the patches that each masked one keeps.
 
         Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 and section 3.2 (explicit mask chaining).
         """
@@ -67,7 +67,7 @@ class MaskedViews:
         return self.net.head(torch.stack([plain, *masked])), kept
 
     def score(self, embedded: Tensor) -> Plain:
-        """Return the plain view of embedded images, and scores by which patches are left out, highest first."""
+        """Return the plain view of embedded images, with scores by which patches are masked, highest first."""
         backbone = self.net.backbone
         if self._masking == "random":
             scores = random_scores(len(embedded), backbone.count_patches(embedded), self.net.generator)
@@ -76,24 +76,24 @@ class MaskedViews:
         return plain, -scores if self._masking == "background" else scores
 
     def masks(self, scores: Tensor) -> list[Tensor]:
-        """Return the positions (B, K) of the patches that each masked view keeps, by scores (B, N)."""
+        """Return the indices (B, K) of the patches that each masked view keeps, from scores (B, N)."""
         return [keep_indices(scores, ratio) for ratio in self._ratios]
 
 
 class LeanViews:
-    """The same views, with a graph only where REM's loss has a gradient.
+    """The same views, with an autograd graph only where REM's loss has a gradient.
 
-    The plain view is nobody's student (Eq. 3), so its only gradient is that of the images that violate the order
-    (Eq. 4). Where these are few, the plain view runs without a graph, and they once more with one; the others' part
-    of it would be multiplied by zero. Images that are not confident, where that is asked, need no graph at all.
+    The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq. 4).
+    If these are few, the plain view runs without a graph, and only they run again with one; the gradient of the others
+    would be zero. With a confidence threshold, unconfident images need no graph at all.
 
     Attributes:
-        violating_share: Recent share of images that violate the order; a float64 scalar that is written to.
+        violating_share: Recent share of images that violate the ranking; a float64 scalar updated in place.
 
     Args:
         views: The views.
-        violating: Which images (B,) violate the order, by logits (L, B, C) of all views.
-        confident: Which images (B,) are learned from, by logits (B, C) of the plain view; None for all.
+        violating: Returns which images (B,) violate the ranking, from logits (L, B, C) of all views.
+        confident: Returns which images (B,) are learned from, from logits (B, C) of the plain view; None for all.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class LeanViews:
         self.violating_share = torch.ones((), dtype=torch.float64)
 
     def part_size(self, batch_size: int) -> int:
-        """Return how many images go forward and backward at a time.
+        """Return the number of images that go forward and backward at a time.
 
-        On a CPU by default parts of about `_PART_TOKENS`: enough for fast matrix products, and less memory to walk
-        through than that of a whole batch.
+        On a CPU, the default is about `_PART_TOKENS` tokens: enough for fast matrix products, with a smaller working
+        set than the whole batch.
         """
         net = self._net
         if net.micro_batch is not None or net.device.type != "cpu" or net.batch_norms.mixes:
@@ -118,9 +118,9 @@ class LeanViews:
         return math.ceil(batch_size / math.ceil(batch_size * self._backbone.num_tokens / _PART_TOKENS))
 
     def plain(self, images: Tensor) -> Plain | None:
-        """Return the plain view ahead of an update, which then has no need to run it; None if the update needs its own.
+        """Return the plain view before an update, which need not compute it again; None if the update needs its own.
 
-        It runs in the parts that the update runs in, for the same numbers.
+        It runs in the same parts as the update, for identical numbers.
         """
         if self._confident is not None or self._net.batch_norms.mixes:
             return None
@@ -137,9 +137,9 @@ class LeanViews:
         if self._confident is not None:
             if not mixes:
                 return self._deferred(images, None)
-            views = self._views(images)[0]  # each image needs its whole batch
+            views = self._views(images)[0]  # with batch statistics, each image needs its whole batch
             return views, self._confident(views[0].detach())
-        # Counting the violating images would make a GPU wait for the host.
+        # Counting the violating images would force a GPU synchronisation.
         if plain or (on_cpu and not mixes and float(self.violating_share) < _DEFER_BELOW):
             views = self._deferred(images, plain)[0]
         else:
@@ -150,7 +150,7 @@ class LeanViews:
         return views, None
 
     def _deferred(self, images: Tensor, plain: Plain | None) -> tuple[Tensor, Tensor | None]:
-        """The views, the plain one of violating images run twice."""
+        """Return the views, with violating images run again with a graph in the plain view."""
         with self._net.context(images.device):
             embedded = self._backbone.embed(images)
             with torch.no_grad():
@@ -165,7 +165,7 @@ class LeanViews:
         return self._net.head(torch.stack([logits, *masked])), wanted
 
     def _classify(self, embedded: Tensor, kept: Tensor, wanted: Tensor | None) -> Tensor:
-        """Classify a masked view, with a graph for the wanted images (B,) only."""
+        """Classify a masked view, with a graph only for the wanted images (B,)."""
         if wanted is None:
             return self._backbone.classify(embedded, kept)
         with_graph, without = (chosen.nonzero().squeeze(1) for chosen in (wanted, ~wanted))
@@ -177,7 +177,7 @@ class LeanViews:
 
 
 def _few_sizes(wanted: Tensor) -> Tensor:
-    """Positions of the wanted images (B,) and of some others, so that only a few different numbers come up.
+    """Return indices of the wanted images (B,) and some others, so that only a few different counts occur.
 
     oneDNN compiles and keeps about 1 MB of code for every size of a matrix product.
     """
@@ -187,7 +187,7 @@ def _few_sizes(wanted: Tensor) -> Tensor:
 
 
 def _chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
-    """What "auto" means for a model: attention where it has that, else features; others are themselves."""
+    """Resolve "auto": attention if the model has it, else features."""
     if masking != "auto":
         return masking
     try:
@@ -198,6 +198,6 @@ def _chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
     return "attention"
 
 
-@functools.cache  # an evaluation asks for every method and seed
+@functools.cache  # an evaluation creates a method per trial
 def _tell_features(model: str) -> None:
     _log.info("this %s has no attention to mask by, so the patches of the strongest features are masked", model)

@@ -60,16 +60,15 @@ Config = TypeVar("Config", bound=WATTConfig)
 
 
 class TemplateAverage(Objective[Config]):
-    """Adapt to a batch by each template's classes by itself, average the weights, and predict with them.
+    """Adapt to a batch with each template's classes separately, average the weights, and predict with them.
 
-    A round takes `steps` steps with every template: each from the round's
-    start ("parallel"), or from where the last one ended ("sequential"). Then
-    the weights are the mean of those behind each template. Optimizers start
-    afresh with every batch; parallel ones with every template of the first
-    round, too, as in the official code. A subclass says the loss.
+    A round takes `steps` steps with every template: each from the round's start ("parallel"), or from where the
+    previous one ended ("sequential"). Then the weights become the mean of those after each template. Optimizers restart
+    with every batch; in "parallel" order also with every template of the first round, as in the official code.
+    Subclasses define the loss.
 
     Raises:
-        ModelError: If the model is no zero-shot classifier with a text tower and several templates.
+        ModelError: If the model is not a zero-shot classifier with a text tower and several templates.
     """
 
     predicts_after = True
@@ -97,7 +96,7 @@ class TemplateAverage(Objective[Config]):
             return self.predict(images).unsqueeze(0)
 
     def _round(self, descent: Descent, images: Tensor, *, first: bool) -> bool:
-        """Go through all templates once; return whether the gradients were finite numbers."""
+        """Go through all templates once; return whether the gradients were finite."""
         weights, found, optimizer = self.net.weights, [], descent.optimizer
         start = weights.copy()
         for text in self._texts:
@@ -117,10 +116,10 @@ class TemplateAverage(Objective[Config]):
 
 
 class WATT(TemplateAverage[WATTConfig]):
-    """`TemplateAverage` on WATT's loss.
+    """`TemplateAverage` with WATT's loss.
 
-    Each image's text is that of its class by the template; images should be
-    like these texts as images and texts are like one another.
+    Each image's text is that of its predicted class; the similarities between images and texts are trained to match
+    those among images and among texts.
     """
 
     settings = WATTConfig
@@ -134,10 +133,9 @@ class WATT(TemplateAverage[WATTConfig]):
 
 
 class REMWATT(TemplateAverage[REMWATTConfig]):
-    """`TemplateAverage` on REM's loss: the views are told their classes by the template of the moment.
+    """`TemplateAverage` with REM's loss: the views are classified with the current template.
 
-    The paper of REM says that the two were combined, and not how; this is
-    the plainest way.
+    The REM paper says that the two were combined, but not how; this is the simplest way.
     """
 
     settings = REMWATTConfig

@@ -1,4 +1,4 @@
-"""Every method by its name, and its settings. Imports no torch until one is asked for: `--help` is fast."""
+"""All methods by name, with their settings. Imports torch only on use, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -34,25 +34,27 @@ __all__ = [
 ]
 
 _ADAMS = ("optimizer", "lr", "anchor")
-_MOST_ANCHOR = 0.9999  # of "auto", at rates at which nothing is left of a step
+_MOST_ANCHOR = 0.9999  # limit of "auto", for large rates
 REACH = 0.1
-"""How far an anchor of "auto" lets Adam carry a weight of a norm, most of which are about 1."""
+"""How far an "auto" anchor lets Adam move a norm's weight from the source's, which is usually about 1."""
 
 FULL_BATCH = 20
-"""Frames in a batch from which on the whole learning rate of `remtta` is used; below, less in proportion."""
+"""Batch size from which on `remtta` uses its full learning rate; below it, the rate is proportional to the
+batch size.
+"""
 
 
 @dataclass(frozen=True)
 class Named:
-    """What a method's name stands for, in every command and in Python.
+    """A method name, as used in every command and in Python.
 
     Attributes:
-        place: Its objective: the module in `remtta.methods`, and the class there.
-        summary: A line about it.
-        algorithm: Name of the published method that runs; its own name if None.
-        settings: Settings in place of the published ones; another optimizer leaves out those that are for Adam.
-        action: What its guard does.
-        answer: Who answers.
+        place: Its objective: the module in `remtta.methods` and the class in it.
+        summary: A one-line description.
+        algorithm: Name of the published method that it runs; its own name if None.
+        settings: Settings that override the published ones; those specific to Adam are dropped with another optimizer.
+        action: Default action of its guard.
+        answer: Which model predicts.
     """
 
     place: str
@@ -64,14 +66,14 @@ class Named:
 
     @property
     def objective(self) -> type[Objective[Any]]:
-        """What runs, which loads torch."""
+        """The class of the method; importing it loads torch."""
         module, _, kind = self.place.rpartition(".")
         found: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
         return found
 
     @property
     def config(self) -> type[MethodConfig]:
-        """Kind of its settings."""
+        """The class of its settings."""
         return self.objective.settings
 
 
@@ -125,29 +127,29 @@ METHOD_TABLE: dict[str, Named] = {
     ),
     "tpt": Named("tpt.TPT", "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
 }
-"""Every method by its name: two of this project's choosing, and the published ones to the letter."""
+"""All methods by name: those of this project, and the published ones as published."""
 
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
-"""Methods that only zero-shot models take."""
+"""Methods that accept only zero-shot models."""
 
 ALGORITHMS = tuple(name for name, named in METHOD_TABLE.items() if named.algorithm is None)
 """Names of the published methods."""
 
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
-"""A line about every method, by its name on the command line."""
+"""A one-line description of every method, by its name on the command line."""
 
 
 def algorithm_of(name: str) -> str:
-    """Name of the published method that runs under a name: `rem` for `remtta`."""
+    """Return the name of the published method that a name runs: `rem` for `remtta`."""
     named = METHOD_TABLE.get(name)
     return named.algorithm or name if named else name
 
 
 def check_method(name: str, known: Collection[str]) -> None:
-    """Refuse a method that there is not.
+    """Raise if a method is unknown.
 
     Raises:
-        UsageError: Naming the one that may have been meant, and all.
+        UsageError: With a suggestion, and all known names.
     """
     if name not in known:
         close = difflib.get_close_matches(name.lower(), known, n=1)
@@ -156,12 +158,13 @@ def check_method(name: str, known: Collection[str]) -> None:
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
-    """A method's config: its defaults with these settings, by field name, in place of some.
+    """Return a method's config: its defaults, overridden by these settings by field name.
 
-    "auto" for the anchor is the one that goes with Adam's rate; some methods' learning rates grow with the batch size.
+    "auto" for the anchor means the value that suits Adam's rate; some methods' default learning rates grow with the
+    batch size.
 
     Raises:
-        UsageError: If there is no such method, it has no such setting, or a value is out of range.
+        UsageError: If the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
     kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].settings
@@ -174,7 +177,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}
     settings = {**own, **settings}
     if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
-        settings = {"nesterov": False, **settings}  # which a method's default may ask of SGD
+        settings = {"nesterov": False, **settings}  # the method's default may require it for SGD
     if "lr" not in settings:
         settings = {**settings, "lr": kind.lr_at(batch_size)}
     if settings.get("anchor") == "auto":
@@ -185,15 +188,15 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         return kind(**settings)
     except UsageError:
         raise
-    except (TypeError, ValueError, OverflowError) as error:  # such as text where a number belongs
+    except (TypeError, ValueError, OverflowError) as error:  # e.g. text instead of a number
         raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
 
 
 def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
-    """The share that keeps weights near the source's at any rate: 1 - exp(-lr / reach).
+    """Return the anchor that limits the distance from the source weights for any rate: 1 - exp(-lr / reach).
 
-    Adam moves a weight by at most about its rate at each step, so that steps
-    and pull are in balance within the reach of it.
+    Adam moves a weight by at most about its rate per step, so that steps and anchor balance at a distance of at most
+    `REACH`.
     """
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
     check(isinstance(lr, (int, float)) and not isinstance(lr, bool), f"{name}'s lr", lr, "a number")
@@ -202,7 +205,7 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
 
 
 def _of_type(member: Member, name: str, value: Any) -> Any:
-    """The value of a setting, which may have come as text, as its type has it.
+    """Convert the value of a setting, which may be given as text, to the setting's type.
 
     Raises:
         UsageError: If it is of another type.
@@ -220,7 +223,7 @@ def _of_type(member: Member, name: str, value: Any) -> Any:
     elif wanted is str:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        if isinstance(value, (tuple, list)):  # what Python reads in "0,2"
+        if isinstance(value, (tuple, list)):  # parsed by Python from "0,2"
             return ",".join(map(str, value))
         check(isinstance(value, str), name, value, "text" + or_none)
     return value

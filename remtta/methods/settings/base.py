@@ -1,4 +1,4 @@
-"""What all methods' settings share."""
+"""Settings shared by all methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Steps = Annotated[int, Bounds(min=1, max=MOST_STEPS)]
 
 
 def _read_anchor(text: str) -> float | str:
-    """A number, or "auto", which `method_config` knows."""
+    """Parse a number, or "auto", which `method_config` resolves."""
     try:
         return text if text == "auto" else float(text)
     except ValueError:
@@ -131,27 +131,27 @@ class MethodConfig:
     ] = "auto"
 
     lr_batch: ClassVar[int | None] = None
-    """Batch size that the default learning rate is meant for, where it grows with the batch."""
+    """Batch size for which the default learning rate is meant, if it grows with the batch size."""
 
     unused: ClassVar[tuple[str, ...]] = ()
-    """Shared settings that change nothing here."""
+    """Shared settings without effect for this method."""
 
     source_settings: ClassVar[tuple[str, ...] | None] = None
-    """Settings that `source_statistics` depends on, for methods that learn from source images; None for all."""
+    """Settings that `source_statistics` depends on, for methods that need source images; None for all."""
 
     whole_batch: ClassVar[str | None] = None
-    """Who needs whole batches, where `micro_batch` must stay None."""
+    """The methods that need whole batches, for the message; then `micro_batch` must stay None."""
 
     no_layers: ClassVar[str | None] = None
-    """Why there are no layers to choose, where `adapt_layers` and `bn_momentum` must be left out."""
+    """The reason why there are no layers to select; then `adapt_layers` and `bn_momentum` must stay unset."""
 
     @classmethod
     def lr_at(cls, batch_size: int) -> float:
-        """The default learning rate with this many images per update."""
+        """Return the default learning rate for this many images per update."""
         return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
 
     def __post_init__(self) -> None:
-        """Raise UsageError if a value breaks its field's rule, or settings do not go together."""
+        """Raise UsageError if a value is out of range, or settings are incompatible."""
         check_options(self)
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
@@ -163,10 +163,10 @@ class MethodConfig:
 
 
 BATCH_NORM_SETTINGS = ("bn", "bn_prior", "bn_momentum")
-"""Settings of what batch norms normalise by."""
+"""Settings of the statistics used by batch norms."""
 
 NO_WEIGHTS = ("adapt_layers", "anchor", "bn_momentum")
-"""Settings of which norms adapt, and what becomes of them."""
+"""Settings of which norms adapt, and how."""
 
 UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "anchor", "adapt_layers")
 """Settings of methods that train weights."""
@@ -174,7 +174,7 @@ UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer",
 
 @dataclass(frozen=True)
 class WholeModelConfig(MethodConfig):
-    """Settings of methods that change every weight, so that there are no layers to choose."""
+    """Settings of methods that change every weight, so that there are no layers to select."""
 
     unused: ClassVar[tuple[str, ...]] = NO_WEIGHTS
     no_layers = "as every weight changes"

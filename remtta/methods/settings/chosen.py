@@ -1,4 +1,4 @@
-"""The methods that a command is asked for, and their settings: options to configs. Imports no torch."""
+"""The methods that a command requests, and their settings: from options to configs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from remtta.options.option import Given, Option, members_of, read_pairs
 _model = partial(Option, panel="Model")
 _method = partial(Option, panel="Method")
 
-STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # which needs labels
+STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
 
 _log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """Settings of many methods, what they start from, and what some learn from first.
+    """Settings shared by many methods, the starting delta, and source images.
 
     Attributes:
-        delta: File of the adapted weights to start from.
+        delta: File of adapted weights to start from.
         given: Settings by field of the configs.
-        source_data: Clean images without labels, or the statistics of some.
+        source_data: Clean images without labels, or their statistics.
     """
 
     delta: Annotated[
@@ -61,7 +61,7 @@ class MethodOptions:
 
     Attributes:
         method: Its name.
-        shared: Settings that many methods have.
+        shared: Settings shared by many methods.
         pairs: Other settings, KEY=VALUE.
     """
 
@@ -81,7 +81,7 @@ class MethodOptions:
         check_method(self.method, STREAM_METHODS)
 
     def config(self, batch_size: int) -> MethodConfig:
-        """The method's config: its defaults, the options it has, and what --set says.
+        """Return the method's config: its defaults, overridden by shared options and --set.
 
         Raises:
             UsageError: If it has no such setting, or a value is out of range.
@@ -105,7 +105,7 @@ class MethodsOptions:
 
     Attributes:
         methods: Their names, with labels and additions.
-        shared: Settings of all that have them.
+        shared: Settings for all methods that have them.
         pairs: Settings of one method or label, METHOD.KEY=VALUE.
     """
 
@@ -136,7 +136,8 @@ class MethodsOptions:
         check_method_names(self.methods)
 
     def configs(self, batch_size: int) -> dict[str, MethodConfig]:
-        """A config per method: its defaults, what it has of the shared settings, and its own --set values.
+        """Return a config per method: its defaults, overridden by the shared settings that it has and its own --set
+        values.
 
         Raises:
             UsageError: If a setting or a value is unknown, or no method has one of the shared settings.
@@ -153,9 +154,9 @@ class MethodsOptions:
         return configs
 
     def _own_settings(self) -> dict[str, dict[str, Any]]:
-        """What --set says for each of the methods."""
+        """Return the --set values of each method."""
         own: dict[str, dict[str, Any]] = {name: {} for name in self.methods}
-        # What is said for a method holds for all its rows, unless something else is said for a label.
+        # Values given for a method apply to all its rows, unless overridden for a label.
         for text in sorted(self.pairs, key=lambda text: text.partition(".")[0] not in METHOD_TABLE):
             method, _, setting = text.partition(".")
             meant = [name for name in self.methods if method in (name, label_of(name), method_of(name))]
@@ -167,5 +168,5 @@ class MethodsOptions:
 
 
 def flag_of(setting: str) -> str:
-    """The option of a setting that many methods have."""
+    """Return the option of a shared setting."""
     return next(member.flag for member in members_of(REMConfig) if member.name == setting)

@@ -13,45 +13,45 @@ _GUARDED, _BOTH, _SMOOTH = _ADDITIONS = ("guard", "both", "smooth")
 
 
 def _added(name: str) -> list[str]:
-    """What is added to the method's name."""
+    """Return the additions to the method's name."""
     return name.rpartition("=")[2].split("+")[1:]
 
 
 def method_of(name: str) -> str:
-    """The method that an evaluation calls so: `rem` for `random=rem+guard`."""
+    """Return the method of an evaluation's name: `rem` for `random=rem+guard`."""
     return name.rpartition("=")[2].partition("+")[0]
 
 
 def is_guarded(name: str) -> bool:
-    """Whether it runs under the guard."""
+    """Return whether the method is guarded."""
     return _GUARDED in _added(name) or METHOD_TABLE[method_of(name)].action != "off"
 
 
 def answer_of(name: str) -> Answer:
-    """Who answers."""
+    """Return which model predicts."""
     return "both" if _BOTH in _added(name) else METHOD_TABLE[method_of(name)].answer
 
 
 def is_smoothed(name: str) -> bool:
-    """Whether its answers go by the frames before, too, where those come in order."""
+    """Return whether predictions are smoothed over ordered frames."""
     return _SMOOTH in _added(name)
 
 
 def action_of(name: str, action: Action | None) -> Action:
-    """What its guard does, where guards do this."""
+    """Return the action of its guard, given the guards' configured action."""
     return action or "rollback" if is_guarded(name) else "off"
 
 
 def label_of(name: str) -> str:
-    """What its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`."""
+    """Return the name that its settings are given for: `random` for `random=rem+guard`, `rem` for `rem+guard`."""
     return name.rpartition("=")[0] or method_of(name)
 
 
 def check_method_names(names: Sequence[str]) -> None:
-    """Refuse names that an evaluation cannot run or tell apart.
+    """Raise if an evaluation cannot run these names, or cannot tell them apart.
 
     Raises:
-        UsageError: Naming the first of them.
+        UsageError: Naming the first invalid one.
     """
     if not names:
         raise UsageError(f"no method is named; choose {', '.join(METHOD_TABLE)}")
