@@ -1,4 +1,4 @@
-"""Many streams divided over workers, each of which has the model for its share of them."""
+"""Many streams divided among workers, each of which has its own copy of the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile
 
 WORKERS = ".workers"
-_EVERY_S = 0.5  # workers tell how they are, and it is looked at
+_EVERY_S = 0.5  # how often workers report, and reports are read
 
 _log = logging.getLogger("remtta")
 
@@ -48,12 +48,12 @@ class _Common:
 
     Attributes:
         model: The classifier at its source weights, pickled.
-        streams: What opens each.
-        folder: Where their folders are, which all workers can write to.
+        streams: Functions that open the streams.
+        folder: Parent of the streams' folders; writable for all workers.
         setup: How the model is adapted.
-        before: Runs that were in their folders, by stream.
-        threads: Of torch, in each worker.
-        level: The least of a message to tell.
+        before: Earlier runs in the streams' folders.
+        threads: Number of torch threads in each worker.
+        level: Minimum level of log messages.
     """
 
     model: bytes
@@ -65,24 +65,24 @@ class _Common:
     level: int
 
     def options_of(self, name: str) -> RunOptions:
-        """Those of a stream, which may have been begun by a worker that died."""
+        """Return the options of a stream, whose run a dead worker may already have begun."""
         options = self.setup.options
         replaces = options.overwrite and _run_in(self.folder / name) == self.before[name]
         return options if replaces else replace(options, overwrite=False, resume=True)
 
 
 class Divided(Site):
-    """The runs of streams that are divided over workers.
+    """The runs of streams that are divided among workers.
 
     Args:
-        model: At its source weights; each worker gets a copy.
-        streams: What to read, by name, as `open_streams` opens it.
-        folder: Where their folders are.
+        model: The model at its source weights; each worker gets a copy.
+        streams: Streams by name, as returned by `open_streams`.
+        folder: Parent of the streams' folders.
         setup: How the model is adapted.
-        interrupts: Stops them all.
-        engine: Where the workers are.
-        jobs: How many there are.
-        on_batch: Called now and then.
+        interrupts: Stops all workers.
+        engine: Where the workers run.
+        jobs: Number of workers.
+        on_batch: Called from time to time.
 
     Raises:
         UsageError: If a worker could not open a stream.
@@ -116,10 +116,10 @@ class Divided(Site):
         )
         self._gpus = int(card_of(model).device.type == "cuda")
         self._reports: dict[str, StreamReport] = {}
-        self._written: list[str] | None = None  # how the streams are, as `site.json` has it
+        self._written: list[str] | None = None  # states of the streams as written to `site.json`
 
     def execute(self) -> None:
-        """Have workers run them all to their ends."""
+        """Run all streams to their ends in workers."""
         workers = self.folder / WORKERS
         shutil.rmtree(workers, ignore_errors=True)
         with writing(workers):
@@ -142,7 +142,7 @@ class Divided(Site):
             self.write()
 
     def _made(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
-        """What came of each worker's streams."""
+        """Yield the results of each worker's streams."""
         if self._engine == "ray":
             from remtta.engines.cluster import on_ray
 
@@ -150,7 +150,7 @@ class Divided(Site):
         return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), interrupts=self._interrupts)
 
     def reports(self) -> dict[str, StreamReport]:
-        """How each stream is, as its worker told last."""
+        """Return the state of each stream as last reported by its worker."""
         return {
             name: {
                 **report,
@@ -161,7 +161,7 @@ class Divided(Site):
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Take over what the workers tell meanwhile, and in the end."""
+        """Collect the workers' reports in this block, and at its end."""
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(done,), name="remtta-workers", daemon=True)
         watcher.start()
@@ -184,7 +184,7 @@ class Divided(Site):
             self._runs |= {name: _unpacked(report["summary"]) for name, report in self._reports.items()}
             states = [run.exit_reason for run in self._runs.values()]
             if self._reports and states != self._written:
-                with contextlib.suppress(OutputError):  # the last one is the one to tell
+                with contextlib.suppress(OutputError):  # a failure of the last write is raised
                     self.write()
                     self._written = states
             if self._on_batch:
@@ -192,26 +192,26 @@ class Divided(Site):
 
 
 class _Tail:
-    """What a worker says, as its file grows."""
+    """Log messages of a worker, read from its growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._passed = path, 0
 
     def pass_on(self) -> None:
-        """Say what it has said since."""
-        with contextlib.suppress(OSError):  # it has said nothing yet
+        """Log the messages written since the last call."""
+        with contextlib.suppress(OSError):  # no messages yet
             with open(self._path, "rb") as file:
                 file.seek(self._passed)
                 lines = file.read().rpartition(b"\n")[0]
             self._passed += len(lines) + bool(lines)
             for line in lines.splitlines():
-                with contextlib.suppress(ValueError):  # one that was torn when the worker died
+                with contextlib.suppress(ValueError):  # a line left incomplete when the worker died
                     level, text = json.loads(line)
                     _log.log(level, "%s", text)
 
 
 class _ToFile(logging.Handler):
-    """Writes down what a worker says."""
+    """Writes a worker's log messages to a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _ToFile(logging.Handler):
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in `close`
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # a disk that is full ends the runs with their own errors
+        with contextlib.suppress(OSError):  # if the disk is full, the runs end with their own errors
             self._file.write(json.dumps([record.levelno, record.getMessage()]) + "\n")
             self._file.flush()
 
@@ -230,7 +230,7 @@ class _ToFile(logging.Handler):
 
 
 def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[str, RunSummary]:
-    """Run a worker's streams, or go on with them; none, if it was stopped before they began."""
+    """Run or resume a worker's streams; return nothing if it was stopped before they began."""
     number, names = share
     torch.set_num_threads(common.threads)
     with _messages(_file(common.folder, number, ".log"), common.level), contextlib.suppress(Stopped):
@@ -255,7 +255,7 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
 
 @contextlib.contextmanager
 def _messages(path: Path, level: int) -> Iterator[None]:
-    """Write messages there."""
+    """Write log messages to a file in this block."""
     handler, earlier = _ToFile(path), _log.level
     _log.addHandler(handler)
     _log.setLevel(level)
@@ -268,7 +268,7 @@ def _messages(path: Path, level: int) -> Iterator[None]:
 
 
 def _file(folder: Path, number: int, suffix: str) -> Path:
-    """Where a worker tells how its streams are, or writes its messages."""
+    """Return the path of a worker's reports or log messages."""
     return folder / WORKERS / f"{number}{suffix}"
 
 
@@ -279,7 +279,7 @@ def _opener(name: str, stream: Stream) -> Callable[[], Stream]:
 
 
 def _run_in(folder: Path) -> str | None:
-    """The name of the run in a folder, if there is one."""
+    """Return the name of the run in a folder, if there is one."""
     try:
         return checked_record(folder / RECORD, optional={"run": str}).get("run")
     except (RemttaError, ValueError):
@@ -287,7 +287,7 @@ def _run_in(folder: Path) -> str | None:
 
 
 def _read_reports(path: Path) -> dict[str, Any]:
-    """What a worker tells of its streams; nothing before it does."""
+    """Read a worker's latest reports on its streams; empty before the first."""
     with contextlib.suppress(OSError, ValueError):
         reports: dict[str, Any] = json.loads(path.read_bytes())["streams"]
         return reports
@@ -295,5 +295,5 @@ def _read_reports(path: Path) -> dict[str, Any]:
 
 
 def _unpacked(content: Mapping[str, Any]) -> RunSummary:
-    """A summary as it was before JSON."""
+    """Restore a summary from its JSON form."""
     return RunSummary(**{**content, "output": Path(content["output"]), "place": Place(**content["place"])})

@@ -1,4 +1,6 @@
-"""Many streams on one model: its frozen weights once; of each stream its own norms, optimizer, guard and folder."""
+"""Adapt one model to many streams: frozen weights are shared; each stream has its own norms, optimizer, guard and
+folder.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +37,26 @@ def adapt_streams(
 ) -> SiteSummary:
     """Adapt one model to many streams, to each as if it were alone.
 
-    Each stream's folder, `output/<name>`, is what `adapt_stream` leaves of it; `output/site.json` says how each is.
-    Batches are predicted and learned from in the order in which they are full. A stream that fails, stalls or comes
-    late keeps none of the others waiting. With several workers each has the model for its share of the streams; one
-    that dies is begun again, and goes on with them.
+    Each stream's folder, `output/<name>`, is as `adapt_stream` leaves it; `output/site.json` has the state of every
+    stream. Batches are processed in the order in which they are full. A stream that fails, stalls or starts late does
+    not delay the others. With several workers, each has its own copy of the model and a share of the streams; a worker
+    that dies is restarted and resumes them.
 
     Args:
-        model: A timm classifier, as from `load_model`; left at its source weights.
-        streams: What to read, by names that can be folders'. For workers as `open_streams` opens them.
+        model: A timm classifier, as returned by `load_model`; left at its source weights.
+        streams: Streams by names that are valid folder names. For workers, as returned by `open_streams`.
         output: Folder for the results; by default `runs/<UTC time>`.
-        setup: How it is adapted; by default as `remtta adapt` does. The method must leave all but norms as they are.
-        engine: Where workers are: "processes" of this machine, or "ray": those of a cluster.
-        jobs: Workers; one process is this one.
-        health: A JSON file that is replaced every few seconds with how each run is.
-        metrics: What serves the counts meanwhile.
-        on_batch: Called after every batch, or now and then, with the counts so far; from any thread, but one at a time.
-        interrupts: Turns signals into a clean stop of all.
+        setup: How the model is adapted; by default as `remtta adapt` does. The method may change only norms.
+        engine: Where workers run: "processes" of this machine, or "ray" for a cluster.
+        jobs: Number of workers; with one process, everything runs in this process.
+        health: A JSON file that is replaced every few seconds with the state of each run.
+        metrics: Serves the counts meanwhile.
+        on_batch: Called with the counts after every batch, or from time to time; from any thread, but never
+            concurrently.
+        interrupts: Turns signals into a clean stop of all streams.
 
     Returns:
-        The counts of each, and the reason why it ended: of one that failed, its error.
+        The counts of each stream, and why it ended, including errors.
 
     Raises:
         UsageError: If a folder holds another run, or the method changes more than norms.

@@ -1,4 +1,4 @@
-"""The main job: read a stream, predict, adapt, and write down what happened."""
+"""Adapt a model to one stream: read, predict, adapt, write the results."""
 
 from __future__ import annotations
 
@@ -48,36 +48,33 @@ def adapt_stream(
 ) -> RunSummary:
     """Predict every frame of a stream, and adapt the model to it on the way.
 
-    Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors`
-    and `run.json` into the output folder. A source that yields no frame at all
-    leaves nothing behind; of a list of paths, which may be empty, that is no error.
-    Of a method that changes every weight a delta is
-    written only with `save_full`.
+    Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors` and `run.json` into the output
+    folder. A source without any frame leaves nothing behind, which is no error for a list of paths. If the method
+    changes every weight, a delta is only written with `save_full`.
 
     Args:
-        model: A timm classifier, as from `load_model`; adapted in place.
-        source: A stream, anything `open_stream` takes, or paths.
+        model: A timm classifier, as returned by `load_model`; adapted in place.
+        source: A stream, anything `open_stream` accepts, or paths.
         output: Folder for the results; by default `runs/<UTC time>`.
-        method: Name of the adaptation method, such as "remtta", "rem" (as published) or "source" (none).
-        config: The method's settings; those of its name if None.
-        options: How the stream is run.
+        method: Name of the adaptation method, e.g. "remtta", "rem" (as published) or "source" (no adaptation).
+        config: The method's settings; its defaults if None.
+        options: Options of the run.
         delta: Start from these adapted weights.
-        source_data: Clean source images (a folder), or the statistics of some (a file), for
-            methods that learn from them first, and for the estimate.
-        echo: A binary stream that gets the prediction lines as well.
-        health: A JSON file that is replaced every few seconds with how the run is.
-        metrics: What serves the counts meanwhile.
+        source_data: Clean source images (a folder), or statistics computed from some (a file), for methods that need
+            them, and for the accuracy estimate.
+        echo: A binary stream that receives the prediction lines as well.
+        health: A JSON file that is replaced every few seconds with the run's state.
+        metrics: Serves the counts meanwhile.
         on_batch: Called after every batch with the counts so far.
         viewers: Called with the frames and rows of every batch.
         interrupts: Turns signals into a clean stop.
 
     Returns:
-        The counts and the reason why the run ended. A signal or a closed pipe
-        ends it early without an exception.
+        The counts and the reason why the run ended. A signal or a closed pipe ends it early without an exception.
 
     Raises:
-        UsageError: If the source does not exist, the folder holds another run, source images are missing,
-            or `save_full` asks for what the method cannot save.
+        UsageError: If the source does not exist, the folder holds another run, source images are missing, or
+            `save_full` is set for a method that cannot save a delta.
         StreamError: If the source fails, or yields no readable frame.
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.

@@ -1,4 +1,4 @@
-"""A run before its first frame: the method on the model, ready to adapt."""
+"""Prepare a run: set up the method on the model, with its observers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Setup:
 
     Attributes:
         method: Name of the adaptation method.
-        config: Its settings; those of its name if None.
-        options: How a stream is run.
+        config: Its settings; its defaults if None.
+        options: Options of the run.
         delta: Adapted weights to start from.
-        source_data: What methods learn from that learn from the source first, and the estimate from.
+        source_data: Clean source images or their statistics, for methods that need them and for the accuracy estimate.
     """
 
     method: str = "remtta"
@@ -55,7 +55,7 @@ class Setup:
 
 
 def own_guard(method: str, options: RunOptions) -> RunOptions:
-    """The options with the method's own guard action and answer, where they leave them open.
+    """Return the options with the method's default guard action and answer, where they are left open.
 
     Raises:
         UsageError: If the method is unknown.
@@ -70,18 +70,18 @@ def own_guard(method: str, options: RunOptions) -> RunOptions:
 def plan_run(
     model: nn.Module, card: ModelCard, stream: Stream, folder: Path, setup: Setup, wait: Callable[[], None]
 ) -> Plan:
-    """Set a method up on a model at its source weights, to adapt it to a stream.
+    """Set up a method on a model at its source weights, to adapt it to a stream.
 
     Args:
-        model: The model, which the delta's weights are put into.
-        card: The model's.
-        stream: Where the frames come from.
-        folder: The run's folder, which may hold an earlier part of it.
-        setup: How it is adapted.
-        wait: Called now and then meanwhile; may raise to stop.
+        model: The model, into which a starting delta is loaded.
+        card: The model's card.
+        stream: Source of the frames.
+        folder: The run's folder, which may hold an earlier part of the run.
+        setup: How the model is adapted.
+        wait: Called from time to time; may raise to stop.
 
     Raises:
-        UsageError: If a stream cannot run the method, or options have no use for it.
+        UsageError: If a stream cannot use the method, or options do not apply to it.
         ModelError: If the method cannot adapt the model.
         DeltaError: If the delta does not fit the model.
     """
@@ -110,7 +110,7 @@ def plan_run(
 
 
 def tell_plan(plan: Plan) -> None:
-    """Say what is about to run, and warn of what a user may not expect."""
+    """Log what is about to run, and warn about surprising settings."""
     adapter, card, options = plan.adapter.method, plan.card, plan.options
     every, size = options.reset_every, options.batch_size
     if every is not None and every < size:
@@ -130,7 +130,7 @@ def tell_plan(plan: Plan) -> None:
 
 
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
-    """Refuse a method that a stream cannot run, or options that it has no use for."""
+    """Raise if a stream cannot use a method, or options do not apply to it."""
     if adapter.objective.needs_labels:
         raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
     if options.save_full and adapter.objective.delta_refusal:
@@ -146,7 +146,7 @@ def _estimator(
     earlier: Mapping[str, Any] | None,
     wait: Callable[[], None],
 ) -> Estimator | None:
-    """What estimates the accuracy, if that is asked for; calibrated as the run was that it goes on with."""
+    """Return the accuracy estimator, if requested; a resumed run keeps its calibration."""
     if options.estimate is None:
         return None
     if earlier and earlier.get("accuracy"):
@@ -169,7 +169,7 @@ def _within_memory(
     options: RunOptions,
     earlier: Mapping[str, Any] | None,
 ) -> MethodConfig:
-    """The config with a micro-batch that keeps to `max_memory`; the one the run began with, where it goes on."""
+    """Return the config with a micro-batch that respects `max_memory`; a resumed run keeps its micro-batch."""
     assert options.max_memory is not None
     if not adapter.trains:
         _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")

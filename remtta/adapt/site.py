@@ -1,4 +1,4 @@
-"""The runs of many streams as one: what they came to, and what is told of them meanwhile."""
+"""The runs of many streams together: their summary and their state."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from remtta.watching.health import vitals
 from remtta.watching.metrics import Sample, sample
 
 StreamReport = Mapping[str, Any]
-"""What there is to tell of a stream: `summary`, `vitals` and `metrics`, which JSON can hold."""
+"""A report on a stream: `summary`, `vitals` and `metrics`, which JSON can represent."""
 
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """What the runs of a site came to.
+    """Summary of the runs of many streams.
 
     Attributes:
-        output: The site's folder.
-        streams: What each run came to, by its stream's name.
+        output: Parent of the streams' folders.
+        streams: Summary of each run by its stream's name.
     """
 
     output: Path
@@ -35,12 +35,14 @@ class SiteSummary:
 
     @property
     def signum(self) -> int | None:
-        """The signal that stopped it, if one did."""
+        """The signal that stopped the runs, if any."""
         return next((run.signum for run in self.streams.values() if run.signum is not None), None)
 
     @property
     def exit_reason(self) -> str:
-        """ "running", "completed", a signal's name, "error: ..." or "guard": of several that which matters most."""
+        """ "running", "completed", a signal's name, "error: ..." or "guard": the most important of the streams'
+        reasons.
+        """
         reasons = [run.exit_reason for run in self.streams.values()]
         failed = sum(reason.startswith("error") for reason in reasons)
         stopped = next((run.exit_reason for run in self.streams.values() if run.signum is not None), None)
@@ -52,22 +54,22 @@ class SiteSummary:
 
     @property
     def num_frames(self) -> int:
-        """Frames seen, of all streams."""
+        """Number of frames seen, over all streams."""
         return sum(run.num_frames for run in self.streams.values())
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
         return sum(run.num_updates for run in self.streams.values())
 
     @property
     def images_per_s(self) -> float:
-        """Predicted frames per second, of all streams and all parts of their runs."""
+        """Predicted frames per second, over all streams and all parts of their runs."""
         seconds = max((run.seconds for run in self.streams.values()), default=0.0)
         return sum(run.num_predicted for run in self.streams.values()) / seconds if seconds else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """What the report says, by name."""
+        """Return the numbers of the report, by name."""
         return {
             "output": str(self.output),
             "exit_reason": self.exit_reason,
@@ -75,7 +77,7 @@ class SiteSummary:
         }
 
     def report(self) -> str:
-        """A line for each stream, for a person."""
+        """Return one line per stream for the user."""
         width = max(map(len, self.streams))
         lines = [f"{name:<{width}}  {run.report().partition(chr(10))[0]}" for name, run in self.streams.items()]
         return "\n".join([*lines, str(self.output / SITE)])
@@ -85,9 +87,9 @@ class Site(abc.ABC):
     """The runs of many streams.
 
     Args:
-        folder: Where their folders are.
-        streams: What they read, by name.
-        runs: What each has come to.
+        folder: Parent of the streams' folders.
+        streams: Streams by name.
+        runs: Summary of each run.
     """
 
     def __init__(self, folder: Path, streams: Mapping[str, Stream], runs: Mapping[str, RunSummary]) -> None:
@@ -96,7 +98,7 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def execute(self) -> None:
-        """Run them all to their ends.
+        """Run all streams to their ends.
 
         Raises:
             OutputError: If `site.json` cannot be written.
@@ -104,28 +106,28 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def reports(self) -> Mapping[str, StreamReport]:
-        """How each stream is, at any moment and from any thread."""
+        """Return a report on each stream; can be called at any time from any thread."""
 
     def lock(self) -> FolderLock:
-        """Have the folder, made if need be, for this process alone."""
+        """Create the folder if needed, and lock it for this process."""
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         return FolderLock(self.folder)
 
     def vitals(self) -> dict[str, Any]:
-        """What the health file says."""
+        """Return the content of the health file."""
         streams = {name: report["vitals"] for name, report in self.reports().items()}
         return {"state": self.summary.exit_reason.partition(":")[0], "streams": streams}
 
     def samples(self) -> dict[str, Sample]:
-        """What the metrics say."""
+        """Return the values for the metrics."""
         return {name: report["metrics"] for name, report in self.reports().items()}
 
     def write(self) -> None:
         """Replace `site.json`.
 
         Raises:
-            OutputError: If the disk refuses.
+            OutputError: If it cannot be written.
         """
         streams = {
             name: {"source": self._streams[name].name, "kind": self._streams[name].kind, **run.figures()}
@@ -135,7 +137,7 @@ class Site(abc.ABC):
 
 
 def report_of(plan: Plan, run: Run) -> StreamReport:
-    """What there is to tell of a run."""
+    """Return a report on a run."""
     summary, record = run.summary, run.record
     content = {**asdict(summary), "output": str(summary.output)}
     return {

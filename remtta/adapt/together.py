@@ -1,4 +1,4 @@
-"""Many streams on one model in this process: a thread each, whose work on the model is done in turns."""
+"""Many streams on one model in this process: one thread per stream, which use the model in turns."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Together(Site):
     """The runs of streams that share a model.
 
     Args:
-        model: At its source weights.
-        streams: What to read, by name.
-        folder: Where their folders are.
+        model: The model at its source weights.
+        streams: Streams by name.
+        folder: Parent of the streams' folders.
         setup: How the model is adapted.
-        interrupts: Stops them all.
-        on_batch: Called after every batch of any.
-        on_change: Called before the first batch, when a stream has ended, and in the end.
-        options_of: The options of a stream; by default those of the setup.
+        interrupts: Stops all runs.
+        on_batch: Called after every batch of any stream.
+        on_change: Called before the first batch, when a stream has ended, and at the end.
+        options_of: Returns the options of a stream; by default those of the setup.
 
     Raises:
-        UsageError: If the method changes more than norms, or a stream cannot run it.
+        UsageError: If the method changes more than norms, or a stream cannot use it.
         DeltaError: If the delta does not fit the model.
     """
 
@@ -71,7 +71,7 @@ class Together(Site):
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 
     def tell_plan(self) -> None:
-        """Say what is about to run."""
+        """Log what is about to run."""
         tell_plan(next(iter(self._plans.values())))
 
     def _planned(
@@ -90,12 +90,12 @@ class Together(Site):
             own = plan.adapter.method
             _check_norms_only(own, plan.method)
             own.leave()
-            setup = replace(setup, config=plan.config)  # with a micro-batch that is chosen once
+            setup = replace(setup, config=plan.config)  # reuses the micro-batch, which is chosen once
             adapter = SharingAdapter(plan.adapter, self._turns, self._interrupts.part())
             yield name, replace(plan, adapter=adapter, memory=memory)
 
     def execute(self) -> None:
-        """Run them all to their ends; work on the model is done in this thread."""
+        """Run all streams to their ends; the model runs in this thread."""
         self._changed()
         threads = [
             threading.Thread(target=self._run, args=(name,), name=f"remtta-{name}", daemon=True) for name in self._runs
@@ -107,18 +107,18 @@ class Together(Site):
             self._changed()
 
     def _run(self, name: str) -> None:
-        """One stream; whatever ends it ends nothing else."""
+        """Run one stream; its failure does not affect the others."""
         _stream.set(name)
         try:
             self._runs[name].execute()
-        except BaseException as error:  # which the run's summary has, and its folder, if there is one
+        except BaseException as error:  # already recorded in the run's summary and folder
             _log.error("%s", " ".join(str(error).split()) if isinstance(error, RemttaError) else repr(error))
             _log.debug("%s", traceback.format_exc())
-        with contextlib.suppress(RemttaError):  # the last one is the one to tell
+        with contextlib.suppress(RemttaError):  # a failure of the last write is raised
             self._turns.take(self._changed, Interrupts())
 
     def reports(self) -> dict[str, StreamReport]:
-        """How each stream is, at any moment and from any thread."""
+        """Return a report on each stream; can be called at any time from any thread."""
         return {name: report_of(self._plans[name], run) for name, run in self._runs.items()}
 
     def _tell(self) -> None:
@@ -138,7 +138,7 @@ def _check_norms_only(own: Method, method: str) -> None:
 
 @contextlib.contextmanager
 def _named_messages() -> Iterator[None]:
-    """Messages of a stream's run begin with its name."""
+    """Prefix log messages of a stream's run with its name."""
 
     def name_it(record: logging.LogRecord) -> bool:
         if name := _stream.get():

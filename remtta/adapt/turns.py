@@ -1,4 +1,4 @@
-"""Many runs on one model: each does its work when it is its turn, with its own weights in place."""
+"""Share one model among many runs: each works on it in its turn, with its own weights in place."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _Turn = tuple["Future[object]", contextvars.Context, Callable[[], object]]
 
 
 class Turns:
-    """Work of many threads, done by one: whoever asks first comes first, and asks again only once that is done.
+    """Runs the work of many threads in one thread, first come, first served.
 
-    So nobody waits longer than for a batch of each of the others, and whoever has nothing to do holds up nobody. That
-    it is one thread keeps the model's memory and torch's threads those of a single run.
+    A thread submits its next work only when the last is done, so it waits at most for one batch of each other thread,
+    and idle threads delay nobody. With a single worker thread, the model's memory and torch's threads are those of a
+    single run.
     """
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
 
     def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
-        """Have work done by the thread that serves, and wait for that.
+        """Run work in the serving thread, and wait for it.
 
         Raises:
-            Stopped: If a stop comes before its turn, unless that is held off.
-            BaseException: Whatever the work raises.
+            Stopped: If a stop comes before its turn, unless held off.
+            BaseException: Any exception of the work.
         """
         turn: Future[object] = Future()
         self._asked.put((turn, contextvars.copy_context(), work))
@@ -44,7 +45,7 @@ class Turns:
         turn.result()
 
     def serve(self, done: Callable[[], bool]) -> None:
-        """Do what is asked for, in this thread, until there will be no more."""
+        """Run submitted work in this thread until `done` returns true."""
         while not done():
             try:
                 turn, context, work = self._asked.get(timeout=_POLL_S)
@@ -58,11 +59,11 @@ class Turns:
 
 
 class SharingAdapter(Adapter):
-    """A method on a model that others adapt, too; between its turns the model has its source weights.
+    """An adapter on a model that is shared with others; between its turns the model has its source weights.
 
     Args:
-        alone: The same for a model of its own.
-        turns: Whose turn it is.
+        alone: The adapter to share the model with others.
+        turns: Schedules the work.
         interrupts: Ends the wait for a turn.
     """
 
@@ -71,10 +72,10 @@ class SharingAdapter(Adapter):
         self._turns, self._interrupts = turns, interrupts
 
     def in_turn(self, work: Callable[[], None]) -> None:
-        """Do what needs the adapted weights in the model, when it is this run's turn.
+        """Run `work` with the adapted weights in the model, when it is this run's turn.
 
         Raises:
-            Stopped: If a stop comes before.
+            Stopped: If a stop comes before its turn.
         """
         self._turns.take(partial(self._with_weights, work), self._interrupts)
 

@@ -1,1 +1,1 @@
-"""What a method may ask of a model, and the architectures that answer."""
+"""The interface between methods and models, and its implementations for timm's architectures."""

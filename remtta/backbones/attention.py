@@ -1,4 +1,4 @@
-"""What the class token or an attention pool attends to, for the attentions that timm's transformers are built of."""
+"""Attention rows of the class token or an attention pool, for the attention layers of timm's transformers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torch.nn import functional as F
 from remtta.errors import ModelError
 
 SOFTMAX = (Attention, AttentionRope, EvaAttention, BeitAttention, RelPosAttention)
-"""Attentions of one softmax, with linear layers that make queries, keys and values."""
+"""Attention layers with a single softmax and linear layers for queries, keys and values."""
 
 _PRE_NORM = (Block, EvaBlock, BeitBlock, RelPosBlock)
 _POST_NORM = (ResPostBlock, EvaBlockPostNorm, ResPostRelPosBlock)
 
 
 def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Compute the class token's row (B, T) of a block's attention map, summed over the heads, and no other row.
+    """Compute only the class token's row (B, T) of a block's attention map, summed over the heads.
 
-    It is a softmax over all tokens (B, T, D) that enter the block, class token first. Some blocks take rotary positions
+    It is a softmax over all tokens (B, T, D) entering the block, class token first. Some blocks take rotary positions
     of the patch tokens, or add a bias (1 or B, H, T, T) to their scores.
 
     Raises:
@@ -51,12 +51,12 @@ def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None
 
 
 def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
-    """Compute what an attention pool attends to (B, T), a softmax over all tokens (B, T, D) that it pools.
+    """Compute the attention (B, T) of an attention pool, a softmax over all tokens (B, T, D) that it pools.
 
-    It is summed over heads, and over queries where their outputs are averaged.
+    It is summed over heads, and over queries if their outputs are averaged.
 
     Raises:
-        ModelError: If the pool has no queries of its own.
+        ModelError: If the pool has no learned queries.
     """
     if not isinstance(pool, AttentionPoolLatent) or pool.pos_embed is not None:
         raise ModelError(f"{type(pool).__name__} has no queries of its own to mask by")
@@ -72,13 +72,13 @@ def _attention_row(attn: Any, x: Tensor, rope: Tensor | None = None, bias: Tenso
     if rope is not None:
         prefix, half = attn.num_prefix_tokens, getattr(attn, "rotate_half", False)
         k = torch.cat([k[:, :, :prefix], apply_rot_embed_cat(k[:, :, prefix:], rope, half=half)], dim=2)
-    if k.shape[1] < q.shape[1]:  # heads share keys
+    if k.shape[1] < q.shape[1]:  # grouped-query attention
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return _softmax_row(q, k, None if bias is None else bias[:, :, :1])
 
 
 def _query_and_keys(attn: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token's query (B, 1, H * d), and all keys (B, T, H * d)."""
+    """Return the first token's query (B, 1, H * d), and all keys (B, T, H * d)."""
     if attn.qkv is None:
         return attn.q_proj(x[:, :1]), attn.k_proj(x)
     weight, bias = attn.qkv.weight, qkv_bias(attn)
@@ -88,7 +88,7 @@ def _query_and_keys(attn: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def qkv_bias(attn: Any) -> Tensor | None:
-    """What an attention adds to its queries, keys and values, one after the other."""
+    """Return the bias of an attention's queries, keys and values, concatenated."""
     if getattr(attn, "q_bias", None) is not None:
         return torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
     bias: Tensor | None = attn.qkv.bias
@@ -99,21 +99,23 @@ def _scaling_attention_row(block: ParallelScalingBlock, tokens: Tensor) -> Tenso
     x = block.in_norm(tokens)
     hidden, width = block.in_split[0], block.in_split[1]
     weight = block.in_proj.weight[hidden : hidden + 2 * width]
-    # timm gives this block a bias for the MLP part of the projection, or for none of q, k and v.
+    # In timm, this projection's bias covers either only its MLP part, or none of q, k and v.
     bias = None if block.in_proj.bias is None else block.in_proj.bias[hidden : hidden + 2 * width]
     q, k = F.linear(x, weight, bias).chunk(2, dim=-1)
     return _softmax_row(*_normed_heads(q[:, :1], k, block))
 
 
 def _normed_heads(q: Tensor, k: Tensor, attn: Any) -> tuple[Tensor, Tensor]:
-    """Queries (B, Q, H * d) and keys (B, T, h * d) as (B, H, Q, d) and (B, h, T, d), behind their norms."""
+    """Split queries (B, Q, H * d) and keys (B, T, h * d) into heads (B, H, Q, d) and (B, h, T, d), and
+    normalise them.
+    """
     size = q.shape[-1] // attn.num_heads
     q, k = (x.unflatten(-1, (-1, size)).transpose(1, 2) for x in (q, k))
     return (attn.q_norm(q), attn.k_norm(k)) if hasattr(attn, "q_norm") else (q, k)
 
 
 def _softmax_row(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Eq. 2 from queries (B, H, Q, d) and keys (B, H, T, d), summed over heads and queries: (B, T)."""
+    """Compute Eq. 2 from queries (B, H, Q, d) and keys (B, H, T, d), summed over heads and queries: (B, T)."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if bias is not None:
         scores = scores + bias

@@ -1,4 +1,4 @@
-"""What a method may ask of a model, whatever its architecture."""
+"""The interface that methods use on a model, whatever its architecture."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from torch import Tensor, nn
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 Scores = Literal["attention", "features", "gradcam"]
-"""What ranks patches: what the class token or the pool attends to, how strong their features are, or Grad-CAM."""
+"""How patches are scored: attention of the class token or the pool, norm of their features, or Grad-CAM."""
 
 
 @runtime_checkable
 class Backbone(Protocol):
-    """A classifier of images whose views may leave out patches.
+    """An image classifier whose views may leave out patches.
 
-    All views of a batch start from what `embed` returns: tokens, or the images
-    themselves where masks lie on pixels. Only the backbone looks into it;
-    others may index its images (B first) and hand it back.
+    All views of a batch start from the output of `embed`: tokens, or the images themselves if masks apply to pixels.
+    Only the backbone interprets it; others may index its images (B first) and pass it back.
 
     Attributes:
-        module: The timm model itself; parameters and deltas have its names.
-        kinds: What there is of it, each in a few words, and a timm model that is one.
+        module: The timm model itself, whose names parameters and deltas use.
+        kinds: Descriptions of its variants, with a timm model of each.
     """
 
     module: nn.Module
@@ -32,25 +31,27 @@ class Backbone(Protocol):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """What `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
+        """The modules that `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
 
     def parts(self, number: int) -> Sequence[nn.Module]:
-        """Return whose norms adapt with block `number`: its own; with the first, possibly the stem's."""
+        """Return the modules whose norms adapt with block `number`: the block and, with the first, possibly the
+        stem.
+        """
         return [self.blocks[number]]
 
     @property
     def channel_axis(self) -> int:
-        """Axis of the channels D in what blocks hand on, which is maps or tokens, with the images B first."""
+        """Axis of the channels D in the outputs of blocks, which are maps or tokens with the images B first."""
         return 1
 
     @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:
-        """Layers, by name, that may normalise by a batch's statistics while a method adapts."""
+        """Layers, by name, that may use a batch's statistics while a method adapts."""
         return {}
 
     @property
     def num_patches(self) -> int:
-        """Patches N of an image of the model's own size: what a mask leaves out some of."""
+        """Number of patches N of an image of the model's own size."""
 
     @property
     def patch_size(self) -> tuple[int, int]:
@@ -62,15 +63,15 @@ class Backbone(Protocol):
 
     @property
     def num_passing(self) -> int:
-        """About how many numbers a forward pass of one image holds beside its graph, at its widest."""
+        """Approximate number of values that a forward pass of one image holds beside its graph, at its widest."""
 
     @property
     def input_size(self) -> tuple[int, int] | None:
-        """Height and width that images must have; None for any."""
+        """Required height and width of images; None for any."""
 
     @property
     def num_classes(self) -> int:
-        """Classes of the head, 0 without one."""
+        """Number of classes of the head, 0 without one."""
         return getattr(self.module, "num_classes", 0) or 0
 
     @property
@@ -79,26 +80,26 @@ class Backbone(Protocol):
         return next(self.module.parameters()).device
 
     def embed(self, images: Tensor) -> Tensor:
-        """What all views of preprocessed images (B, 3, H, W) start from, B first."""
+        """Return the common start of all views of preprocessed images (B, 3, H, W), B first."""
 
     def count_patches(self, embedded: Tensor) -> int:
-        """Patches N of each of these images, whose size may be another than the model's own."""
+        """Return the number of patches N of each of these images, whose size may differ from the model's own."""
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits (B, C), of all patches or with only those at the positions (B, K) kept."""
+        """Return the logits (B, C) with all patches, or only with those at the indices `kept` (B, K)."""
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits (B, C) of preprocessed images (B, 3, H, W)."""
+        """Return the logits (B, C) of preprocessed images (B, 3, H, W)."""
         return self.classify(self.embed(images))
 
     def check_scores(self, kind: Scores) -> None:
         """Raise ModelError if this model has no such scores."""
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) of all patches, and scores (B, N) of each, which carry no gradient."""
+        """Return the logits (B, C) with all patches, and scores (B, N) of the patches, without gradient."""
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that the head makes them from."""
+        """Return the logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that enter the head."""
 
 
 def check_images(images: Tensor, input_size: tuple[int, int] | None) -> None:

@@ -1,4 +1,4 @@
-"""Batch norms while a model adapts: what they normalise by, and how their running statistics move."""
+"""Statistics of batch norms while a model adapts, and updates of their running statistics."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ from remtta.backbones.backbone import BatchNorm
 from remtta.models.precision import Context
 
 FEW = 16
-"""Images from which on a batch's statistics stand for themselves."""
+"""Batch size from which on a batch's statistics need no prior."""
 
 _log = logging.getLogger("remtta")
 
 
 class BatchStatistics(TorchFunctionMode):
-    """Context in which batch norms in eval mode normalise by what they are given, as a method wants it.
+    """Context in which batch norms in eval mode use the statistics that a method wants.
 
-    The statistics of a channel are those of the batch, blended with the
-    running ones as if these came from `prior` images more:
-    mean = (n mean_batch + prior mean_running) / (n + prior), and so the
-    variance. Gradients run through the batch's. Outside of the context, the
-    model has its running statistics.
+    A channel's statistics are those of the batch, blended with the running ones as if these came from `prior` further
+    images: mean = (n mean_batch + prior mean_running) / (n + prior), and likewise the variance. Gradients flow through
+    the batch's. Outside of the context, the model uses its running statistics.
 
     Attributes:
-        mixes: True if an image's logits owe something to the rest of its batch.
+        mixes: True if an image's logits depend on the rest of its batch.
 
     Args:
-        norms: The batch norms that this is about, by name.
-        kind: "batch", or "running" for the running ones alone.
-        prior: Images that the running ones count for; None for as many as the batch lacks of `FEW`.
+        norms: The batch norms affected, by name.
+        kind: "batch", or "running" for the running statistics alone.
+        prior: Number of images that the running statistics count for; None for as many as the batch lacks of `FEW`.
 
     Source: prior is N in Improving robustness against common corruptions by covariate shift adaptation,
-        arXiv:2006.16971; Tent, arXiv:2006.10726, has 0.
+    arXiv:2006.16971; Tent, arXiv:2006.10726, uses 0.
     """
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Literal["batch", "running"], prior: int | None) -> None:
@@ -59,7 +57,7 @@ class BatchStatistics(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def around(self, context: Context) -> Context:
-        """This within what a forward pass runs in anyway; only that, where there are no batch norms."""
+        """Return a context that combines `context` with this one; only `context` if there are no batch norms."""
         if not self._norms:
             return context
 
@@ -71,12 +69,12 @@ class BatchStatistics(TorchFunctionMode):
         return both
 
     def begin(self) -> None:
-        """Note the statistics of each layer's next batch, for `follow`."""
+        """Record the statistics of each layer's next batch, for `follow`."""
         self._noted, self._noting = {}, True
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
-        """Move the running statistics this share of the way to those noted."""
+        """Move the running statistics by this share towards the recorded ones."""
         self._noting = False
         for name, (mean, variance) in self._noted.items():
             running = self._norms[name]
@@ -85,7 +83,7 @@ class BatchStatistics(TorchFunctionMode):
             running.running_var.lerp_(variance, momentum)
 
     def warn_of_few(self, num_images: int) -> None:
-        """Tell once that batches are small, where nobody chose what to do about that."""
+        """Warn once about small batches, unless a prior was chosen."""
         if self.mixes and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
                 "batch norms cannot tell much from %d image(s): their running statistics count for %d more; "
@@ -96,7 +94,7 @@ class BatchStatistics(TorchFunctionMode):
         self._warned_of_few = True
 
     def warn_of_parts(self) -> None:
-        """Tell once that a batch goes through in parts."""
+        """Warn once that batches are split into parts."""
         if self.mixes and not self._warned_of_parts:
             _log.warning(
                 "batch norms normalise each micro-batch by its own statistics, so the update is not the whole batch's"
@@ -114,7 +112,7 @@ class BatchStatistics(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if running_mean is None or running_var is None or training:  # it has no statistics of its own
+        if running_mean is None or running_var is None or training:  # it has no running statistics
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         if self._noting:
             self._note(input, running_mean)
@@ -142,12 +140,12 @@ class BatchStatistics(TorchFunctionMode):
 
 
 def _others(input: Tensor) -> list[int]:
-    """Axes but the channels'."""
+    """Return all axes except the channels'."""
     return [0, *range(2, input.ndim)]
 
 
 def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
-    """The batch norms that have running statistics, by name."""
+    """Return the batch norms with running statistics, by name."""
     return {
         name: layer
         for name, layer in module.named_modules()
@@ -156,7 +154,7 @@ def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
 
 
 def running_statistics(norms: Mapping[str, BatchNorm]) -> dict[str, Tensor]:
-    """Running means and variances of batch norms, by their names in the model's state."""
+    """Return running means and variances of batch norms, by their names in the model's state."""
     return {
         f"{name}.{part}" if name else part: getattr(layer, part)
         for name, layer in norms.items()

@@ -1,7 +1,7 @@
-"""Transformers whose attentions add to their scores what depends on where two patches lie to each other.
+"""Transformers whose attention adds a bias that depends on the relative position of two patches.
 
-timm's Beit (BEiT, BEiT v2) and VisionTransformerRelPos. A masked view takes
-the rows and columns of this bias that belong to the tokens it keeps.
+These are timm's Beit (BEiT, BEiT v2) and VisionTransformerRelPos. A masked view selects the rows and columns of the
+bias that belong to the tokens it keeps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remtta.backbones.tokens import Transformer, gather_patches
 
 
 class _Place(NamedTuple):
-    """The bias that all blocks share, if they do, as timm's blocks take it, and the patches kept (B, K), or None."""
+    """The bias shared by all blocks, if any, in the form of timm's blocks; and the patches kept (B, K), or None."""
 
     shared: Tensor | None
     kept: Tensor | None
@@ -31,15 +31,15 @@ class _BiasedViT(Transformer):
     """At most a class token before the patches, and a bias (H, P + N, P + N)."""
 
     shared_argument: ClassVar[str]
-    """By what name blocks take the bias that all share."""
+    """Argument by which blocks take the shared bias."""
 
     @abstractmethod
     def _shared_bias(self) -> Tensor | None:
-        """The bias that all blocks share, as they take it."""
+        """Return the bias shared by all blocks, in the form they take."""
 
     @abstractmethod
     def _bias(self, attn: Any, shared: Tensor | None) -> Tensor | None:
-        """What an attention adds to its scores, (H, P + N, P + N)."""
+        """Return the bias that an attention adds to its scores, (H, P + N, P + N)."""
 
     @abstractmethod
     def _run_kept(self, block: Any, tokens: Tensor, bias: Tensor | None) -> Tensor:
@@ -47,7 +47,7 @@ class _BiasedViT(Transformer):
 
     @property
     def num_passing(self) -> int:
-        """Add the bias of each image in a masked view."""
+        """Includes each image's bias in a masked view."""
         first: Any = self.blocks[0]
         return super().num_passing + int(first.attn.num_heads) * self.num_tokens**2
 
@@ -77,7 +77,7 @@ class _BiasedViT(Transformer):
 
 
 class BEiT(_BiasedViT):
-    """A timm Beit, with a bias of each block, one for all, both or none."""
+    """A timm Beit, with a bias per block, a shared one, both or none."""
 
     architecture = Beit
     shared_argument = "shared_rel_pos_bias"
@@ -101,7 +101,7 @@ class BEiT(_BiasedViT):
 
 
 class RelativeViT(_BiasedViT):
-    """A timm VisionTransformerRelPos, with a bias from a table or a small MLP, of each block or one for all."""
+    """A timm VisionTransformerRelPos, with a bias from a table or a small MLP, per block or shared."""
 
     architecture = VisionTransformerRelPos
     shared_argument = "shared_rel_pos"
@@ -129,13 +129,15 @@ class RelativeViT(_BiasedViT):
 
 
 def gather_bias(bias: Tensor, kept: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Take the rows and columns (B, H, P + K, P + K) of a bias (H, P + N, P + N) of the patches kept (B, K); P <= 1."""
+    """Select the rows and columns (B, H, P + K, P + K) of a bias (H, P + N, P + N) for the patches kept (B, K);
+    P <= 1.
+    """
     tokens = F.pad(kept + num_prefix_tokens, (num_prefix_tokens, 0))
     return bias[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].transpose(0, 1)
 
 
 def _attend(attn: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-    """timm's attention of these tokens (B, T, D) with this bias in place of its own, which is for all tokens."""
+    """Compute timm's attention on tokens (B, T, D) with this bias in place of its own, which is for all tokens."""
     q, k, v = F.linear(x, attn.qkv.weight, qkv_bias(attn)).chunk(3, dim=-1)
     q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
     if hasattr(attn, "q_norm"):

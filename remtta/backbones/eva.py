@@ -1,7 +1,7 @@
-"""timm's Eva: EVA, EVA-02, DINOv3, Perception Encoder and the ViTs whose positions are rotary.
+"""timm's Eva: EVA, EVA-02, DINOv3, Perception Encoder and the ViTs with rotary positions.
 
-Rotary positions turn queries and keys in every block, so a masked view takes
-those of the patches it keeps along with their tokens.
+Rotary positions rotate queries and keys in every block, so a masked view selects those of the patches it keeps along
+with their tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remtta.backbones.tokens import Transformer, gather_patches
 
 
 class RotaryViT(Transformer):
-    """A timm Eva, with or without rotary positions, which may differ from block to block and from head to head."""
+    """A timm Eva, with or without rotary positions, which may differ between blocks and heads."""
 
     architecture = Eva
     kinds: ClassVar[Mapping[str, str]] = {
@@ -40,13 +40,13 @@ class RotaryViT(Transformer):
         return tokens, ropes
 
     def _placed(self, patches: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The tokens that enter the first block, and the rotary positions of all patches."""
+        """Return the tokens entering the first block, and the rotary positions of all patches."""
         tokens, rope = self.module._pos_embed(patches)
         return self.module.norm_pre(tokens), rope
 
     @property
     def _mixed(self) -> bool:
-        """True if each block has rotary positions of its own."""
+        """True if each block has its own rotary positions."""
         return bool(getattr(self.module, "rope_mixed", False))
 
     @property
@@ -62,9 +62,9 @@ class RotaryViT(Transformer):
 
 
 def gather_rope(rope: Tensor, kept: Tensor) -> Tensor:
-    """The rotary positions of the patches kept (B, K), as timm's attentions take them.
+    """Return the rotary positions of the patches kept (B, K), in the form of timm's attentions.
 
-    Of (N, d) they are (B, 1, K, d); where heads have their own, (H, N, d), they are (B, H, K, d).
+    (N, d) become (B, 1, K, d); per-head positions (H, N, d) become (B, H, K, d).
     """
     if rope.ndim == 2:
         return rope[kept].unsqueeze(1)

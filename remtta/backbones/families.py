@@ -1,4 +1,4 @@
-"""The architectures that can be adapted, and what makes a backbone of each."""
+"""The architectures that can be adapted, and their backbones."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     NaFlexVit: FlexibleViT,
     **dict.fromkeys(LAYOUTS, ImageBackbone),
 }
-"""What makes a backbone of a model of each class, or refuses it by a ModelError; the first class that fits counts."""
+"""Model class to a function that returns its backbone, or raises ModelError; the first matching class counts."""
 
 
 def backbone_of(model: nn.Module) -> Backbone:
-    """The backbone that a model is, itself or inside DataParallel-like and compiled wrappers.
+    """Return the backbone of a model, which may be inside DataParallel-like and compiled wrappers.
 
     Raises:
-        ModelError: If there is none, or if it cannot be adapted, with the reason.
+        ModelError: If there is none, or it cannot be adapted, with the reason.
     """
     inner = model
     while True:
@@ -69,7 +69,7 @@ def with_tokens(backbone: Backbone, method: str) -> Transformer:
 
 
 def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
-    """Return the same backbone; raise ModelError if its blocks take more than tokens, or none."""
+    """Return the same backbone; raise ModelError unless its blocks take tokens and nothing else."""
     tokens = with_tokens(backbone, method)
     if not isinstance(tokens, ViT):
         raise ModelError(
@@ -80,13 +80,13 @@ def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks with torch.compile, in place; parameter names stay as they are."""
+    """Compile the blocks with torch.compile, in place; parameter names do not change."""
     for block in backbone_of(model).blocks:
         block.compile(dynamic=True)  # the views differ in their number of tokens
 
 
 def modules_in_families() -> list[str]:
-    """Return timm's modules that know a class of FAMILIES."""
+    """Return timm's modules that define or import a class of FAMILIES."""
     kinds = tuple(FAMILIES)
     modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
     return [
@@ -97,7 +97,7 @@ def modules_in_families() -> list[str]:
 
 
 def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Raise ModelError at a timm architecture that no method adapts, before its weights are downloaded or read.
+    """Raise ModelError for a timm architecture that no method adapts, before its weights are downloaded or read.
 
     Folders, hub repositories and unknown names are left to `load_model`.
     """
@@ -105,9 +105,9 @@ def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) ->
     if architecture not in timm.list_models():
         return
     try:
-        with torch.device("meta"):  # which takes no memory
+        with torch.device("meta"):  # allocates no memory
             model = timm.create_model(architecture, pretrained=False, **(model_kwargs or {}))
-    except Exception as error:  # `load_model` meets it again, and tells it
+    except Exception as error:  # `load_model` fails in the same way, and reports it
         _log.debug("%s cannot be checked beforehand: %s", name, error)
         return
     try:

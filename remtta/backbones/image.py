@@ -1,4 +1,4 @@
-"""timm's hierarchical and convolutional classifiers: masks lie on the image, as there are no tokens to leave out."""
+"""timm's hierarchical and convolutional classifiers, which are masked in the image, since they have no patch tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError
 from remtta.models.preprocessing import preprocessing_of
 
-_HELD = 4  # tensors of the largest size that a block holds at a time: what enters, its norm, what leaves, an activation
+_HELD = 4  # tensors of the largest size that a block holds at once: input, its norm, output, an activation
 
 
 LAYOUTS: Mapping[type[nn.Module], tuple[str, str]] = {
@@ -41,32 +41,31 @@ LAYOUTS: Mapping[type[nn.Module], tuple[str, str]] = {
     MobileNetV3: ("blocks", "conv_stem bn1"),
     RegNet: ("s1 s2 s3 s4", "stem"),
 }
-"""Attributes that hold the stages of each family, or one list of them all, and what comes before them.
+"""Attributes with the stages of each family, or with the list of them all, and those of the stem.
 
-What comes behind them adapts only where all norms do.
+Layers after the stages adapt only if all norms do.
 """
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What an image of some size becomes."""
+    """Sizes within the model for images of some size."""
 
     grid: tuple[int, int]  # rows and columns of the last feature map
-    num_tokens: int  # positions of the map behind the first stage
-    most_values: int  # numbers of the largest tensor
+    num_tokens: int  # positions of the map after the first stage
+    most_values: int  # size of the largest tensor
 
 
 _SHAPES: WeakKeyDictionary[nn.Module, dict[tuple[int, int], _Shape]] = WeakKeyDictionary()
-"""What is known of each model, by height and width: it takes a forward pass to find out."""
+"""Shapes of each model by height and width, cached because each takes a forward pass."""
 
 
 class ImageBackbone(Backbone):
-    """A classifier by stages, whose views are images; masked ones have the mean colour where patches are left out.
+    """A classifier with stages, whose views are images; masked patches have the mean colour.
 
-    The patches are the cells of the last feature map, laid over the image. The
-    paper says that CNNs mask pixels or patches of the input and not what
-    becomes of these: here they are zero after normalisation, which is the mean
-    colour of the preprocessing.
+    Patches are the cells of the last feature map, projected onto the image. The paper says that CNNs mask pixels or
+    patches of the input, but not with what value: here they are zero after normalisation, which is the mean colour of
+    the preprocessing.
     """
 
     kinds: ClassVar[Mapping[str, str]] = {
@@ -118,7 +117,7 @@ class ImageBackbone(Backbone):
 
     @property
     def num_tokens(self) -> int:
-        """Positions of the map behind the first stage, of an image of the model's own size."""
+        """Positions of the map after the first stage, for an image of the model's own size."""
         return self._own_shape.num_tokens
 
     @property
@@ -149,10 +148,10 @@ class ImageBackbone(Backbone):
             )
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and a score (B, N) of each position of the last feature map.
+        """Return the logits (B, C), and a score (B, N) of each position of the last feature map.
 
-        "features" are the L2 norms of the features (feature activation),
-        "gradcam" is how much they say for the predicted class.
+        "features" is the L2 norm of the features (feature activation), "gradcam" their contribution to the predicted
+        class.
 
         Source: Ranked Entropy Minimization, arXiv:2505.16441, "Experiments on Different Network Architectures".
         """
@@ -169,11 +168,10 @@ class ImageBackbone(Backbone):
     @torch.inference_mode(False)  # the caller may be inside one
     @torch.enable_grad()
     def _class_activation(self, features: Tensor) -> Tensor:
-        """Grad-CAM (B, N) of the predicted class over the last feature map.
+        """Return Grad-CAM (B, N) of the predicted class over the last feature map.
 
-        Each channel weighs as much as the class's logit rises with it, on the
-        mean over all positions. Grad-CAM then cuts off what is negative; as
-        this changes no order but makes ties, it is left out.
+        Each channel is weighted by the gradient of the class's logit, averaged over all positions. Grad-CAM then clips
+        negative values; that is left out, since it only creates ties in the order.
 
         Source: Grad-CAM, arXiv:1610.02391, Eq. 1 and 2.
         """
@@ -184,7 +182,7 @@ class ImageBackbone(Backbone):
         return (weights * self._positions_first(features.detach()).float()).sum(-1)
 
     def _positions_first(self, features: Tensor) -> Tensor:
-        """A feature map, in the order of axes that the model has, as (B, N, D)."""
+        """Return a feature map in the model's axis order as (B, N, D)."""
         return features.movedim(self.channel_axis, -1).flatten(1, 2)
 
     @property
@@ -202,7 +200,7 @@ class ImageBackbone(Backbone):
         return self._shapes[height, width]
 
     def _measure(self, height: int, width: int) -> _Shape:
-        """Run the model without computing anything, on tensors that have a shape and no content."""
+        """Run the model on meta tensors, which have a shape but no content, to find its shapes."""
         model, first = self.module, self.blocks[0]
         sizes: list[torch.Size] = []
         most = 0
@@ -228,14 +226,14 @@ class ImageBackbone(Backbone):
         return _Shape(self._grid(features.shape), math.prod(self._grid(sizes[0])), most)
 
     def _grid(self, shape: torch.Size) -> tuple[int, int]:
-        """Rows and columns of a feature map of this shape."""
+        """Return the rows and columns of a feature map of this shape."""
         return (shape[1], shape[2]) if self.channel_axis == -1 else (shape[2], shape[3])
 
 
 def paint_out(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Set the patches of images (B, 3, H, W) to zero that are not kept (B, K), positions on the grid, row by row.
+    """Set the patches of images (B, 3, H, W) to zero except those kept (B, K), indices on the grid in row-major order.
 
-    Where H or W is no multiple of the grid's rows and columns, patches differ in size by a pixel.
+    If the grid does not divide H or W, patches differ in size by a pixel.
     """
     stays = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
     return images * F.interpolate(stays.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")

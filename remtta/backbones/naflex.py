@@ -1,4 +1,4 @@
-"""timm's NaFlexVit, which takes images of any size and shape that its patches divide."""
+"""timm's NaFlexVit, which accepts images of any size and aspect ratio that its patches divide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remtta.models.preprocessing import preprocessing_of
 
 
 class FlexibleViT(RotaryViT):
-    """A timm NaFlexVit on batches of images of one size; none that cuts its patches by a convolution or pads images."""
+    """A timm NaFlexVit on batches of equally sized images, with linear patch embedding and without padding."""
 
     architecture = NaFlexVit
     kinds: ClassVar[Mapping[str, str]] = {
@@ -42,10 +42,10 @@ class FlexibleViT(RotaryViT):
 
     @property
     def input_size(self) -> tuple[int, int] | None:
-        return None  # any that the patches divide
+        return None  # any size that the patches divide
 
     def embed_patches(self, images: Tensor) -> Tensor:
-        """Patches (B, rows, columns, D).
+        """Return patches (B, rows, columns, D).
 
         Raises:
             UsageError: If the patches do not divide the images.
@@ -55,7 +55,7 @@ class FlexibleViT(RotaryViT):
             size = "x".join(map(str, images.shape[2:]))
             raise UsageError(f"images of {size} pixels are no whole patches of {height}x{width}; choose --input-size")
         cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, 3, rows, height, columns, width)
-        last = getattr(self._embeds, "channels_last", True)  # as always in older versions of timm
+        last = getattr(self._embeds, "channels_last", True)  # always so in older versions of timm
         pixels = cut.permute(0, 2, 4, 3, 5, 1) if last else cut.permute(0, 2, 4, 1, 3, 5)
         pixels = pixels.flatten(3)
         if self._embeds.norm_input is not None:
@@ -65,7 +65,7 @@ class FlexibleViT(RotaryViT):
 
     def _placed(self, patches: Tensor) -> tuple[Tensor, Tensor | None]:
         embeds, grid = self._embeds, list(patches.shape[1:3])
-        tokens = patches.flatten(1, 2).clone()  # as timm adds the positions in place
+        tokens = patches.flatten(1, 2).clone()  # timm adds the positions in place
         if embeds.pos_embed_type == "learned":
             embeds._apply_learned_pos_embed(tokens, grid_size=grid)
         elif embeds.pos_embed_type == "factorized":

@@ -1,4 +1,4 @@
-"""The parameters that adapt: a choice by the model's structure, never by the names of its parameters."""
+"""The norm parameters that adapt, found by module type, never by parameter name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, n
 
 
 def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
-    """Choose the norm parameters that adapt.
+    """Select the norm parameters that adapt.
 
     Args:
         backbone: The classifier.
-        adapt_layers: None for the first three quarters of the blocks, "all"
-            for every norm of the model, or block numbers ("0-8", "0,2,4-6").
+        adapt_layers: None for the first three quarters of the blocks, "all" for every norm of the model, or block
+            numbers ("0-8", "0,2,4-6").
 
     Returns:
         Parameter name (as in `backbone.module.named_parameters()`) to parameter, in model order.
 
     Raises:
         ModelError: If nothing is left to adapt.
-        UsageError: If the choice cannot be read, or names a block that does not exist.
+        UsageError: If the selection cannot be parsed, or names a block that does not exist.
     """
     depth = len(backbone.blocks)
     if adapt_layers == "all":
@@ -54,12 +54,12 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
 
 
 def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """All normalisation layers of a module, by name."""
+    """Return all normalisation layers of a module, by name."""
     return {name: part for name, part in module.named_modules() if isinstance(part, _NORMS)}
 
 
 def _whereabouts(backbone: Backbone) -> str:
-    """Say where they may have gone."""
+    """Return a hint on why there are no norms."""
     layers = list(backbone.module.modules())
     if frozen := sum("FrozenBatchNorm" in type(layer).__name__ for layer in layers):
         return f"; {frozen} batch norms of the model are frozen: load it with batch norms that train"

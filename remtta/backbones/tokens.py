@@ -1,4 +1,4 @@
-"""Transformers whose blocks run one after the other over a list of tokens."""
+"""Transformers whose blocks run sequentially on a list of tokens."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 class Transformer(Backbone):
     """A timm transformer whose images are embedded once for all views; every block keeps timm's fused attention.
 
-    A masked view differs from the plain one only in the patch tokens it keeps,
-    each with its own position. A family says by `_begin` how embedded images
-    become tokens, and by `_run` how a block runs.
+    A masked view differs from the plain one only in the patch tokens it keeps, each with its own position. Subclasses
+    define `_begin`, which turns embedded images into tokens, and `_run`, which runs a block.
 
-    Tokens are (B, P + N, D): P prefix tokens (class token first, if there is
-    one), then N patch tokens. Blocks may take more than tokens, such as where
-    each token's patch lies: `enter` returns it for every block.
+    Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Blocks may take
+    more than tokens, e.g. the position of each token's patch: `enter` returns it for every block.
 
     Args:
         module: The model; forward passes expect it in eval mode.
 
     Raises:
-        ModelError: If it runs in a way of its own, or does not pool its tokens.
+        ModelError: If it overrides timm's forward pass, or does not pool its tokens.
     """
 
     architecture: ClassVar[Any]
@@ -49,14 +47,16 @@ class Transformer(Backbone):
 
     @abstractmethod
     def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Any]]:
-        """From what `embed` returns, tokens of all patches or of those kept (B, K), and what each block takes too."""
+        """Return tokens of all patches, or of those kept (B, K), and each block's further argument, from the output of
+        `embed`.
+        """
 
     @abstractmethod
     def _run(self, block: Any, tokens: Tensor, place: Any) -> Tensor:
-        """The tokens behind a block."""
+        """Return the tokens after a block."""
 
     def _class_attention(self, tokens: Tensor, place: Any) -> Tensor:
-        """What the class token attends to (B, T) in the last block."""
+        """Return the attention of the class token (B, T) in the last block."""
         return class_attention(self.blocks[-1], tokens)
 
     @property
@@ -78,7 +78,7 @@ class Transformer(Backbone):
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """Height and width of what becomes a token, in pixels: of a hybrid, all that its stem shrinks to one place."""
+        """Height and width of a token's patch, in pixels; for a hybrid, the stem's total stride."""
         height, width = self.module.patch_embed.feat_ratio(as_scalar=False)
         return int(height), int(width)
 
@@ -88,7 +88,7 @@ class Transformer(Backbone):
 
     @property
     def num_passing(self) -> int:
-        """A block's widest tensors: queries, keys, values, the MLP's hidden layer and what is around them."""
+        """A block's widest tensors: queries, keys, values, the MLP's hidden layer and their surroundings."""
         return 14 * self.num_tokens * self.width
 
     @property
@@ -98,17 +98,17 @@ class Transformer(Backbone):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """P: class, register and distillation tokens."""
+        """P: number of class, register and distillation tokens."""
         return int(self.module.num_prefix_tokens)
 
     @property
     def width(self) -> int:
-        """D: numbers of a token."""
+        """D: width of a token."""
         return int(self.module.embed_dim)
 
     @property
     def attention_weights(self) -> Sequence[str]:
-        """Names of the weights of the linear layers of softmax attentions, block by block; empty if it has none."""
+        """Weight names of the linear layers in softmax attentions, block by block; empty if there are none."""
         attentions = [name for name, module in self.module.named_modules() if isinstance(module, SOFTMAX)]
         names = [f"{name}.{layer}.weight" for name in attentions for layer in _LINEAR_LAYERS]
         known = dict(self.module.named_parameters()).keys()
@@ -118,16 +118,16 @@ class Transformer(Backbone):
         return self.embed_patches(images)
 
     def embed_patches(self, images: Tensor) -> Tensor:
-        """Patches (B, N, D), or (B, rows, columns, D) where the model takes any size."""
+        """Return patches (B, N, D), or (B, rows, columns, D) if the model accepts any size."""
         patches: Tensor = self.module.patch_embed(images)
         return patches
 
     def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
-        """The tokens (B, P + N, D) that enter the first block, and what each block takes beside them."""
+        """Return the tokens (B, P + N, D) entering the first block, and each block's further argument."""
         return self._begin(patches)
 
     def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
-        """The tokens behind the final norm, from what `enter` returned."""
+        """Return the tokens after the final norm, from the output of `enter`."""
         return self.norm(self._run(self.blocks[-1], self._before_last(tokens, places), places[-1]))
 
     def count_patches(self, embedded: Tensor) -> int:
@@ -138,7 +138,7 @@ class Transformer(Backbone):
         return self._classify_last(self._before_last(tokens, places), places[-1])
 
     def check_scores(self, kind: Scores) -> None:
-        """Raise ModelError at Grad-CAM, as there is no feature map, and at attention without a plain softmax."""
+        """Raise ModelError for Grad-CAM, which needs a feature map, and for attention without a plain softmax."""
         name = type(self.module).__name__
         if kind == "gradcam":
             raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
@@ -156,11 +156,10 @@ class Transformer(Backbone):
                     pool_attention(self.module.attn_pool, tokens)
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and a score (B, N) of each patch token.
+        """Return the logits (B, C), and a score (B, N) of each patch token.
 
-        "attention" is what the class token attends to in the last block, or
-        without one what the attention pool does; "features" the L2 norm of the
-        patch's token that enters the last block.
+        "attention" is the attention of the class token in the last block, or of the attention pool if there is no class
+        token; "features" is the L2 norm of the patch's token entering the last block.
 
         Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2, and "Experiments on Different Network
         Architectures" (feature activation; it names no layer).
@@ -181,17 +180,17 @@ class Transformer(Backbone):
         return self.head(tokens), self.module.forward_head(tokens, pre_logits=True)
 
     def norm(self, tokens: Tensor) -> Tensor:
-        """Tokens behind the final norm."""
+        """Apply the final norm."""
         normed: Tensor = self.module.norm(tokens)
         return normed
 
     def head(self, tokens: Tensor) -> Tensor:
-        """Logits (B, C) from tokens behind the final norm."""
+        """Return the logits (B, C) from tokens after the final norm."""
         logits: Tensor = self.module.forward_head(tokens)
         return logits
 
     def _classify_with_pool(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and what the pool attends to among the patches, from all tokens behind the final norm."""
+        """Return the logits and the pool's attention to the patches, from all tokens after the final norm."""
         prefix = self.num_prefix_tokens
         with torch.no_grad():
             pooled = tokens if self._pools_prefix else tokens[:, prefix:]
@@ -200,22 +199,22 @@ class Transformer(Backbone):
 
     @property
     def _pools_prefix(self) -> bool:
-        """True if the attention pool sees the prefix tokens, too."""
+        """True if the attention pool includes the prefix tokens."""
         return bool(getattr(self.module, "pool_include_prefix", False))
 
     def _before_last(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
-        """The tokens that enter the last block."""
+        """Return the tokens entering the last block."""
         for block, place in zip(self.blocks[:-1], places, strict=False):
             tokens = self._run(block, tokens, place)
         return tokens
 
     def _classify_last(self, tokens: Tensor, place: Any) -> Tensor:
-        """Logits from the tokens that enter the last block."""
+        """Return the logits from the tokens entering the last block."""
         return self.head(self.norm(self._run(self.blocks[-1], tokens, place)))
 
 
 def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Keep of tokens (B, P + N, D) the P prefix tokens, and the patch tokens at positions (B, K): (B, P + K, D)."""
+    """Select the P prefix tokens and the patch tokens at indices (B, K) from (B, P + N, D): (B, P + K, D)."""
     patch_tokens = tokens[:, num_prefix_tokens:]
     chosen = patch_tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
     return torch.cat([tokens[:, :num_prefix_tokens], chosen], dim=1)

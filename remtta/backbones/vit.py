@@ -15,10 +15,10 @@ from remtta.backbones.tokens import Transformer, gather_patches
 
 
 class ViT(Transformer):
-    """A timm VisionTransformer; positions are part of its tokens, so that its views start from these.
+    """A timm VisionTransformer; its views start from tokens that include positions.
 
-    Its blocks take tokens and nothing else, so that methods may put tokens
-    between them. Of the last block only those are computed that the head reads.
+    Its blocks take only tokens, so methods may insert tokens between them. The last block computes only tokens that the
+    head reads.
     """
 
     architecture = VisionTransformer
@@ -34,7 +34,7 @@ class ViT(Transformer):
 
     @property
     def num_tokens_read(self) -> int | None:
-        """The number of leading tokens that the head reads; None if it reads others too, or cannot be told."""
+        """The number of leading tokens that the head reads; None if it reads others too, or that is unknown."""
         vit, kind = self.module, type(self.module)
         if kind.forward_head is VisionTransformerDistilled.forward_head:
             return 2  # the class token and the distillation token
@@ -42,7 +42,7 @@ class ViT(Transformer):
         return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
 
     def embed(self, images: Tensor) -> Tensor:
-        """Tokens (B, P + N, D) that enter the first block."""
+        """Return the tokens (B, P + N, D) entering the first block."""
         return self._placed(self.embed_patches(images))
 
     def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
@@ -52,7 +52,7 @@ class ViT(Transformer):
         return embedded.shape[1] - self.num_prefix_tokens
 
     def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        """All prefix tokens, and the patch tokens at these positions (B, K)."""
+        """Return all prefix tokens, and the patch tokens at these indices (B, K)."""
         return gather_patches(tokens, kept, self.num_prefix_tokens)
 
     def _placed(self, patches: Tensor) -> Tensor:
@@ -74,7 +74,10 @@ class ViT(Transformer):
 
 
 def _first_tokens(block: Block, tokens: Tensor, count: int) -> Tensor:
-    """A block's first `count` output tokens (B, count, D): all keys and values, but only their queries and MLP."""
+    """Return a block's first `count` output tokens (B, count, D).
+
+    All keys and values are computed, but only their queries and MLP outputs.
+    """
     attn: Any = block.attn
     x = block.norm1(tokens)
     read, width = x[:, :count], attn.attn_dim

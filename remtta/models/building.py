@@ -1,4 +1,4 @@
-"""Build a timm model by its name, and say in a line why one cannot be built."""
+"""Build a timm model by its name, and explain in one line why one cannot be built."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaErro
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
-_MOST_NAMED = 3  # names offered in place of one that there is not
+_MOST_NAMED = 3  # suggestions for an unknown name
 _MOST_BYTES = 2**36  # of weights: twice timm's largest model
-_LEAST_BYTES, _MOST_TIMES = 2**30, 16  # from which on weights may take so many times their file's size
+_LEAST_BYTES, _MOST_TIMES = 2**30, 16  # above this, weights may take this many times their file's size
 
 _log = logging.getLogger("remtta")
 
@@ -38,12 +38,12 @@ def create(
     input_size: tuple[int, int] | None = None,
     checkpoint: str | Path | None = None,
 ) -> nn.Module:
-    """Build a timm model; those that take images of any size are not told of an input size.
+    """Build a timm model; an input size is ignored by models that accept any.
 
-    The checkpoint, where there is one, is read later; a model far larger than that is refused.
+    A checkpoint is only read later, but a model that is far larger is rejected here.
 
     Raises:
-        UsageError: If the name is unknown, or the model does not take an argument.
+        UsageError: If the name is unknown, or the model does not accept an argument.
         ModelError: If it cannot be built.
         CheckpointError: If its folder is damaged.
         DownloadError: If its weights cannot be downloaded.
@@ -76,7 +76,7 @@ def create(
 
 
 def _check_name(name: str) -> None:
-    """Raise UsageError, with names that there are, at one that there is not."""
+    """Raise UsageError, with suggestions, if a name is unknown."""
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
         like = difflib.get_close_matches(name, models, n=_MOST_NAMED, cutoff=0.4)
@@ -95,7 +95,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise CheckpointError if a folder's config.json is not of timm's form."""
+    """Raise CheckpointError if a folder's config.json is not in timm's format."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -113,10 +113,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, Any]) -> None:
-    """Refuse a model far larger than its weights, or than any, before it takes memory.
+    """Raise if a model is far larger than its weights file, or than any model, before it takes memory.
 
     Raises:
-        ModelError: Saying how large it would be.
+        ModelError: Stating how large it would be.
     """
     if negative := [f"{key}={value}" for key, value in kwargs.items() if isinstance(value, int) and value < 0]:
         raise ModelError(f"{name} could not be built: {negative[0]} is negative")
@@ -124,9 +124,9 @@ def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, A
     if not (kwargs or local) or name.startswith(_HUB):
         return
     try:
-        with torch.device("meta"):  # which takes no memory
+        with torch.device("meta"):  # allocates no memory
             model = timm.create_model(name, pretrained=False, **kwargs)
-    except Exception as error:  # the model itself meets it again, where it is told
+    except Exception as error:  # building the model fails in the same way, and reports it
         _log.debug("the size of %s is not known beforehand: %s", name, error)
         return
     num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -158,9 +158,9 @@ def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaEr
 
 
 def _reason(error: BaseException) -> str:
-    """Say in a line what went wrong, in plain words where a library has none."""
+    """Return in one line what went wrong, rephrasing unhelpful messages of libraries."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
-    if "weights_only" in lines[0]:  # torch and timm advise to load them all the same
+    if "weights_only" in lines[0]:  # torch and timm would suggest to load them nonetheless
         return (
             "its weights hold more than weights and could run code, so they were not loaded; save them as safetensors"
         )
@@ -175,8 +175,8 @@ def _reason(error: BaseException) -> str:
 def reachable_or_offline() -> Iterator[None]:
     """Use only weights already downloaded if the hub's name cannot be resolved.
 
-    Without this, a machine without a network waits most of a minute through
-    retries, each with lines of its own on standard error.
+    Otherwise a machine without a network would wait most of a minute through retries, with their messages on standard
+    error.
     """
     log = logging.getLogger("huggingface_hub")
     level, offline = log.level, constants.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""What travels with a timm model in its `pretrained_cfg`, and a model in words and numbers, read off once."""
+"""Metadata of a timm model in its `pretrained_cfg`, and a summary of a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from remtta.models.hashing import state_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import ModelOptions
 
-UNKNOWN = "unknown"  # name of a model that `load_model` did not build
+UNKNOWN = "unknown"  # name of a model not built by `load_model`
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a run needs to know of its model beside the model itself."""
+    """A summary of a run's model."""
 
-    origin: Mapping[str, Any]  # what `load_model` built it from; the name "unknown" for any other model
+    origin: Mapping[str, Any]  # how `load_model` built it; the name "unknown" for any other model
     sha256: str  # of its whole state, the source weights
     preprocessing: Preprocessing
     labels: Sequence[str] | None
@@ -42,9 +42,12 @@ class ModelCard:
 
 
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
-    """Read the card off a classifier at its source weights.
+    """Return the card of a classifier at its source weights.
 
-    By default the preprocessing is what it asks for. Where its head was cut, `sha256` is that of the whole model.
+    Args:
+        model: The classifier.
+        preprocessing: By default the model's own.
+        sha256: Hash of the whole model, to be given if its head is restricted.
     """
     return ModelCard(
         origin=origin_of(model),
@@ -57,7 +60,7 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
 
 
 def origin_of(model: nn.Module) -> dict[str, Any]:
-    """Return what `load_model` built a model from, for records and deltas; the name "unknown" for any other model."""
+    """Return how `load_model` built a model, for records and deltas; the name "unknown" for any other model."""
     return dict(config_of(model).get("built_from") or {"name": UNKNOWN})
 
 
@@ -66,7 +69,9 @@ def config_of(model: Any) -> dict[str, Any]:
 
 
 def built_from(given: ModelOptions) -> dict[str, Any]:
-    """Arguments of `load_model` that build the same model from anywhere, ready for JSON: paths are absolute."""
+    """Return arguments of `load_model` that build the same model from any folder, ready for JSON: paths are
+    absolute.
+    """
     texts = given.text_embeddings
     return {
         "name": given.name,
@@ -80,17 +85,17 @@ def built_from(given: ModelOptions) -> dict[str, Any]:
 
 
 def labels_of(model: nn.Module) -> list[str] | None:
-    """The class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
+    """Return the class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
     return known_labels(model, config_of(model))
 
 
 def set_labels(model: Any, labels: Sequence[str]) -> None:
-    """Name the classes of a timm model; raise UsageError if there are more or fewer names than classes."""
+    """Set the class names of a timm model; raise UsageError if their number is not that of the classes."""
     model.pretrained_cfg = {**model.pretrained_cfg, "label_names": checked_labels(labels, model)}
 
 
 def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | None:
-    """Class names, which may be in a file of one per line.
+    """Return class names, which may be given as a file with one per line.
 
     Raises:
         UsageError: If the file cannot be read.
@@ -125,7 +130,7 @@ def known_labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
 
 def _own_labels(config: Mapping[str, Any]) -> list[str]:
     names = config.get("label_names") or ()
-    if isinstance(names, Mapping):  # timm also takes class number -> name, whose numbers JSON makes text
+    if isinstance(names, Mapping):  # timm also accepts class number -> name; in JSON, the numbers are strings
         by_number = {str(number): name for number, name in names.items()}
         names = [by_number[str(number)] for number in range(len(by_number)) if str(number) in by_number]
     return [str(name) for name in names]

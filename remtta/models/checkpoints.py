@@ -1,4 +1,4 @@
-"""Read weights from the files people have, without ever running code from them."""
+"""Read weights from common file formats, without ever running code from them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,16 @@ _SHOWN = 3  # names listed in an error before "and N more"
 
 
 def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, Any]:
-    """Load every weight of a timm model from a file, all or nothing; return what their names say of the preprocessing.
+    """Load every weight of a timm model from a file, all or nothing; return the preprocessing implied by their names.
 
-    The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read
-    in weights-only mode: a bare state dict, or one under "state_dict" or "model",
-    with or without wrapper prefixes. Weights may have timm's names, torchvision's
-    (ResNet, ViT, Swin, ConvNeXt) or, for a model that is built from such a folder,
-    transformers'. They are converted to the model's dtype; the preprocessing is in
-    the terms of timm's `pretrained_cfg`.
+    The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read in weights-only mode: a bare state
+    dict, or one under "state_dict" or "model", with or without wrapper prefixes. Weights may have timm's names,
+    torchvision's (ResNet, ViT, Swin, ConvNeXt) or, for a model built from such a folder, transformers'. They are
+    converted to the model's dtype; the preprocessing is in the terms of timm's `pretrained_cfg`.
 
     Raises:
-        CheckpointError: If the file cannot be read, holds anything but
-            weights, or does not fit the model.
-        UsageError: If there is no such file.
+        CheckpointError: If the file cannot be read, holds anything but weights, or does not fit the model.
+        UsageError: If the file does not exist.
     """
     if not path.is_file():
         raise UsageError(f"{path}: no such checkpoint file")
@@ -66,7 +63,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
 
 
 def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights in a file, and what their names say of the preprocessing."""
+    """Return the weights in a file under timm's names, and the preprocessing implied by their names."""
     state = _strip_wrappers(read_weights(path, use_ema), model)
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
@@ -84,7 +81,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
 
 
 def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
-    """Raise CheckpointError, naming the first tensor that is not of the plain, finite numbers that weights are."""
+    """Raise CheckpointError, naming the first tensor that is not dense, floating-point and finite."""
     own = model.state_dict()
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -104,11 +101,11 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
 
 
 def read_weights(path: Path, use_ema: bool = False) -> Mapping[str, Tensor]:
-    """Read the named weights in a file, as they are.
+    """Read the named weights in a file, unchanged.
 
     Raises:
         CheckpointError: If it cannot be read, or holds anything else.
-        UsageError: If there is no such file.
+        UsageError: If the file does not exist.
     """
     if not path.is_file():
         raise UsageError(f"{path}: no such checkpoint file")
@@ -126,7 +123,7 @@ def _read(path: Path) -> object:
             start = file.read(16)
         if not start.startswith(_TORCH_STARTS):
             raise ValueError(f"it starts with {start!r}" if start else "it is empty")
-        # timm's training checkpoints keep their command line as an argparse.Namespace, which is inert.
+        # timm's training checkpoints store their command line as an argparse.Namespace, which is harmless.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -134,7 +131,7 @@ def _read(path: Path) -> object:
             f"{path} holds more than weights ({_unsafe_names(path)}) and could run code, so it was not loaded; "
             "save it again with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
-    except Exception as error:  # damage shows in zipfile, struct, pickle or torch, which share no base class
+    except Exception as error:  # zipfile, struct, pickle and torch share no base class
         raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {_first_line(error)}") from error
 
 
@@ -142,7 +139,7 @@ def _unsafe_names(path: Path) -> str:
     try:
         names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
         return ", ".join(names[:_SHOWN]) or "pickled objects"
-    except Exception:  # the legacy format cannot be listed, nor a damaged file
+    except Exception:  # the legacy format, or a damaged file, cannot be listed
         return "pickled objects"
 
 
@@ -151,7 +148,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
-    """The state dict inside whatever a training script saved around it."""
+    """Return the state dict inside what a training script saved."""
     found = content
     if isinstance(content, Mapping):
         names = [name for name in (_NESTED_EMA if use_ema else _NESTED) if isinstance(content.get(name), Mapping)]
@@ -167,7 +164,7 @@ def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
 
 
 def _strip_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Drop the prefixes that DataParallel, torch.compile and Lightning put before every name."""
+    """Remove the prefixes that DataParallel, torch.compile and Lightning put before every name."""
     known = model.state_dict().keys()
     stripped = dict(state)
     while not stripped.keys() & known:
@@ -179,7 +176,7 @@ def _strip_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
 
 
 def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer | Eva) -> None:
-    """Fit position embeddings trained at another image size, as timm does for its own weights."""
+    """Resample position embeddings trained at another image size, as timm does for its own weights."""
     have, want = state.get("pos_embed"), vit.pos_embed
     if have is None or want is None or have.ndim != 3 or have.shape[1] == want.shape[1]:
         return
@@ -196,7 +193,7 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
 
 
 def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
-    """Say which weights are missing, unknown or of another shape than the model's, in a line; None if none is."""
+    """Return one line on missing, unknown and misshapen weights; None if there are none."""
     own = model.state_dict()
     wrong = {
         name: f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"
@@ -231,22 +228,22 @@ def _listed(items: list[str]) -> str:
 
 
 def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
-    """Google's releases, through timm's own reader (which loads no pickles)."""
+    """Load Google's releases through timm's own reader, which loads no pickles."""
     if use_ema:
         raise CheckpointError(f"{path} is an .npz file and holds no averaged weights; drop --use-ema")
     if not isinstance(model, VisionTransformer):
         raise CheckpointError(f"{path}: .npz checkpoints are for VisionTransformer models")
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a readable .npz file")
-    filled = copy.deepcopy(model)  # timm's reader stops halfway where a file does not fit
+    filled = copy.deepcopy(model)  # timm's reader stops halfway if a file does not fit
     unset = {name: torch.full_like(value, torch.nan) for name, value in model.named_parameters()}
     filled.load_state_dict(unset, strict=False)
     try:
         filled.load_pretrained(str(path))
-    except Exception as error:  # damage shows in zipfile, zlib, numpy or timm, which share no base class
-        traceback.clear_frames(error.__traceback__)  # they hold the file open
+    except Exception as error:  # zipfile, zlib, numpy and timm share no base class
+        traceback.clear_frames(error.__traceback__)  # their frames keep the file open
         raise CheckpointError(f"{path} does not fit the model or is damaged: {_first_line(error)}") from error
-    # timm's reader skips a head of another size without a word: what it left unset is what did not fit.
+    # timm's reader silently skips a head of another size: values left unset did not fit.
     left = [name for name, value in filled.named_parameters() if value.isnan().any()]
     if left:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Zero-shot classifiers from open_clip's models: an image tower of timm's, with a head made of class names."""
+"""Zero-shot classifiers from open_clip's models: a timm image tower with a head built from class names."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _log = logging.getLogger("remtta")
 def load_zero_shot(
     given: ModelOptions, name: str, labels: Sequence[str] | None, device: torch.device, on_texts: OnTexts | None
 ) -> nn.Module:
-    """Build a zero-shot classifier: a timm model in eval mode and fp32, whose head is a `ZeroShotHead`.
+    """Build a zero-shot classifier: a timm model in eval mode and fp32 with a `ZeroShotHead`.
 
-    Its name is "clip:NAME/PRETRAINED" as open_clip calls them, "clip:NAME" with a checkpoint of the whole open_clip
-    model, "clip:FOLDER" of open_clip's, or "clip:hf-hub:..."; its classes are ImageNet's 1,000 without labels.
+    The name is "clip:NAME/PRETRAINED" in open_clip's terms, "clip:NAME" with a checkpoint of the whole open_clip model,
+    "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000.
 
     Raises:
-        UsageError: If there is no such model, or open_clip is not installed.
-        ModelError: If its image tower is of another kind than timm's.
+        UsageError: If the model is unknown, or open_clip is not installed.
+        ModelError: If its image tower has no equivalent in timm.
         DownloadError: If it cannot be downloaded.
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
     """
@@ -84,7 +84,7 @@ def _open_clip() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep open_clip from logging by the root logger, which it would also set up, and from warnings of its own."""
+    """Suppress open_clip's warnings, and its logging by the root logger, which it would also configure."""
     root = logging.getLogger()
     level, silent = root.level, logging.NullHandler()
     root.addHandler(silent)
@@ -99,7 +99,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str | None]:
-    """Return open_clip's names of a model and of its weights, if these are not part of it."""
+    """Return open_clip's name of a model, and that of its weights unless included."""
     given = name.removeprefix(CLIP)
     if Path(given, _CONFIG).is_file():
         return f"local-dir:{given}", None
@@ -125,7 +125,7 @@ def _built(
     has_checkpoint: bool,
     input_size: tuple[int, int] | None,
 ) -> tuple[Any, Any]:
-    """Build the open_clip model and its tokenizer; with random weights where a checkpoint is to follow."""
+    """Build the open_clip model and its tokenizer; with random weights if a checkpoint follows."""
     about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
     remote = not has_checkpoint and not wanted.startswith("local-dir:")
     if remote:
@@ -153,7 +153,7 @@ def _built(
 
 
 def _load(model: Any, path: Path, use_ema: bool) -> None:
-    """Fill a model from a checkpoint of the whole of it, all or nothing."""
+    """Load a checkpoint of the whole model, all or nothing."""
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 
@@ -179,7 +179,7 @@ def _load(model: Any, path: Path, use_ema: bool) -> None:
 
 
 def _preprocessing(visual: Any) -> dict[str, Any]:
-    """open_clip's way from images to inputs, in the terms of timm's `pretrained_cfg`."""
+    """Return open_clip's preprocessing in the terms of timm's `pretrained_cfg`."""
     config = visual.preprocess_cfg
     size = config["size"] if isinstance(config["size"], (tuple, list)) else (config["size"],) * 2
     return {

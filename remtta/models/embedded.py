@@ -36,12 +36,12 @@ CLASS_NAMES: tuple[str, ...] = (
     "bend left",
     "bend right",
 )
-"""Road signs, by class number; `remtta.demo.signs` draws them."""
+"""Road signs by class number; drawn by `remtta.demo.signs`."""
 
 
 @contextlib.contextmanager
 def embedded_arguments() -> Iterator[dict[str, Any]]:
-    """Arguments of `load_model` that build it; its weights are a file as long as the block runs."""
+    """Yield the arguments of `load_model` that build it; its weights file exists while the block runs."""
     with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as checkpoint:
         yield {
             "name": MODEL_NAME,

@@ -1,4 +1,4 @@
-"""State dicts of torchvision and of Hugging Face's transformers in timm's names, by tables of patterns."""
+"""Convert state dicts of torchvision and of Hugging Face's transformers to timm's names, by tables of patterns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 Rules = Sequence[tuple[str, str]]
-"""Patterns of names, and what replaces what they match; each is tried on what the ones before it made."""
+"""Patterns of names and their replacements, applied in sequence."""
 
 TORCHVISION_PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-"""What all of torchvision's weights were trained with."""
+"""The preprocessing with which all of torchvision's weights were trained."""
 
 _VISION_VIT: Rules = (
     (r"^class_token$", "cls_token"),
@@ -53,13 +53,13 @@ _VISION_RULES = {
     "features.1.0.attn.relative_position_bias_table": _VISION_SWIN,
     "features.1.0.layer_scale": _VISION_CONVNEXT,
 }
-"""A name that no other family has, and the family's rules."""
+"""A name unique to each family, and the family's rules."""
 
 NOT_SMOOTHED = ("vit", "deit", "dinov2")
-"""Models whose positions are resampled to fewer without smoothing, unlike timm's."""
+"""Models whose position embeddings are downsampled without antialiasing, unlike timm's."""
 
 _UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.|\.relative_position_index$")
-"""What its classifiers keep and never read."""
+"""Weights that its classifiers keep but never use."""
 
 _BLOCK: Rules = (
     (r"\.attention\.(?:attention|self)\.(query|key|value)\.", r".attn.\1."),
@@ -117,11 +117,11 @@ _RULES = {
     "swin": _SWIN,
     "convnext": _CONVNEXT,
 }
-"""By the prefix of all names but the classifier's, which is the model_type of config.json, too."""
+"""By the prefix of all names except the classifier's, which is also the model_type of config.json."""
 
 
 def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the same weights in timm's names; None if they are not in torchvision's, whose ResNets have timm's names.
+    """Return the weights under timm's names; None if not in torchvision's, whose ResNets have timm's names.
 
     Raises:
         ValueError: If two weights would have the same name.
@@ -138,7 +138,7 @@ def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
 
 
 def _numbered(name: str) -> str:
-    """Odd features are stages, even ones what lies between them, which timm counts with the stage that follows."""
+    """Mark odd features as stages and even ones as transitions, which timm counts with the following stage."""
     match = re.match(r"features\.([1-9]\d*)\.", name)
     if match is None:
         return name
@@ -148,11 +148,11 @@ def _numbered(name: str) -> str:
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the same weights in timm's names, without what no classifier reads; None if not in transformers'.
+    """Return the weights under timm's names, without unused ones; None if not in transformers'.
 
     Raises:
         ValueError: If two weights would have the same name.
-        RuntimeError: If weights that timm has in one tensor do not fit one another.
+        RuntimeError: If weights that timm keeps in one tensor have incompatible shapes.
     """
     kind = next((kind for kind in _RULES if any(name.startswith(f"{kind}.embeddings.") for name in state)), None)
     if kind is None:
@@ -168,7 +168,7 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
 
 
 def _class_token_placed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With the class token's position added to it, as timm has it where registers have none."""
+    """Add the class token's position to the token, as timm does for models whose registers have no position."""
     token, positions = state.get("cls_token"), state.get("pos_embed")
     if token is None or positions is None or positions.ndim != token.ndim or positions.shape[2:] != token.shape[2:]:
         return dict(state)  # reported as a mismatch
@@ -176,7 +176,7 @@ def _class_token_placed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return the same tensors under the names that the rules make of theirs.
+    """Return the same tensors under the names that result from the rules.
 
     Raises:
         ValueError: If two would have the same name.
@@ -193,12 +193,12 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
 
 
 def joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:
-    """Return the same tensors, with those of sibling layers put one below the other, in the place of the first.
+    """Return the tensors with those of sibling layers concatenated, in the place of the first.
 
-    Where one of the parts, in the order of their rows, is missing, all stay as they are.
+    If one of the parts, given in the order of their rows, is missing, nothing is joined.
 
     Raises:
-        RuntimeError: If they do not fit one another.
+        RuntimeError: If their shapes are incompatible.
     """
     first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
     result = dict(state)

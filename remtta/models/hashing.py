@@ -1,4 +1,4 @@
-"""Hashes that tell whether two models have the same weights; torch is imported only where there are tensors."""
+"""Hashes of models' weights; torch is imported only when there are tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Part = tuple[str, str, tuple[int, ...], memoryview]
 
 
 def parts_sha256(parts: Iterable[Part]) -> str:
-    """Hash the name, dtype, shape and bytes of arrays, given in the order of their names, by SHA-256."""
+    """Return the SHA-256 of the names, dtypes, shapes and bytes of arrays, given in the order of their names."""
     digest = hashlib.sha256()
     for name, dtype, shape, content in parts:
         digest.update(f"{name} {dtype} {shape}\n".encode())
@@ -23,12 +23,12 @@ def parts_sha256(parts: Iterable[Part]) -> str:
 
 
 def state_sha256(model: nn.Module) -> str:
-    """Hash a model's whole state, in the order of names."""
+    """Return the hash of a model's whole state, in the order of names."""
     return tensors_sha256(model.state_dict())
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Hash tensors, in the order of names."""
+    """Return the hash of tensors, in the order of names."""
     return parts_sha256(_part(name, tensors[name]) for name in sorted(tensors))
 
 

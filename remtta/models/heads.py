@@ -1,4 +1,4 @@
-"""A classifier with some of its classes only, as the protocols of ImageNet-R and ImageNet-A ask for."""
+"""Classifiers restricted to some of their classes, as the protocols of ImageNet-R and ImageNet-A require."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from remtta.models.zero_shot import ZeroShotHead
 
 
 def classifiers_of(model: Any) -> dict[str, nn.Module]:
-    """Return what makes a timm model's logits, by its place: one layer, or two of a distilled model."""
+    """Return the layers that compute a timm model's logits, by path: one, or two in a distilled model."""
     found = model.get_classifier()
     layers = found if isinstance(found, tuple) else (found,)
     return {place: module for place, module in model.named_modules() if any(module is layer for layer in layers)}
 
 
 def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
-    """Cut a timm classifier down to some of its classes, in this order and in place.
+    """Restrict a timm classifier to some of its classes, in this order and in place.
 
-    Losses and thresholds of every method then see only these classes.
+    Losses and thresholds of every method then refer only to these classes.
 
     Raises:
-        ModelError: If its logits are not made by linear layers.
+        ModelError: If its logits are not computed by linear layers.
     """
     labels = labels_of(model)
     cut = {place: _restricted(head, place, numbers) for place, head in _heads(model).items()}
@@ -40,7 +40,7 @@ def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
-    """Do `restrict_classes` within the block, if there are numbers; afterwards the model is as before."""
+    """Apply `restrict_classes` within the block, if there are numbers; restore the model afterwards."""
     if numbers is None:
         yield
         return
@@ -54,7 +54,7 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
 
 
 def _heads(model: nn.Module) -> dict[str, nn.Module]:
-    """Heads made of texts, or else the model's own classifiers, by their places."""
+    """Return zero-shot heads, or else the model's own classifiers, by path."""
     of_texts = {place: module for place, module in model.named_modules() if isinstance(module, ZeroShotHead)}
     return {**of_texts} or classifiers_of(model)
 
@@ -67,7 +67,7 @@ def _put(model: nn.Module, heads: dict[str, nn.Module]) -> None:
 def _restricted(head: nn.Module, place: str, numbers: Sequence[int]) -> nn.Module:
     if isinstance(head, ZeroShotHead):
         return head.restricted(numbers)
-    if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution of one position, as in BiT
+    if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution with one position, as in BiT
         raise ModelError(f"the model's {place} is no linear layer, so its classes cannot be restricted")
     kept, rows = copy.deepcopy(head), torch.tensor(list(numbers), device=head.weight.device)
     kept.weight = nn.Parameter(head.weight.detach()[rows], head.weight.requires_grad)

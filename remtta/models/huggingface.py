@@ -1,4 +1,4 @@
-"""Image classifiers in folders that Hugging Face's transformers saved, as the timm models that they equal."""
+"""Build image classifiers from folders saved by Hugging Face's transformers, as equivalent timm models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ONE_CLASS: Config = {"problem_type": (None, "single_label_classification")}
 _SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 _FILE = "preprocessor_config.json"
-_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 _WARPED = 384  # pixels from which on ConvNeXt's processor squashes images
 
 _HALF = {"image_mean": IMAGENET_INCEPTION_MEAN, "image_std": IMAGENET_INCEPTION_STD}
@@ -52,13 +52,13 @@ _PROCESSORS: Mapping[str, Config] = {
     "CLIP": _CLIP,
     "ConvNext": {**_HALF, "resample": 3, "size": {"shortest_edge": 384}, "crop_pct": 224 / 256},
 }
-"""Classes of processors, and what they do where the file says nothing."""
-_KEEPING_RATIO = ("Bit", "CLIP", "ConvNext")  # whose size is one of the short side where it is a number
+"""Classes of processors, and their defaults for values missing in the file."""
+_KEEPING_RATIO = ("Bit", "CLIP", "ConvNext")  # for these, a plain number as size is that of the short side
 
 
 @dataclass(frozen=True)
 class TransformersFolder:
-    """A folder that transformers saved, and its config.json."""
+    """A folder saved by transformers, and its config.json."""
 
     path: Path
     config: Config
@@ -82,21 +82,21 @@ class TransformersFolder:
 
 
 def transformers_folder(name: str) -> TransformersFolder | None:
-    """Return the folder that a model's name stands for, if transformers saved it; timm's own are left to timm."""
+    """Return the folder that a model's name refers to, if transformers saved it; timm's own are left to timm."""
     path = Path(name.removeprefix(_PREFIX))
     if not name.startswith(_PREFIX) or not (path / "config.json").is_file():
         return None
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # timm tells
+        return None  # reported by timm
     if not isinstance(config, dict) or "architecture" in config or not {"model_type", "architectures"} & set(config):
         return None
     return TransformersFolder(path, config)
 
 
 def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
-    """Return the file of a model's weights, the checkpoint or its folder's; None where timm finds them."""
+    """Return the file of a model's weights, the checkpoint or its folder's; None if timm finds them."""
     folder = transformers_folder(name) if checkpoint is None else None
     if folder is not None:
         return folder.weights
@@ -108,11 +108,11 @@ def build_folder(
 ) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 
-    Preprocessing and class names are in its `pretrained_cfg`; its `model_type`
-    there says whose names its weights may have.
+    Preprocessing and class names are put in its `pretrained_cfg`; `model_type` there says which names its weights may
+    have.
 
     Raises:
-        CheckpointError: If it is no classifier that timm has, with the reason.
+        CheckpointError: If timm has no equivalent classifier, with the reason.
     """
     kind, family = _family(folder)
     config = {**family.defaults, **folder.config}
@@ -151,7 +151,7 @@ def _family(folder: TransformersFolder) -> tuple[str, Family]:
 
 
 def _check(place: Path, config: Config, family: Family) -> None:
-    """Raise CheckpointError, naming what is no classifier or what timm's model cannot be told."""
+    """Raise CheckpointError if this is not a classifier, or has an option that timm's model does not support."""
     saved = config.get("architectures") or family.classifiers[:1]
     if saved[0] not in family.classifiers:
         raise CheckpointError(f"{place} says {saved[0]}; remtta reads {' and '.join(family.classifiers)}")
@@ -163,7 +163,7 @@ def _check(place: Path, config: Config, family: Family) -> None:
 
 
 def _class_names(place: Path, config: Config) -> list[str]:
-    """One per class; transformers saves none where there are two."""
+    """Return one name per class; transformers saves none for two classes."""
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     try:
         return [str(names[str(number)]) for number in range(len(names))]
@@ -172,7 +172,7 @@ def _class_names(place: Path, config: Config) -> list[str]:
 
 
 def _own_size(folder: TransformersFolder, config: Config, family: Family, prepared: Size) -> Size:
-    """Height and width of the images that the folder's own preprocessing makes."""
+    """Return the height and width of the images that the folder's own preprocessing produces."""
     own = pair(config["image_size"])
     if family.fixed_size and own != prepared:
         raise CheckpointError(
@@ -183,7 +183,7 @@ def _own_size(folder: TransformersFolder, config: Config, family: Family, prepar
 
 
 def _check_windows(folder: TransformersFolder, config: Config, size: Size) -> None:
-    """Refuse images that have to be padded, which transformers does before it shifts windows, and timm afterwards."""
+    """Raise for images that need padding, which transformers applies before shifting windows, and timm afterwards."""
     stages, window, patch = len(config["depths"]), config["window_size"], pair(config["patch_size"])
     for stage in range(stages):
         rows, columns = (pixels / (side * 2**stage) for pixels, side in zip(size, patch, strict=True))
@@ -197,9 +197,9 @@ def _check_windows(folder: TransformersFolder, config: Config, size: Size) -> No
 
 
 def image_settings(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
-    """Return the preprocessing of a folder that transformers saved, in the terms of timm's `pretrained_cfg`.
+    """Return the preprocessing of a folder saved by transformers, in the terms of timm's `pretrained_cfg`.
 
-    Without a preprocessor_config.json it is what the published models of this `model_type` have, which is said.
+    Without a preprocessor_config.json, it is that of the published models of this `model_type`, with a warning.
 
     Raises:
         CheckpointError: If the file cannot be read, or timm has no such preprocessing.
@@ -220,7 +220,7 @@ def image_settings(folder: Path, model_type: str, image_size: Size) -> dict[str,
 
 
 def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
-    """Of the family's published models."""
+    """Return the preprocessing of the family's published models."""
     plain = model_type == "vit"
     squashed = plain or model_type == "swin"
     settings = {
@@ -241,7 +241,7 @@ def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
 
 
 def _kind(path: Path, config: Config) -> str:
-    """Return the kind of processor, whatever its version is called."""
+    """Return the processor's class without the suffix of its version."""
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
     kind = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
     if kind not in _PROCESSORS:
@@ -262,12 +262,12 @@ def _colours(path: Path, config: Config) -> dict[str, Any]:
 
 
 def _three(values: Any) -> tuple[float, ...]:
-    """A number for each colour."""
+    """Return one number per colour."""
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(map(float, values))
 
 
 def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
-    """Translate what becomes of an image's shape.
+    """Translate resizing and cropping.
 
     Raises:
         CheckpointError: If timm has no such transform.
@@ -279,7 +279,7 @@ def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
         crop, short, size = _convnext(short, config["crop_pct"])
     resized = (short, short) if short is not None else pair(size)
     if not config.get("do_resize", True):
-        resized, crop = (crop or resized), None  # images are of that size already
+        resized, crop = (crop or resized), None  # images have that size already
     elif short is not None and (crop is None or crop[0] != crop[1]):
         raise CheckpointError(f"{path} keeps the shapes of images ({size}); remtta makes all of one: add a crop_size")
     crop_pct = _share(crop or resized, resized)
@@ -294,14 +294,14 @@ def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
 
 
 def _convnext(short: int, crop_pct: float) -> tuple[Size | None, int | None, Any]:
-    """A crop, the short side before it, and the size of images that are squashed instead."""
+    """Return a crop, the short side before it, and the size of images that are squashed instead."""
     if short < _WARPED:
         return (short, short), int(short / crop_pct), short
     return None, None, short
 
 
 def _share(crop: Size, resized: Size) -> float | None:
-    """The crop_pct by which timm comes to both; None if there is none."""
+    """Return the crop_pct with which timm gets both sizes; None if there is none."""
     for share in (crop[0] / resized[0], crop[0] / (resized[0] + 0.5)):
         if share <= 1 and all(math.floor(c / share) == r for c, r in zip(crop, resized, strict=True)):
             return share

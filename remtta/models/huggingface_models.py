@@ -1,4 +1,4 @@
-"""The timm models that equal image classifiers of Hugging Face's transformers."""
+"""The timm models equivalent to image classifiers of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 Config = Mapping[str, Any]
 Size = tuple[int, int]
 
-_STEM_EPS = {"swin": 1e-5, "convnext": 1e-6}  # of the norms that are not built with config.json's layer_norm_eps
+_STEM_EPS = {"swin": 1e-5, "convnext": 1e-6}  # of the norms that ignore config.json's layer_norm_eps
 
 
 @dataclass(frozen=True)
 class Family:
     """A model_type of transformers."""
 
-    classifiers: tuple[str, ...]  # its classes that classify images
-    defaults: Config  # what config.json need not hold
-    only: Config  # options of which timm's model knows some values, and these
-    fixed_size: bool  # transformers refuses images of another size than image_size
+    classifiers: tuple[str, ...]  # classes that classify images
+    defaults: Config  # defaults for config.json
+    only: Config  # options for which timm's model supports only these values
+    fixed_size: bool  # transformers rejects images of a size other than image_size
     build: Callable[[Config, Size, int], nn.Module]
 
 
 def pair(value: Any) -> Size:
-    """Return height and width, of both (by name or in this order) or of one number."""
+    """Return height and width from both (by name or in this order) or from one number."""
     if isinstance(value, Mapping):
         value = (value["height"], value["width"])
     height, width = (value, value) if isinstance(value, int) else value
@@ -66,7 +66,9 @@ def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
 
 
 def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
-    """With a teacher, two heads; without one, the distillation token is a register, which no head reads."""
+    """Build a DeiT: with a teacher, it has two heads; without one, the distillation token is a register, which no head
+    reads.
+    """
     kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
     if (config.get("architectures") or [""])[0].endswith("WithTeacher"):
         model: nn.Module = VisionTransformerDistilled(**kwargs)
@@ -76,10 +78,10 @@ def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
 
 
 class ClassAndPatches(VisionTransformer):  # type: ignore[misc]
-    """A ViT whose head reads the class token and, beside it, the mean of the patch tokens, as DINOv2's does."""
+    """A ViT whose head reads the class token and the mean of the patch tokens, like DINOv2's."""
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """Both (B, 2 D), of tokens (B, P + N, D)."""
+        """Return both (B, 2 D) from tokens (B, P + N, D)."""
         return torch.cat([x[:, 0], x[:, self.num_prefix_tokens :].mean(dim=1)], dim=1)
 
 
@@ -87,7 +89,7 @@ def _dinov2(config: Config, size: Size, num_classes: int) -> nn.Module:
     width = config["hidden_size"]
     hidden, layers = int(width * config["mlp_ratio"]), {}
     if config["use_swiglu_ffn"]:
-        hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)  # the gates and what they let through
+        hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)  # gates and values
         layers = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
     registers = {}
     if config["model_type"] == "dinov2_with_registers":

@@ -1,4 +1,4 @@
-"""open_clip's image towers as timm's models, so that the same backbones serve both."""
+"""Convert open_clip's image towers to timm models, so that the same backbones serve both."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class ImageTower:
-    """An image tower of open_clip as timm's."""
+    """An image tower of open_clip, converted to timm."""
 
     model: nn.Module
-    projection: nn.Module  # of its pooled features to embeddings
-    place: str  # of the module that a head replaces
-    names: Mapping[str, str]  # of the timm model's weights in open_clip's tower
+    projection: nn.Module  # from pooled features to embeddings
+    place: str  # path of the module that a head replaces
+    names: Mapping[str, str]  # names of the timm model's weights in open_clip's tower
 
 
 def timm_tower(visual: Any, name: str) -> ImageTower:
-    """Convert open_clip's image tower to a timm model; raise ModelError if timm has nothing like it."""
+    """Convert open_clip's image tower to a timm model; raise ModelError if timm has no equivalent."""
     kind = type(visual).__name__
     if hasattr(visual, "trunk"):
         return _own_trunk(visual, name)
@@ -69,7 +69,9 @@ def _own_trunk(visual: Any, name: str) -> ImageTower:
 
 
 def _modified_resnet(visual: Any, name: str) -> ImageTower:
-    """OpenAI's ResNets, with three convolutions in the stem, average pools for strides, and an attention pool."""
+    """Convert OpenAI's ResNets, with three convolutions in the stem, average pooling for strides, and an attention
+    pool.
+    """
     width, stages = visual.conv3.out_channels, (visual.layer1, visual.layer2, visual.layer3, visual.layer4)
     blocks = [
         ByoBlockCfg(type="bottle", d=len(stage), c=4 * width * 2**number, s=2 if number else 1, br=0.25)

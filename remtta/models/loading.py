@@ -1,4 +1,4 @@
-"""Load a classifier, its labels and its preprocessing, all through timm."""
+"""Load a classifier with its labels and preprocessing through timm."""
 
 from __future__ import annotations
 
@@ -46,27 +46,25 @@ def load_model(
 ) -> nn.Module:
     """Build a timm classifier with its weights, in eval mode and fp32.
 
-    Preprocessing, labels and what it was built from travel with the model, in
-    timm's own `pretrained_cfg`; whatever is given here replaces the
+    Preprocessing, labels and origin are stored in timm's own `pretrained_cfg`; arguments given here override the
     checkpoint's values.
 
     Args:
-        name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm
-            or of transformers), "clip:..." (a zero-shot model, as `load_zero_shot` takes
-            it), or "remtta-demo" for the small embedded classifier of road signs.
-        checkpoint: Weights file; without one, timm's pretrained weights are
-            used, downloaded at the first time. This and the others are as in `ModelOptions`.
-        on_texts: Told of the progress of a zero-shot model's class embeddings.
-        device: Where the model goes.
+        name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm or of transformers), "clip:..." (a
+            zero-shot model, see `load_zero_shot`), or "remtta-demo" for the small embedded classifier of road signs.
+        checkpoint: Weights file; without one, timm's pretrained weights are used, downloaded the first time. This and
+            the others are as in `ModelOptions`.
+        on_texts: Called with the progress of a zero-shot model's class embeddings.
+        device: Device of the model.
 
     Returns:
         The timm model.
 
     Raises:
-        ModelError: If the model cannot be built or is no classifier of RGB images.
+        ModelError: If the model cannot be built or is not a classifier of RGB images.
         DownloadError: If the weights cannot be downloaded.
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
-        UsageError: If the name is unknown or a value cannot be used.
+        UsageError: If the name is unknown or a value is invalid.
     """
     given = ModelOptions(
         name,
@@ -87,10 +85,10 @@ def load_model(
 
 
 def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
-    """The same as `load_model`, with its arguments as they come from the command line.
+    """Build a classifier with the options of the command line; see `load_model`.
 
     Raises:
-        RemttaError: As of `load_model`.
+        RemttaError: As for `load_model`.
     """
     name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
@@ -129,7 +127,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
 
 
 def _preprocessing(given: ModelOptions) -> dict[str, Any]:
-    """What is given of the preprocessing, as timm's configs have it."""
+    """Return the preprocessing options that are given, in the form of timm's configs."""
     size = None if given.input_size is None else (3, *given.input_size)
     values = {name: getattr(given, name) for name in ("mean", "std", "interpolation", "crop_pct")}
     return {name: value for name, value in {**values, "input_size": size}.items() if value is not None}
@@ -148,7 +146,7 @@ def _load_zero_shot(
 
 
 def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
-    """The demo's model, with what is given in place of its own."""
+    """Return the demo's model, with the given options in place of its own."""
     own = {name: getattr(given, name) for name in ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation")}
     with embedded_arguments() as arguments:
         chosen = {name: value for name, value in own.items() if value is not None}
@@ -179,10 +177,10 @@ def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrai
 
 
 def select_device(device: str | torch.device) -> torch.device:
-    """A torch device by name; "auto" takes CUDA, then MPS, then the CPU.
+    """Return a torch device by name; "auto" selects CUDA, then MPS, then the CPU.
 
     Raises:
-        UsageError: If there is no such device here.
+        UsageError: If the device does not exist here.
     """
     if device == "auto":
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work, and how the C library holds on to memory."""
+"""Measure peak memory, and configure how the C library keeps freed memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# glibc's mallopt: parameters and the largest threshold it takes.
+# glibc's mallopt: parameters, and the largest threshold it accepts.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER, _LARGEST_MMAP_THRESHOLD = 2**31 - 1, 32 * 2**20
 
@@ -20,11 +20,10 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory it frees, for the next step to use; returns whether the C library can.
+    """Let this process keep the memory it frees for the next step; return whether the C library supports that.
 
-    glibc hands large blocks back to the system as they are freed and fetches
-    them anew, page by page, at every step: a third of the time of a small
-    model's step. Afterwards the process stays at the most it ever used.
+    By default glibc returns large freed blocks to the system and fetches them again, page by page, at every step: a
+    third of the time of a small model's step. With this, the process stays at its peak memory.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -33,37 +32,37 @@ def keep_freed_memory() -> bool:
 
 
 def start_peak(device: torch.device) -> None:
-    """Begin a new measurement where the system allows it."""
+    """Start a new measurement, if the system supports it."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with contextlib.suppress(OSError):  # without it the peak is that of the whole process
+    with contextlib.suppress(OSError):  # otherwise the peak is that of the whole process
         _CLEAR.write_text("5")
 
 
 def resident_bytes() -> int:
-    """Resident memory of the process now; 0 where the system does not tell."""
+    """Return the resident memory of the process now; 0 if unknown."""
     return _status_bytes("VmRSS")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory since `start_peak`: of the GPU's allocator, else resident memory of the process."""
+    """Return the peak memory since `start_peak`: of the GPU's allocator, else the resident memory of the process."""
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
     if peak := _status_bytes("VmHWM"):
         return peak
-    import resource  # which Windows lacks
+    import resource  # not available on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _status_bytes(field: str) -> int:
-    """A field of the process's status on Linux; 0 where there is none."""
+    """Return a field of the process's status on Linux; 0 if there is none."""
     with contextlib.suppress(OSError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith(f"{field}:"):

@@ -130,7 +130,7 @@ class _Linear(torch.autograd.Function):
 
 @functools.cache
 def _product(dtype: torch.dtype) -> Product:
-    """The product of `F.linear`, of oneDNN where it can be had and gives what `F.linear` does."""
+    """Return the product of `F.linear`, of oneDNN where it can be had and gives what `F.linear` does."""
     if platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available():
         left, right, bias = (torch.arange(1.0, size + 1).sin().to(dtype) for size in (35, 21, 3))
         left, right = left.view(5, 7), right.view(3, 7)
@@ -161,7 +161,7 @@ class ForwardContext:
         self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """The context on a device."""
+        """Return the context on a device."""
         if device.type == "cpu" and not self._compiled:
             return self._layers
         return torch.autocast(device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()

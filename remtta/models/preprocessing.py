@@ -1,4 +1,4 @@
-"""How images become a model's inputs."""
+"""The preprocessing of images for a model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from remtta.errors import UsageError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
-_PIXEL_BYTES = 4  # in Pillow, which first resizes the rows, then the columns
+_PIXEL_BYTES = 4  # in Pillow, which resizes first the rows, then the columns
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes a model's input: resize the short side, centre crop, normalise."""
+    """The preprocessing of an image: resize the short side, centre crop, normalise."""
 
     input_size: tuple[int, int]  # height and width, in pixels
     mean: tuple[float, ...]  # per channel, for pixel values in [0, 1]
     std: tuple[float, ...]
-    interpolation: str  # of timm's names of resize filters
-    crop_pct: float  # share of the resized image's short side that the crop keeps
+    interpolation: str  # a resize filter in timm's terms
+    crop_pct: float  # share of the resized image's short side kept by the crop
     crop_mode: str  # "center", "squash" or "border", as in timm
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
+        """Return timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
         transform: Callable[[Image.Image], Tensor] = create_transform(
             input_size=(3, *self.input_size),
             interpolation=self.interpolation,
@@ -42,25 +42,25 @@ class Preprocessing:
         return transform
 
     def resized_bytes(self, width: int, height: int) -> int:
-        """Bytes that resizing an image takes: of a line of one pixel, a multiple of the line."""
+        """Return the bytes needed to resize an image; for a line one pixel high, a multiple of the line."""
         if self.crop_mode != "center":
-            return 0  # no more than the model's input
+            return 0  # at most the model's input size
         scale = max(self.input_size) / self.crop_pct / min(width, height)
         return _PIXEL_BYTES * math.ceil(scale * width) * (math.ceil(scale * height) + height)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """uint8 (B, 3, H, W) to the float32 the model expects, on the same device."""
+        """Normalise uint8 images (B, 3, H, W) to the model's float32 input, on the same device."""
         mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
         std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
         return (images.float() / 255 - mean) / std
 
     def as_dict(self) -> dict[str, Any]:
-        """The values, ready for JSON."""
+        """Return the values, ready for JSON."""
         return asdict(self)
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
-    """The preprocessing a timm model asks for: its own input size, the rest from its `pretrained_cfg`."""
+    """Return a timm model's preprocessing: its own input size, the rest from its `pretrained_cfg`."""
     config = resolve_model_data_config(model)
     height, width = image_size(model, config)
     return Preprocessing(

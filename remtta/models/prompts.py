@@ -1,4 +1,4 @@
-"""Sentences with a place for a class's name, by which zero-shot models are told their classes. Imports no torch."""
+"""Prompt templates for the class names of zero-shot models. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from remtta.errors import UsageError
 
 CLIP = "clip:"
-"""What begins the name of a zero-shot model."""
+"""Prefix of a zero-shot model's name."""
 
 PLACE = "{}"
-"""Where the class's name goes."""
+"""Placeholder for the class name."""
 
 DEFAULT_PROMPTS = "single"
-"""Templates where none are asked for."""
+"""The default templates."""
 
 _PHOTOS = (
     *("bad", "low resolution", "cropped", "bright", "dark", "close-up", "black and white", "pixelated"),
@@ -53,10 +53,10 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 
 
 def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
-    """Templates by name, from a file of a line each, or as they are given.
+    """Return templates by name, from a file with one per line, or as given.
 
     Raises:
-        UsageError: If there is no such name or file, or a template has no place for the class's name, or two.
+        UsageError: If the name or file does not exist, or a template does not have exactly one placeholder.
     """
     if not isinstance(prompts, str):
         return _checked(tuple(prompts), "the templates")
@@ -72,12 +72,12 @@ def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def is_zero_shot(name: str) -> bool:
-    """Return True if a model of this name asks for class names."""
+    """Return True if a model of this name needs class names."""
     return name.startswith(CLIP)
 
 
 def filled(template: str, name: str) -> str:
-    """The sentence for a class."""
+    """Return the sentence for a class."""
     return template.replace(PLACE, name)
 
 

@@ -1,4 +1,4 @@
-"""Class embeddings in a file, for image towers that have no text tower beside them."""
+"""Save and load class embeddings, for image towers without a text tower."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EMBEDDINGS, _SCALE, _BIAS = "embeddings", "logit_scale", "logit_bias"
 
 
 def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
-    """Write a zero-shot head's class embeddings, its scale and bias, and what they were made from.
+    """Write a zero-shot head's class embeddings, scale, bias and their origin.
 
     Raises:
         OutputError: If the .safetensors file cannot be written.
@@ -40,11 +40,11 @@ def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
 
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
-    """Read what `save_text_embeddings` wrote: its tensors, and whose they are."""
+    """Read the tensors and texts written by `save_text_embeddings`."""
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, as it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"--text-embeddings: {path} cannot be read: {error}") from error
     if about.get("format") != _FORMAT:
@@ -64,11 +64,12 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
 def classify_by_texts(model: Any, name: str, path: str | Path) -> list[str]:
     """Make a timm image tower classify by the embeddings in a file, in place; return the class names.
 
-    A classifier of as many numbers as an embedding has is their projection; one that is left out is none.
+    A classifier with as many outputs as the embeddings' size is used as the projection; one that was removed means
+    there is none.
 
     Raises:
-        CheckpointError: If the file is none of these.
-        ModelError: If the model's embeddings are of another size.
+        CheckpointError: If the file is invalid.
+        ModelError: If the model's embeddings have another size.
     """
     tensors, texts = _read(path)
     place, projection = next(iter(classifiers_of(model).items()), ("", None))

@@ -1,4 +1,4 @@
-"""Text towers of open_clip: sentences to embeddings, computed once and kept on the disk."""
+"""Text towers of open_clip: from sentences to embeddings, computed once and cached on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remtta.models.hashing import state_sha256
 from remtta.models.prompts import filled
 
 OnTexts = Callable[[int, int], None]
-"""Called with how many sentences are done, and of how many."""
+"""Called with the number of sentences done, and the total."""
 
 _BATCH = 256  # sentences
 _EMBEDDINGS = "embeddings"
@@ -30,9 +30,9 @@ _log = logging.getLogger("remtta")
 
 
 class TextTower:
-    """The text half of an open_clip model, which is no part of the image model's state and parameters.
+    """The text half of an open_clip model, which is not part of the image model's state and parameters.
 
-    The tokenizer makes token numbers (N, context) of sentences; `on_texts` is told of the progress.
+    The tokenizer converts sentences to token numbers (N, context); `on_texts` is called with the progress.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None = None) -> None:
@@ -49,20 +49,20 @@ class TextTower:
 
     @torch.no_grad()
     def encode(self, sentences: Sequence[str]) -> Tensor:
-        """Embeddings (N, E) at length one."""
+        """Return the normalised embeddings (N, E)."""
         parts = [sentences[start : start + _BATCH] for start in range(0, len(sentences), _BATCH)]
         return torch.cat([self._embed(self.tokens(part)) for part in parts])
 
     def tokens(self, sentences: Sequence[str]) -> Tensor:
-        """Token numbers (N, context)."""
+        """Return token numbers (N, context)."""
         tokens: Tensor = self.tokenizer(list(sentences))
         return tokens.to(self.device)
 
     def of_tokens(self, tokens: Tensor, at_once: int = _BATCH) -> Tensor:
-        """Embeddings (N, E) of token numbers (N, context), with gradient.
+        """Return the embeddings (N, E) of token numbers (N, context), with gradient.
 
-        Of more sentences than `at_once`, each part is computed again on the
-        way back, so that no more than one part's graph is held.
+        With more than `at_once` sentences, each part is recomputed in the backward pass, so that only one part's graph
+        is held.
         """
         if len(tokens) <= at_once:
             return self._embed(tokens)
@@ -71,13 +71,13 @@ class TextTower:
 
     @property
     def words(self) -> nn.Embedding:
-        """What makes vectors of token numbers: of its embeddings, the one with the most rows."""
+        """The layer that embeds tokens: the embedding with the most rows."""
         embeddings = (module for module in self.model.modules() if isinstance(module, nn.Embedding))
         return max(embeddings, key=lambda module: module.num_embeddings)
 
     @contextlib.contextmanager
     def with_words(self, vectors: Tensor, start: int) -> Iterator[None]:
-        """Put vectors (N, D) in place of every sentence's words from position `start` on, within the block."""
+        """Replace every sentence's words from position `start` on by vectors (N, D), within the block."""
         end = start + len(vectors)
 
         def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -94,22 +94,22 @@ class TextTower:
         return embeddings.float()
 
     def texts_sha256(self, names: Sequence[str], templates: Sequence[str]) -> bytes:
-        """Hash of what embeddings are made from: weights, tokenizer, names, templates."""
+        """Return the hash of everything that embeddings depend on: weights, tokenizer, names, templates."""
         content = (self.sha256, type(self.tokenizer).__name__, tuple(names), tuple(templates))
         return hashlib.sha256(repr(content).encode()).digest()
 
     def of_classes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """An embedding (C, E) per class: the mean over the templates, at length one."""
+        """Return a normalised embedding (C, E) per class, averaged over the templates."""
         return self._kept("mean", names, templates, lambda each: F.normalize(each.mean(1), dim=-1))
 
     def of_templates(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """Embeddings (T, C, E) of every template by itself."""
+        """Return the embeddings (T, C, E) of each template separately."""
         return self._kept("each", names, templates, lambda each: each).transpose(0, 1).contiguous()
 
     def _kept(
         self, kind: str, names: Sequence[str], templates: Sequence[str], of: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return what `of` makes of the embeddings (C', T, E) of some classes; read from the disk, or left there."""
+        """Return the result of `of` for the embeddings (C', T, E) of some classes at a time, cached on disk."""
         path = cache_folder() / "text-embeddings" / f"{self.texts_sha256(names, templates).hex()}-{kind}.safetensors"
         if path.is_file():
             try:
@@ -120,12 +120,12 @@ class TextTower:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda place: save_file({_EMBEDDINGS: found.cpu().contiguous()}, place))
-        except (OSError, OutputError) as error:  # it is only quicker with it
+        except (OSError, OutputError) as error:  # only a cache
             _log.debug("text embeddings are not kept: %s", error)
         return found
 
     def _by_class(self, names: Sequence[str], templates: Sequence[str]) -> Iterator[Tensor]:
-        """Embeddings (C', T, E) of a few classes at a time."""
+        """Yield the embeddings (C', T, E) of a few classes at a time."""
         at_once = max(1, _BATCH // len(templates))
         for start in range(0, len(names), at_once):
             some = names[start : start + at_once]

@@ -1,4 +1,4 @@
-"""The weights that adapt, beside the source weights they started from."""
+"""The adapted weights, and the source weights they started from."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ Committed = tuple[Mapping[str, Tensor], int]
 class AdaptedWeights:
     """Named parameters, their source values, and the exact difference of the two.
 
-    After every `commit` each parameter equals `source + delta` in the last
-    bit, so the delta alone is enough to get the weights back. Committing
-    replaces the delta in one assignment: whoever interrupts a step and reads
-    the delta gets the last complete update, never half of one.
+    After every `commit` each parameter equals `source + delta` bit for bit, so the delta alone is enough to restore the
+    weights. Committing replaces the delta in one assignment: after an interrupted step the delta is that of the last
+    complete update, never of half an update.
 
     Args:
         named: float32 parameters by name; updated in place.
-        frozen: Every other parameter of the model, and its running statistics;
-            a delta may move these too (it was made with another choice of
-            layers), training never does.
-        moving: Running statistics that move with the adapted parameters.
+        frozen: All other parameters of the model, and its running statistics; a delta made with another choice of
+            layers may change these too, but training never does.
+        moving: Running statistics that change with the adapted parameters.
 
     Raises:
         ModelError: If a parameter is not float32.
@@ -49,42 +47,42 @@ class AdaptedWeights:
 
     @property
     def source(self) -> dict[str, Tensor]:
-        """The source values of the adapted parameters, not to be written to."""
+        """The source values of the adapted parameters, which must not be modified."""
         return {name: self._source[name] for name in self.parameters}
 
     @property
     def committed(self) -> Committed:
-        """Delta and number of updates of the last commit; no later commit changes these tensors."""
+        """Delta and number of updates of the last commit; later commits do not modify these tensors."""
         return self._committed
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Make the current values, of one update more, the adapted weights, rounded to `source + delta`."""
+        """Commit the current values as one more update, rounded to `source + delta`."""
         delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
         self._put((name, source + delta[name]) for name, source in self._source.items())
         self._committed = (delta, self._committed[1] + 1)
 
     @torch.no_grad()
     def pull(self, share: float) -> None:
-        """Move the adapted weights this share of the way back to the source's."""
+        """Move the adapted weights by this share towards the source's."""
         for name, parameter in self.parameters.items():
             parameter.lerp_(self._source[name], share)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Put the source weights back, bit for bit."""
+        """Restore the source weights, bit for bit."""
         self._put(self._source.items())
         self._committed = (self._zeros(), 0)
 
     @contextlib.contextmanager
     def at_source(self) -> Iterator[None]:
-        """Put the source weights in place within the block."""
+        """Use the source weights within the block."""
         with self._holding(self._source.items()):
             yield
 
     @contextlib.contextmanager
     def between(self, share: float) -> Iterator[None]:
-        """Put weights in place within the block, this share of the way from the source's to the adapted ones."""
+        """Use weights interpolated from the source's (share 0) to the adapted ones (share 1) within the block."""
         with self._holding((n, source.lerp(self._tracked[n].detach(), share)) for n, source in self._source.items()):
             yield
 
@@ -98,20 +96,20 @@ class AdaptedWeights:
             self.put(adapted)
 
     def enter(self) -> None:
-        """Put the adapted weights in place, in a model at its source weights."""
+        """Put the adapted weights into a model that is at its source weights."""
         delta, _ = self._committed
         self._put((name, source + delta[name]) for name, source in self._source.items())
 
     def leave(self) -> None:
-        """Leave the model to others, who adapt it from the same source; `enter` comes back."""
+        """Put the source weights into the model, so that others can adapt it; undone by `enter`."""
         self._put(self._source.items())
 
     def copy(self) -> dict[str, Tensor]:
-        """Return copies of the weights that are in place, committed or not, for `put`."""
+        """Return copies of the current weights, committed or not, for `put`."""
         return {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Put these weights in place, without committing them."""
+        """Set the current weights, without committing them."""
         self._put(values.items())
 
     @torch.no_grad()
@@ -120,7 +118,7 @@ class AdaptedWeights:
             self._tracked[name].copy_(value)
 
     def drift(self) -> float:
-        """Return the norm of the committed change over the norm of the source weights."""
+        """Return the norm of the committed change relative to the norm of the source weights."""
         if not self._source:
             return 0.0
         change, source = (
@@ -164,6 +162,6 @@ def check_delta(delta: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -
             raise DeltaError(
                 f"the delta's {name} has shape {tuple(tensor.shape)}, the model's has {tuple(parameters[name].shape)}"
             )
-        # As the model would hold them: what a double can say may be no float.
+        # In the model's dtype: a finite double may overflow a float.
         if not tensor.is_floating_point() or not torch.isfinite(tensor.to(parameters[name].dtype)).all():
             raise DeltaError(f"the delta's {name} holds values that are not finite numbers")

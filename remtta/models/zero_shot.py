@@ -1,4 +1,4 @@
-"""The head of a zero-shot model: classes are what a text tower says of their names."""
+"""The head of a zero-shot model, whose classes are text embeddings of their names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from remtta.models.text_tower import TextTower
 
 @dataclass(frozen=True)
 class ClassTexts:
-    """The names of the classes, and what embeds them."""
+    """The class names, and the text tower that embeds them."""
 
     names: tuple[str, ...]
-    templates: tuple[str, ...]  # sentences with a place for a name
+    templates: tuple[str, ...]  # sentences with a placeholder for a name
     source: TextTower | None
     sha256: bytes  # of the tower's weights, names and templates, 32 bytes
-    image_names: Mapping[str, str] = field(default_factory=dict)  # of open_clip's weights of the image tower, by timm's
+    image_names: Mapping[str, str] = field(default_factory=dict)  # image tower weights: timm to open_clip
 
     @property
     def tower(self) -> TextTower:
-        """The text tower; ModelError is raised if there is none."""
+        """The text tower; raises ModelError if there is none."""
         if self.source is None:
             raise ModelError(
                 "the method needs a text tower, and --text-embeddings come without; take the whole model, such as "
@@ -35,21 +35,19 @@ class ClassTexts:
         return self.source
 
     def of_each_template(self) -> Tensor:
-        """Embeddings (T, C, E) at length one, of every template by itself."""
+        """Return the normalised embeddings (T, C, E) of each template separately."""
         return self.tower.of_templates(self.names, self.templates)
 
 
 class ZeroShotHead(nn.Module):
-    """Logits by the cosine of an image's embedding and each class's: scale * image . class + bias.
+    """Logits from the cosine between an image's embedding and each class's: scale * image . class + bias.
 
-    The classes' embeddings (C, E), at length one, are no parameters: no method
-    trains them. A state has the hash of what they were made from in their place,
-    as their last bits differ from machine to machine. Sums are in fp32 whatever
-    the precision. The projection is from the tower's pooled features (B, D) to
-    (B, E); the scale is no logarithm, and the bias 0 in CLIP.
+    The normalised class embeddings (C, E) are not parameters, so no method trains them. A state contains the hash of
+    their origin instead, since their last bits differ between machines. Sums are in fp32 whatever the precision. The
+    projection maps the tower's pooled features (B, D) to (B, E); the scale is not logarithmic, and the bias is 0 in
+    CLIP.
 
-    SigLIP's sigmoid of each logit is left to whoever wants it: predictions and
-    entropies here are of the softmax over the classes.
+    SigLIP's sigmoid of each logit is left to the caller: predictions and entropies use the softmax over the classes.
     """
 
     scale: Tensor
@@ -69,18 +67,18 @@ class ZeroShotHead(nn.Module):
         self._embeds = False
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (B, C) of pooled features (B, D); within `embedding`, the images' embeddings (B, E)."""
+        """Return the logits (B, C) of pooled features (B, D); within `embedding`, the images' embeddings (B, E)."""
         image = self.projection(features).float()
         return image if self._embeds else self.logits(F.normalize(image, dim=-1))
 
     def logits(self, image: Tensor) -> Tensor:
-        """Logits (B, C) of images' embeddings (B, E) at length one."""
+        """Return the logits (B, C) of images' normalised embeddings (B, E)."""
         with torch.autocast(image.device.type, enabled=False):
             return self.scale * image @ self.embeddings.T + self.bias
 
     @contextlib.contextmanager
     def embedding(self) -> Iterator[None]:
-        """Return embeddings (B, E) of images, of any length, in place of logits within the block."""
+        """Return embeddings (B, E) of images, not normalised, in place of logits within the block."""
         self._embeds = True
         try:
             yield
@@ -89,7 +87,7 @@ class ZeroShotHead(nn.Module):
 
     @contextlib.contextmanager
     def using(self, embeddings: Tensor) -> Iterator[None]:
-        """Use other embeddings (C, E) of the classes within the block."""
+        """Use other class embeddings (C, E) within the block."""
         own = self.embeddings
         self.embeddings = embeddings.to(own)
         try:
@@ -98,7 +96,7 @@ class ZeroShotHead(nn.Module):
             self.embeddings = own
 
     def restricted(self, numbers: Sequence[int]) -> ZeroShotHead:
-        """A head of some of the classes, in this order, that shares the projection."""
+        """Return a head with some of the classes, in this order, that shares the projection."""
         rows = torch.tensor(list(numbers))
         texts = replace(self.texts, names=tuple(self.texts.names[number] for number in numbers))
         head = ZeroShotHead(
@@ -108,7 +106,7 @@ class ZeroShotHead(nn.Module):
 
 
 def zero_shot_head(model: nn.Module) -> ZeroShotHead:
-    """Return a zero-shot model's head; raise ModelError if it is none."""
+    """Return a zero-shot model's head; raise ModelError if the model has none."""
     head = next((module for module in model.modules() if isinstance(module, ZeroShotHead)), None)
     if head is None:
         raise ModelError(
@@ -119,10 +117,10 @@ def zero_shot_head(model: nn.Module) -> ZeroShotHead:
 
 
 def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole state of a model, as `load_model` takes it from a checkpoint.
+    """Return the whole state of a model in the form of a checkpoint for `load_model`.
 
-    Of a zero-shot model that is open_clip's, its text tower in it; of an image
-    tower with text embeddings, timm's, whose classifier is the projection.
+    A zero-shot model's state is in open_clip's format, including its text tower; that of an image tower with text
+    embeddings is in timm's, with the projection as classifier.
 
     Raises:
         ModelError: If open_clip has no place for one of the weights.
@@ -155,7 +153,7 @@ def _open_clips(state: dict[str, Tensor], place: str, head: ZeroShotHead) -> dic
 
 
 def _in_shape(name: str, tensor: Tensor) -> Tensor:
-    """A weight of timm's ViT as open_clip's has it."""
+    """Convert a weight of timm's ViT to open_clip's shape."""
     if name == "proj":
         return tensor.T
     return tensor[0].squeeze(0) if name in ("class_embedding", "positional_embedding") else tensor

@@ -1,4 +1,6 @@
-"""How everything is run: frozen dataclasses whose fields say how they are options. Imports no torch and no typer."""
+"""Options of commands and functions: frozen dataclasses whose fields describe themselves. Imports no torch and no
+typer.
+"""
 
 from __future__ import annotations
 

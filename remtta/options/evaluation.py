@@ -1,4 +1,4 @@
-"""On which labelled images, in which order, an evaluation measures methods."""
+"""Options of an evaluation: its labelled images, their order, and how methods are measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROTOCOL_BATCH = {"rem-paper-cifar": 20}
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Which labelled images, and how they become inputs."""
+    """The labelled images of an evaluation, and their preprocessing."""
 
     domains: Annotated[
         tuple[str, ...] | None,
@@ -78,10 +78,10 @@ class DataOptions:
         check_options(self)
 
     def by_severity(self, scenario: str) -> dict[str | None, Sequence[int] | None]:
-        """The severities of each evaluation by its name in the grid, or None where there is one evaluation.
+        """Return the severities of each evaluation by its name in the grid; the name is None for a single evaluation.
 
         Raises:
-            UsageError: If the scenario decides about severities.
+            UsageError: If severities are given but the scenario determines them.
         """
         if scenario == "gradual" and (self.severities is not None or self.apart):
             option = "--severity" if self.severities is not None else "--apart"
@@ -94,13 +94,13 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """How an evaluation is run; every method has its own settings.
+    """Options of an evaluation; every method also has its own settings.
 
     Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
-    and back in each corruption), "recurring" (all domains again and again), "irregular" (domains in pieces of random
-    lengths, in random order), "mixed" (all domains shuffled together), "label-shift", or "time-constrained".
-    Batches do not reach across domains; tests without learning see the weights as they are, whatever `reset_every`.
-    `guard` watches the methods named with +guard. Progress is saved every `save_every_s` seconds.
+    and back in each corruption), "recurring" (all domains repeatedly), "irregular" (domains in pieces of random
+    lengths, in random order), "mixed" (all domains shuffled together), "label-shift", or "time-constrained". Batches
+    never span domains; tests without learning use the weights as they are, whatever `reset_every`. `guard` applies to
+    methods named with +guard. Progress is saved every `save_every_s` seconds.
     """
 
     scenario: Annotated[

@@ -1,4 +1,4 @@
-"""Who answers, and what is done about an adaptation that does harm."""
+"""Options of the guard: which model predicts, and what is done about harmful adaptation."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ Answer = Literal["adapted", "both"]
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """Who answers, and what is done about an adaptation that does harm.
+    """Which model predicts, and what is done about harmful adaptation.
 
     Attributes:
-        answer: "adapted", or "both", the mean of the adapted and the source
-            model's probabilities. None for what goes with the method's name.
-        action: "rollback" to the source weights, "stop" for that and an end
-            of the run when the retries are used up, "warn" to only tell, or
-            "off". None as for `answer`.
-        retries: Alarms that are rolled back; the next one ends adaptation.
-        window: Frames that are looked at together.
-        memory: Frames by which a camera is known to look at one class only.
-        least: Frames in the window before there is a verdict.
-        renewed: New frames after which there is another.
-        doubt: How far the adapted model may be behind, as a share of what the
-            source's predictions tell apart, before it is in doubt.
-        alarm: How far behind is an alarm.
-        patience: Frames of doubt after which the source weights come back, which is no alarm.
-        lr_factor: What an alarm multiplies the learning rate by.
-        forgive_after: Frames without an alarm after which one is forgiven.
-        most_drift: Norm of the change over the norm of the weights that is
-            an alarm by itself.
+        answer: "adapted", or "both", the mean of the adapted and the source model's probabilities. None for the
+            method's default.
+        action: "rollback" to the source weights; "stop" to also end the run when the retries are used up; "warn" to
+            only report; or "off". None for the method's default.
+        retries: Number of alarms that are rolled back; the next one ends adaptation.
+        window: Number of frames on which a verdict is based.
+        memory: Number of frames from which a dominant class is detected.
+        least: Minimum number of frames in the window for a verdict.
+        renewed: Number of new frames between verdicts.
+        doubt: How far the adapted model may fall behind before it is in doubt, relative to the mutual information of
+            the source model's predictions.
+        alarm: How far it may fall behind before an alarm.
+        patience: Number of frames in doubt after which the source weights are restored, without an alarm.
+        lr_factor: Factor for the learning rate at each alarm.
+        forgive_after: Number of frames without an alarm after which one is forgiven.
+        most_drift: Norm of the change relative to the norm of the weights that raises an alarm by itself.
     """
 
     action: Annotated[
@@ -78,11 +76,11 @@ class GuardOptions:
 
     @property
     def acts(self) -> bool:
-        """Whether it does more than tell."""
+        """Whether it acts on harm instead of only reporting it."""
         return self.action in ("rollback", "stop")
 
     def filled(self, action: Action = "rollback", answer: Answer = "adapted") -> GuardOptions:
-        """The same with these in place of what was left open."""
+        """Return a copy with the action and answer that were left open."""
         return dataclasses.replace(self, action=self.action or action, answer=self.answer or answer)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which classifier, with which weights and preprocessing."""
+"""Options of a classifier: its weights and preprocessing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHECKPOINTS = "the checkpoint's"
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What `load_model` takes; None, or empty, is what was not given."""
+    """Options of `load_model`; None or empty values are unset."""
 
     name: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What makes a field of a dataclass an option of a command: its help, its names, its bounds. Imports no typer."""
+"""Metadata that makes a field of a dataclass an option of a command: help, names, bounds. Imports no typer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PANELS = get_args(Panel)
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a number must be: `momentum: Annotated[float, Bounds(min=0, below=1)]`.
+    """Bounds of a number: `momentum: Annotated[float, Bounds(min=0, below=1)]`.
 
     Attributes:
-        min: Least value.
+        min: Smallest value.
         max: Largest value.
-        above: What it must be larger than.
-        below: What it must be smaller than; infinity for any finite number.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound; infinity allows any finite number.
     """
 
     min: float | None = None
@@ -60,15 +60,15 @@ class Option(Bounds):
     """How a field is given on the command line: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`.
 
     Attributes:
-        help: What it does, in a sentence.
-        flags: Its names, the long one first; by default that of the field.
-        metavar: What stands for its value.
-        default: What happens where it is not given, if the field's default does not say.
-        panel: Heading that `--help` lists it under.
+        help: Its description, in one sentence.
+        flags: Its names, the long one first; by default derived from the field's name.
+        metavar: Placeholder for its value.
+        default: What happens by default, if the field's default does not say so.
+        panel: Heading under which `--help` lists it.
         common: Whether `--help` shows it; `--help-all` shows every option.
-        read: Reads its value from text; by default as the field's type says.
-        complete: Values and what they are, for a shell to complete.
-        more: A page of the documents, from docs/.
+        read: Parses its value; by default according to the field's type.
+        complete: Values with descriptions, for shell completion.
+        more: A page of the documentation, relative to docs/.
     """
 
     help: str
@@ -84,14 +84,14 @@ class Option(Bounds):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Marks a field that must be the same where a run or an evaluation goes on."""
+    """Marks a field that must not change when a run or an evaluation resumes."""
 
 
 @dataclass(frozen=True)
 class Only:
-    """The options that a command takes of a group: `Annotated[Group, Only("a", "b", c=1)]`, some with other defaults.
+    """The options that a command takes from a group, some with other defaults: `Annotated[Group, Only("a", "b", c=1)]`.
 
-    They keep the group's order. The others have the group's defaults.
+    They keep the group's order. All other fields have the group's defaults.
     """
 
     names: frozenset[str]
@@ -104,7 +104,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Given:
-    """Marks a mapping of the settings of a config that were given: those of its fields that are options."""
+    """Marks a mapping of the settings of a config that were given, for those of its fields that are options."""
 
     config: type
 
@@ -118,7 +118,7 @@ class Member:
         type: Its type, without None and metadata.
         optional: Whether it may be None.
         default: Its default, or `dataclasses.MISSING`.
-        metadata: What `Annotated` says.
+        metadata: The metadata of `Annotated`.
     """
 
     name: str
@@ -128,12 +128,12 @@ class Member:
     metadata: tuple[Any, ...]
 
     def first(self, kind: type[T]) -> T | None:
-        """The metadata of a kind, if there is some."""
+        """Return the first metadata of a class, or None."""
         return next((each for each in self.metadata if isinstance(each, kind)), None)
 
     @property
     def option(self) -> Option | None:
-        """How it is given on the command line, if it can be."""
+        """The option metadata, if it is an option."""
         return self.first(Option)
 
     @property
@@ -152,7 +152,7 @@ _MEMBERS: dict[type, tuple[Member, ...]] = {}
 
 
 def members_of(group: type) -> tuple[Member, ...]:
-    """A dataclass's fields, in order."""
+    """Return a dataclass's fields, in order."""
     if group not in _MEMBERS:
         _MEMBERS[group] = _members(group)
     return _MEMBERS[group]
@@ -170,7 +170,7 @@ def _members(group: type) -> tuple[Member, ...]:
 
 
 def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
-    """A field by its annotation."""
+    """Return the member for an annotation."""
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     known = [part for part in parts if part is not types.NoneType]
@@ -182,29 +182,29 @@ def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
 
 
 def documented(group: type[T]) -> type[T]:
-    """Add to a dataclass's docstring what its options do, for Python's `help` and the documents."""
+    """Add the help of a dataclass's options to its docstring, for Python's `help` and the documentation."""
     lines = [f"        {each.name}: {each.option.help}" for each in members_of(group) if each.option]
     group.__doc__ = "\n".join([(group.__doc__ or "").rstrip(), "", "    Attributes:", *lines, "    "])
     return group
 
 
 def fixed_fields(group: type) -> dict[str, Any]:
-    """Names and defaults of the fields that must be the same where a run goes on."""
+    """Return the names and defaults of the fields that must not change when a run resumes."""
     return {each.name: each.default for each in members_of(group) if each.first(Fixed)}
 
 
 def check_options(group: Any) -> None:
-    """Refuse values of a dataclass's fields that are out of bounds, or not among a type's literals.
+    """Raise if values of a dataclass's fields are out of bounds, or not among a type's literals.
 
     Raises:
-        UsageError: Naming the first of them.
+        UsageError: Naming the first invalid one.
     """
     for member in members_of(type(group)):
         value, name = getattr(group, member.name), member.name
         if value is None and member.optional:
             continue
         if member.option and member.flag.removeprefix("--").replace("-", "_") != name:
-            name = member.flag.removeprefix("--")  # which is what people know: lambda
+            name = member.flag.removeprefix("--")  # the name that users know: lambda
         if get_origin(member.type) is Literal:
             check(value in get_args(member.type), name, value, _listed(get_args(member.type)))
         bounds = member.first(Bounds)
@@ -218,10 +218,10 @@ def _listed(values: tuple[str, ...]) -> str:
 
 
 def read_value(member: Member, text: str) -> object:
-    """A value from the text of the command line, as the member's type has it.
+    """Parse a value from the command line according to the member's type.
 
     Raises:
-        UsageError: If it cannot be read.
+        UsageError: If it cannot be parsed.
     """
     assert member.option
     if member.option.read:
@@ -237,20 +237,20 @@ def read_value(member: Member, text: str) -> object:
 
 
 def is_list(member: Member) -> bool:
-    """Whether its values stand in one word with commas between them."""
+    """Return whether its values are given as one comma-separated word."""
     return get_origin(member.type) is tuple and get_args(member.type)[-1] is Ellipsis
 
 
 def read_names(text: str) -> Iterator[str]:
-    """`fog, snow` to names."""
+    """Return the names in a comma-separated list."""
     return (name.strip() for name in text.split(",") if name.strip())
 
 
 def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """`img_size=32` and the like to Python values; what is no literal stays text.
+    """Parse `img_size=32` and the like to Python values; values that are not literals stay strings.
 
     Raises:
-        UsageError: If one is no pair.
+        UsageError: If one is not a pair.
     """
     read: dict[str, Any] = {}
     for pair in pairs:
@@ -261,16 +261,16 @@ def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
             raise UsageError(f"{option} takes key=value pairs, got {pair!r}")
         try:
             read[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply
             read[key] = value
     return read
 
 
 def read_size(text: str) -> int:
-    """Bytes from "800M", "1.5G" or a plain number of bytes; K, M, G and T are powers of 1024.
+    """Return the bytes of "800M", "1.5G" or a plain number; K, M, G and T are powers of 1024.
 
     Raises:
-        UsageError: If it is no size.
+        UsageError: If it is not a size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     size = float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else math.inf
@@ -280,10 +280,10 @@ def read_size(text: str) -> int:
 
 
 def read_regular(path: str | Path, most_bytes: int, what: str) -> bytes:
-    """The content of a small file.
+    """Return the content of a small file.
 
     Raises:
-        UsageError: If it is not there, no regular file, too large, or cannot be read.
+        UsageError: If it does not exist, is not a regular file, is too large, or cannot be read.
     """
     path = Path(path)
     try:

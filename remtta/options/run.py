@@ -1,4 +1,4 @@
-"""How a stream is run."""
+"""Options of a run over a stream."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MOST_SEED = 2**63 - 1
 @documented
 @dataclass(frozen=True)
 class RunOptions:
-    """How a stream is run; the method has its own settings.
+    """Options of a run over a stream; the method has its own settings.
 
-    `guard` is None where the adapted model is to answer and harm is never undone. `topk` classes are listed per
-    prediction. State and delta are saved after `save_every_s` seconds, however few updates there were.
+    With `guard` None, the adapted model predicts and harm is never undone. `topk` classes are listed per prediction.
+    State and delta are saved after `save_every_s` seconds even without `save_every` updates.
     """
 
     batch_size: Annotated[int, _method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (

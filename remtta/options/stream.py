@@ -1,4 +1,4 @@
-"""Which frames of a source are read."""
+"""Options of a stream: which frames of a source are read, and how."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class LiveOptions:
     """How a camera or a network stream is read.
 
     Attributes:
-        reconnect_for: Seconds; 0 ends the stream at the first loss, which is an error where it is known not to be the
-            source's own end.
-        buffer: "latest" drops frames that the model is too slow for, oldest first; "all" has the source wait. A source
-            that cannot wait then loses frames in its driver or on the network, or hangs up and is opened again.
+        reconnect_for: Seconds; 0 ends the stream at the first loss, which is an error if the source is known not to
+            have ended by itself.
+        buffer: "latest" drops frames for which the model is too slow, oldest first; "all" makes the source wait. A
+            source that cannot wait then loses frames in its driver or on the network, or disconnects and is opened
+            again.
         open_timeout_s: Seconds that a source may take to open.
-        read_timeout_s: The same for a frame that can be decoded.
-        wait_at_start: Wait for the source as long also before its first frame, in place of failing at once.
+        read_timeout_s: Seconds without a decodable frame.
+        wait_at_start: Also wait for the source before its first frame, instead of failing at once.
     """
 
     reconnect_for: Annotated[
@@ -58,9 +59,9 @@ class LiveOptions:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Which frames of a source, and in what order.
+    """Which frames of a source are read, and in what order.
 
-    `live` is how cameras and network streams are read; None for the defaults, which any source may have.
+    `live` are the options of cameras and network streams; None for the defaults, which are valid for any source.
     """
 
     limit: Annotated[int | None, _stream("Stop after so many frames.", metavar="N", min=1, common=True)] = None
