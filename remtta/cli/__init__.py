@@ -71,5 +71,5 @@ def main() -> None:
     keep_freed_memory()
     try:
         app()
-    except KeyboardInterrupt:  # before a command has its own handlers
+    except KeyboardInterrupt:  # before a command installs its own handlers
         sys.exit(130)

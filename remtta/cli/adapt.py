@@ -66,7 +66,7 @@ def adapt(
       find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
     """
     with running.command() as interrupts, contextlib.ExitStack() as during:
-        # What needs no torch comes first: a wrong path is told at once.
+        # Checks without torch come first, so that e.g. a wrong path is reported at once.
         own.check(run)
         config = method.config(run.batch_size)
         _warn_of_answer(method, run)
@@ -94,7 +94,7 @@ def adapt(
 
 
 class _Told(NamedTuple):
-    """Who is told of a run meanwhile, and what stops it."""
+    """The outputs of a run in progress, and what stops it."""
 
     echo: BinaryIO | None
     metrics: Metrics | None
@@ -111,7 +111,7 @@ def _adapt(
     own: AdaptOptions,
     told: _Told,
 ) -> RunSummary | SiteSummary:
-    """One stream, or many."""
+    """Adapt to one stream, or to many."""
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
 
@@ -159,14 +159,14 @@ def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
 
 
 def _exit_code(summary: RunSummary | SiteSummary) -> int:
-    """Of many streams: the signal's, else that of a failure if any failed."""
+    """Return the exit code; for many streams, that of a signal first, then that of a failure."""
     if summary.exit_reason == "guard":
         return _STOPPED_BY_GUARD
     return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
 
 
 def _report(summary: RunSummary | SiteSummary, own: AdaptOptions, running: RunningOptions) -> None:
-    """Say what came of it; the path of a folder that the user did not name is data."""
+    """Print the summary; the path of a folder that the user did not name goes to standard output."""
     if summary.exit_reason == "closed pipe":
         close_stdout()
     if running.quiet or (summary.exit_reason == "completed" and not summary.num_frames):

@@ -1,4 +1,4 @@
-"""The options of `remtta adapt` that are the command's own."""
+"""Options specific to `remtta adapt`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _output = partial(Option, panel="Output and running")
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """One stream or many, where results go, and who looks on meanwhile."""
+    """One stream or many, the outputs, and the viewers."""
 
     streams: Annotated[
         bool,
@@ -102,14 +102,14 @@ class AdaptOptions:
 
     @property
     def divides(self) -> bool:
-        """Whether workers have the streams."""
+        """Whether streams are divided among workers."""
         return self.jobs > 1 or self.engine != "processes"
 
     def check(self, run: RunOptions) -> None:
-        """Refuse what excludes itself, before any work.
+        """Raise before any work if options are incompatible.
 
         Raises:
-            UsageError: Saying what.
+            UsageError: Naming the conflict.
         """
         if self.predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
@@ -130,7 +130,7 @@ class AdaptOptions:
             parse_topic(self.mqtt)
 
     def open(self, source: str, stream: StreamOptions, run: RunOptions) -> Stream | dict[str, Stream]:
-        """The stream, or the streams of a list."""
+        """Open the stream, or the streams of a list."""
         from remtta.streams.lists import read_sources
         from remtta.streams.sources import open_streams, open_with
 
@@ -139,7 +139,7 @@ class AdaptOptions:
         return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
 
     def echo(self) -> BinaryIO | None:
-        """Where predictions go beside the file.
+        """Return the stream for predictions beside the file, if requested.
 
         Raises:
             UsageError: If standard output is closed.
@@ -151,10 +151,10 @@ class AdaptOptions:
         return sys.stdout.buffer
 
     def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
-        """Refuse a run folder that the run may not write to, or that a health file or video cannot be had with.
+        """Raise if the run may not write to its folder, or the health file or video cannot be written.
 
         Raises:
-            UsageError: Saying why.
+            UsageError: With the reason.
         """
         if self.health is not None:
             check_health_path(self.health, folder)
@@ -169,10 +169,10 @@ class AdaptOptions:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Metrics | None]:
-        """What serves the run's counts meanwhile, if that is asked for.
+        """Serve the run's counts during the block, if requested.
 
         Raises:
-            UsageError: If it cannot be had.
+            UsageError: If that is impossible.
         """
         if self.metrics is None:
             yield None
@@ -184,7 +184,7 @@ class AdaptOptions:
 
     @contextlib.contextmanager
     def viewers(self, folder: Path, run: RunOptions) -> Iterator[list[Viewer]]:
-        """Who looks on, as long as the run goes."""
+        """Yield the run's viewers, which are closed at the end."""
         with contextlib.ExitStack() as looking:
             viewers: list[Viewer] = []
             if self.mqtt:

@@ -1,4 +1,4 @@
-"""`remtta apply`: base plus delta to a checkpoint."""
+"""`remtta apply`: from base and delta to a checkpoint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def apply(
                 raise UsageError(
                     f"--output {target.output} would replace {needed}, which it is made from; choose another"
                 )
-        by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # whose weights are renamed
+        by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # text embeddings: the weights are renamed
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None
         widened = save_weights(target.output, base, dtypes)

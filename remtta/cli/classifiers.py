@@ -1,4 +1,4 @@
-"""The model that options and a delta together name."""
+"""Load the model that options and a delta name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def import_uncollected(module: str) -> None:
-    """Import a module that all of torch and timm comes with, without Python's garbage collector.
+    """Import a module that loads torch and timm, with Python's garbage collector disabled.
 
-    It would go over hundreds of thousands of objects again and again, a sixth of the time until the first
-    prediction, to find next to nothing. They are there to stay, and no later collection goes over them either.
+    It would repeatedly scan hundreds of thousands of objects, which takes a sixth of the time until the first
+    prediction, and find next to nothing. The imported objects are permanent, so later collections skip them as well.
     """
     if module in sys.modules:
         return
@@ -31,22 +31,22 @@ def import_uncollected(module: str) -> None:
         import_module(module)
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # some libraries complain at the end of what is still there
+        atexit.register(gc.unfreeze)  # some libraries complain at exit about objects that still exist
         gc.enable()
 
 
 def load_start(path: Path | None) -> Delta | None:
-    """The delta to start from, if there is one."""
+    """Load the delta to start from, if any."""
     from remtta.deltas.delta import load_delta
 
     return None if path is None else load_delta(path)
 
 
 def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
-    """The model of a run with what it learned.
+    """Load the adapted model of a run.
 
     Raises:
-        RemttaError: If the run left no delta, or the model cannot be loaded or is not the one of the delta.
+        RemttaError: If the run left no delta, or the model cannot be loaded or is not the delta's.
     """
     from remtta.deltas.base_model import base_options
     from remtta.deltas.delta import apply_delta, load_delta
@@ -61,13 +61,13 @@ def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
 def load_classifier(
     model: ModelOptions, device: str, *, start: Delta | None = None, adapts: bool, quiet: bool = False
 ) -> nn.Module:
-    """The model, refused before its weights are loaded or downloaded if it `adapts` and cannot.
+    """Load the model; if it `adapts` but cannot, raise before its weights are loaded or downloaded.
 
-    It is the one that `start` was made on, if there is one. The embeddings of a zero-shot model's classes show their
-    progress, unless `quiet`.
+    If there is a `start`, the model is the one on which it was made. Unless `quiet`, progress is shown for the class
+    embeddings of a zero-shot model.
 
     Raises:
-        RemttaError: If it cannot be adapted or loaded, or is not that of the delta.
+        RemttaError: If the model cannot be adapted or loaded, or is not the delta's.
     """
     from remtta.backbones.families import check_adaptable
     from remtta.deltas.base_model import base_options

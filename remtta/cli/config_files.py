@@ -1,4 +1,4 @@
-"""Options of a command from a YAML file, and back."""
+"""Read a command's options from a YAML file, and print them as one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TRUTH = {"true": True, "false": False}
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Take the options in the file of --config for defaults; the command line wins.
+    """Use the options in the file of --config as defaults; the command line takes precedence.
 
     Raises:
-        UsageError: If it cannot be read, holds an option that the command does not have, or a value that is none.
+        UsageError: If the file cannot be read, has an unknown option, or an invalid value.
     """
     if path is None or ctx.resilient_parsing:
         return path
@@ -43,7 +43,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def config_text(ctx: typer.Context) -> str:
-    """A command's options as --config reads them back; null is what was not given."""
+    """Return a command's options as a file for --config; null means not given."""
     import yaml
 
     content = {_key(option): _plain(ctx.params[option.name]) for option in _options(ctx)}
@@ -66,7 +66,7 @@ def _key(option: Any) -> str:
 
 
 def _load(path: Path) -> list[tuple[str, Any]]:
-    """A file's options; every value is a text, a list or mapping of them, or None."""
+    """Return a file's options; every value is a string, a list or mapping of them, or None."""
     import yaml
 
     text = read_regular(path, _MOST_BYTES, "a file of options")
@@ -82,7 +82,7 @@ def _load(path: Path) -> list[tuple[str, Any]]:
 
 
 def _as_written(node: Any) -> Any:
-    """A value of which the option decides what it is: `off`, `1e-3`, `0,1`."""
+    """Return a value as written, since its option determines its type: `off`, `1e-3`, `0,1`."""
     if node.id == "sequence":
         return [_as_written(each) for each in node.value]
     if node.id == "mapping":
@@ -91,7 +91,7 @@ def _as_written(node: Any) -> Any:
 
 
 def _value(where: str, option: Any, value: Any) -> Any:
-    """A value as the command line would have it."""
+    """Return a value in the form of the command line."""
     if value is None:
         return None
     if option.is_flag:
@@ -108,7 +108,7 @@ def _value(where: str, option: Any, value: Any) -> Any:
         if len(texts) != option.nargs:
             raise UsageError(f"{where} takes {option.nargs} numbers, or one for all; got {' '.join(texts)}")
         return texts
-    return ",".join(texts)  # a list where the command line has commas: [source, rem]
+    return ",".join(texts)  # a list for an option that takes commas: [source, rem]
 
 
 def _text(where: str, value: Any) -> str:
@@ -120,7 +120,7 @@ def _text(where: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML has it; its infinities are not those of the command line."""
+    """Return a value in YAML's form; infinities become strings, since YAML writes them differently."""
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
     if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):

@@ -1,4 +1,4 @@
-"""`remtta demo`: the whole thing on an embedded model and stream."""
+"""`remtta demo`: adapt an embedded model on an embedded stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`remtta doctor`: whether a model's preprocessing and classes fit, before anything is adapted."""
+"""`remtta doctor`: check a model's preprocessing and classes before adapting it."""
 
 from __future__ import annotations
 
@@ -130,6 +130,6 @@ def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str,
 
 
 def options_text(way: Mapping[str, Any]) -> str:
-    """The options that ask for a preprocessing."""
+    """Return the options for a preprocessing."""
     mean, std = (" ".join(f"{value:.4g}" for value in way[name]) for name in ("mean", "std"))
     return f"--mean {mean} --std {std} --interpolation {way['interpolation']} --crop-pct {way['crop_pct']:.4g}"

@@ -1,4 +1,4 @@
-"""`remtta eval`: labelled domains to error tables."""
+"""`remtta eval`: from labelled domains to error tables."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class TableOptions:
     plots: Annotated[bool, _output("Draw pictures.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
-        """The options with the scenario that a short name asks for.
+        """Return the options with the scenario of a short flag.
 
         Raises:
-            UsageError: If there are several.
+            UsageError: If several scenarios are given.
         """
         flags = {"continual": self.continual, "episodic": self.episodic}
         asked = {name for name, given in flags.items() if given}
@@ -92,20 +92,20 @@ class TableOptions:
         return replace(options, scenario=asked.pop()) if asked else options
 
     def folder(self, options: EvalOptions) -> AbstractContextManager[Path]:
-        """Where the results go.
+        """Return a context manager for the folder of the results.
 
         Raises:
-            UsageError: If nothing says what to go on with.
+            UsageError: If --resume lacks --output.
         """
         if options.resume and self.output is None:
             raise UsageError("--resume needs the --output of the evaluation to go on with")
         return run_folder(self.output)
 
     def by_case(self) -> dict[Case, Path | None]:
-        """Each checkpoint by its place in the grid, which has no such axis where there is one alone.
+        """Return each checkpoint by its case in the grid; the case is empty for a single one.
 
         Raises:
-            UsageError: If one of several is not there, or named twice.
+            UsageError: If one of several does not exist, or is named twice.
         """
         from remtta.evaluation.axes import checkpoint_names
 
@@ -208,12 +208,12 @@ def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, o
 
 
 def _severity(name: str | None) -> Case:
-    """The axis of a severity that is evaluated apart."""
+    """Return the axis of a severity that is evaluated separately."""
     return () if name is None else (("severity", name),)
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
-    """The model with what a protocol fixes of the input, where nothing is given."""
+    """Return the model options with a protocol's input settings, where none are given."""
     from remtta.evaluation.protocols import INPUTS
 
     if options.protocol is None:
@@ -223,7 +223,9 @@ def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
 
 
 def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:
-    """A zero-shot model is told its classes by the data set's folders where nobody else does."""
+    """Return the model options; a zero-shot model gets its classes from the dataset's folders unless given
+    otherwise.
+    """
     from remtta.evaluation.datasets import class_names
     from remtta.models.prompts import is_zero_shot
 
@@ -259,7 +261,7 @@ def _open(
 
 
 def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
-    """Print a table, by default an evaluation's final one, and tell where it is."""
+    """Print a table, by default an evaluation's main one, and its path."""
     from remtta.evaluation.tables import plain_table
 
     typer.echo(_encodable(plain_table(results, table)))
@@ -268,7 +270,7 @@ def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = 
 
 
 def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet: bool) -> None:
-    """Write and print the table of several evaluations, if there are."""
+    """Write and print the table of a grid of evaluations, if there are several."""
     from remtta.evaluation.axes import AXES_TABLE, write_axes
     from remtta.evaluation.tables import axes_rows
 
@@ -278,7 +280,7 @@ def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet
 
 
 def _encodable(text: str) -> str:
-    """Signs of a table that standard output has no code for, as on some terminals of Windows, in plain ones."""
+    """Replace signs that standard output cannot encode, as on some Windows terminals."""
     encoding = sys.stdout.encoding or "utf-8"
     for sign, plain in {"≈": "~", "±": "+-"}.items():
         if sign.encode(encoding, "ignore") == b"":

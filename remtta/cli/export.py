@@ -1,4 +1,4 @@
-"""`remtta export`: the adapted model for other programs."""
+"""`remtta export`: write the adapted model for other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExportOptions:
     overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
 
     def check(self) -> None:
-        """Refuse an ONNX to build on in another format."""
+        """Raise if an ONNX file to patch is given for another format."""
         if self.delta_only is not None and self.form != "onnx":
             raise UsageError(f"--delta-only is for --format onnx; {self.form} has no file to build on")
 

@@ -1,7 +1,7 @@
-"""Options are declared once, as fields of dataclasses: a command takes these whole, and Typer sees their options.
+"""Declare options once, as fields of dataclasses, and present them to Typer as a command's parameters.
 
 The parameters of a command are its arguments, `Annotated[type, typer.Argument(...)]`, and groups: dataclasses whose
-fields are options (`remtta.options.option`), groups again, or neither.
+fields are options (`remtta.options.option`), nested groups, or neither.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _Complete = Callable[[str], list[tuple[str, str]]]
 
 
 class _Leaf(NamedTuple):
-    """An option or argument, and what the command has in place of its default."""
+    """An option or argument, and the command's own default for it."""
 
     member: Member
     default: object = MISSING
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer takes it: a function of all options of its groups.
+    """Return the command in a form for Typer: a function of all options of its groups.
 
-    Its `members` are the options by name; its `check` builds all groups of values, to refuse what they refuse.
+    Its `members` are the options by name; its `check` builds all groups from values, so that invalid ones raise.
 
     Raises:
         TypeError: If `Only` names an option that its group does not have.
-        ValueError: If two options have one name.
+        ValueError: If two options have the same name.
     """
     own = _parameters(command)
     leaves = sorted((leaf for member in own for leaf in _leaves(member)), key=_place)
@@ -50,7 +50,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
             if member.is_group and not any(values.get(name) is None for name in _required(member)):
                 _value(member, values)
 
-    flattened.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer looks at
+    flattened.__signature__ = inspect.Signature(parameters)  # read by Typer
     flattened.__annotations__ = {each.name: each.annotation for each in parameters}
     flattened.members = {leaf.member.name: leaf.member for leaf in leaves}  # type: ignore[attr-defined]
     flattened.check = check  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def _parameters(command: Callable[..., None]) -> list[Member]:
 
 
 def _leaves(member: Member) -> Iterator[_Leaf]:
-    """What a parameter or field comes to on the command line."""
+    """Yield the options of a parameter or field."""
     if given := member.first(Given):
         yield from (_Leaf(each, None) for each in members_of(given.config) if each.option)
     elif member.is_group:
@@ -88,7 +88,7 @@ def _chosen(only: Only | None, leaves: list[_Leaf]) -> list[_Leaf]:
 
 
 def _place(leaf: _Leaf) -> int:
-    """Where an option's panel stands in `--help`."""
+    """Return the position of an option's panel in `--help`."""
     panel = leaf.member.option.panel if leaf.member.option else None
     return PANELS.index(panel) if panel else -1
 
@@ -98,7 +98,7 @@ def _required(member: Member) -> list[str]:
 
 
 def _value(member: Member, values: Mapping[str, Any]) -> Any:
-    """A command's argument or group, or a group's field, of the values of all options."""
+    """Return a command's argument or group, or a group's field, from the values of all options."""
     if given := member.first(Given):
         options = {each.name: each for each in members_of(given.config) if each.option}
         return {name: _read(each, values[name]) for name, each in options.items() if values.get(name) is not None}
@@ -122,12 +122,12 @@ def _read(member: Member, value: Any) -> Any:
 
 
 def _is_text(member: Member) -> bool:
-    """Whether its value is read from text."""
+    """Return whether its value is parsed from text."""
     return bool(member.option) and (is_list(member) or member.option.read is not None)  # type: ignore[union-attr]
 
 
 def _parameter(leaf: _Leaf) -> inspect.Parameter:
-    """A leaf as Typer takes it."""
+    """Return a leaf as a parameter for Typer."""
     member, option = leaf.member, leaf.member.option
     kind, default = _kind(member), _default(leaf)
     metadata: Any = member.first(OptionInfo) or member.first(typer.models.ArgumentInfo)
@@ -152,7 +152,7 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
 
 
 def _shown_default(leaf: _Leaf) -> bool | str:
-    """What `--help` says of an option that is not given; True for the value that Typer has."""
+    """Return the default shown in `--help`; True for Typer's own value."""
     member = leaf.member
     if leaf.default not in (MISSING, None) or member.option is None:
         return True
@@ -169,7 +169,7 @@ def _kind(member: Member) -> Any:
 
 
 def _default(leaf: _Leaf) -> Any:
-    """What Typer has for an option that is not given; None where the library's default holds."""
+    """Return Typer's default for an option; None if the library's default applies."""
     member = leaf.member
     if leaf.default is not MISSING:
         return leaf.default

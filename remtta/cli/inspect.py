@@ -1,4 +1,4 @@
-"""`remtta inspect`: what a delta, or the folder of a run or an evaluation, holds, and how two deltas differ."""
+"""`remtta inspect`: show the content of a delta or the folder of a run or evaluation, or compare two deltas."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
 
 
 def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
-    """Which run made a delta, of what, and the deltas it builds on."""
+    """Return lines on the run that made a delta, its source, and its parent deltas."""
     told = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
     run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
     parents = [

@@ -1,4 +1,4 @@
-"""`remtta methods`: what there is to choose from, and each method's settings."""
+"""`remtta methods`: list the methods, and each method's settings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def methods(
 
 
 def _explanations(kind: type[MethodConfig]) -> dict[str, str]:
-    """What a config's docstrings say about its settings, and those of the configs it builds on."""
+    """Return the descriptions of a config's settings from its docstring and those of its base classes."""
     texts: dict[str, str] = {}
     for cls in reversed(kind.__mro__):
         _, _, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")

@@ -1,4 +1,4 @@
-"""`remtta models`: which models can be adapted, what each allows, and why not where something is refused."""
+"""`remtta models`: list the models that can be adapted, what each supports, and why not."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def models(
 
 
 def short_text(support: Support) -> str:
-    """A model and its kind, and what can be done with it, in two lines."""
+    """Return two lines on a model: its kind, and what it supports."""
     facts = [f"masks by {' or '.join(support.masks)}", support.adapts, methods_text(support)]
     if not support.has_head:
         facts.append("timm has no head for it")
@@ -70,7 +70,7 @@ def short_text(support: Support) -> str:
 
 
 def methods_text(support: Support) -> str:
-    """Which methods can be had, in a few words."""
+    """Return the supported methods, in a few words."""
     if not support.refused:
         return "all methods"
     fewer = len(support.refused) < len(support.methods)
@@ -81,7 +81,7 @@ def methods_text(support: Support) -> str:
 
 
 def whole_text(support: Support) -> str:
-    """Everything there is to say of one model."""
+    """Return all information on one model."""
     lines = [f"{support.model}: {support.kind}"]
     if not support.has_head:
         lines.append("head: none in timm; give your weights with --checkpoint and --num-classes")
@@ -96,7 +96,7 @@ def whole_text(support: Support) -> str:
 
 
 def rem_lines(masks: Sequence[str], adapts: str, weights: int) -> list[str]:
-    """What REM finds in a model: what it can mask by, its default first, and the norms that it adapts."""
+    """Return lines on how REM masks a model, its default first, and which norms it adapts."""
     lines = []
     if masks:
         default, *others = masks

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar on a terminal, elsewhere a line now and then."""
+"""Progress on standard error: a bar on a terminal, otherwise occasional lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("remtta")
 
 
 _Show = Callable[[int, int | None, str, float], None]
-"""Shows how much is done, of how much, a detail, and the rate a second."""
+"""Shows the number done, the total, a detail, and the rate per second."""
 
 
 @contextlib.contextmanager
@@ -30,9 +30,9 @@ def progress(
     """Yield a function that shows the counts of a run so far.
 
     Args:
-        num_frames: How many frames there will be, if known.
+        num_frames: Expected number of frames, if known.
         hidden: Show nothing.
-        lines: Show lines on a terminal, too.
+        lines: Show lines instead of a bar on a terminal, too.
     """
     with _shown("adapting", "frames", hidden, lines) as show:
         yield lambda run: show(run.num_frames, num_frames, f"{run.num_updates} updates", run.images_per_s)
@@ -40,14 +40,14 @@ def progress(
 
 @contextlib.contextmanager
 def tree_progress(*, hidden: bool) -> Iterator[Callable[[TreeSummary], None]]:
-    """Yield a function that shows how much of a tree has been made; `hidden` shows nothing."""
+    """Yield a function that shows the progress of a tree; `hidden` shows nothing."""
     with _shown("corrupting", "images", hidden) as show:
         yield lambda tree: show(tree.finished, tree.num_images, f"{tree.written} written", tree.images_per_s)
 
 
 @contextlib.contextmanager
 def text_progress(*, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows how many sentences about classes are embedded; `hidden` shows nothing."""
+    """Yield a function that shows how many class sentences are embedded; `hidden` shows nothing."""
     started = time.monotonic()
     with _shown("reading class names", "sentences", hidden, rate="sentences") as show:
         yield lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - started))
@@ -76,7 +76,7 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False, rate: str =
 
 
 class _Lines:
-    """A line of counts every half minute, for logs."""
+    """Logs a line of counts every half minute."""
 
     def __init__(self, unit: str, rate: str) -> None:
         self._unit, self._rate = unit, rate

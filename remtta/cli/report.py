@@ -1,4 +1,4 @@
-"""`remtta report`: one page on runs and evaluations."""
+"""`remtta report`: write a page on runs and evaluations."""
 
 from __future__ import annotations
 

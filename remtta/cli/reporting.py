@@ -1,4 +1,4 @@
-"""What every command has in common: messages, errors as one line, exit codes."""
+"""Shared by all commands: messages, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIGNAL_BASE = 128
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to whatever sys.stderr is at the time, so that a progress bar can make room."""
+    """Writes to the current sys.stderr, so that a progress bar can make room."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _StderrHandler(logging.Handler):
 
 
 def say(text: str, level: str = "info", *, as_json: bool = False, **more: object) -> None:
-    """Write a command's own words to standard error: as they are, or as JSON Lines with more fields."""
+    """Write a command's own message to standard error: as it is, or as JSON Lines with more fields."""
     if as_json:
         _write_json_line(level, text, **more)
     else:
@@ -85,7 +85,7 @@ def command(
 
 @contextlib.contextmanager
 def _messages(level: int, *, as_json: bool) -> Iterator[None]:
-    """Send the package's messages to standard error, and keep other libraries' warnings for --verbose."""
+    """Send the package's messages to standard error, and show other libraries' warnings only with --verbose."""
     log = logging.getLogger("remtta")
     earlier = log.handlers, log.propagate, log.level
     log.handlers, log.propagate = [_StderrHandler(as_json=as_json)], False
@@ -105,7 +105,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def one_line(text: str) -> str:
-    """A text in one line, without what a terminal would obey."""
+    """Return a text in one line, without control sequences."""
     return printable(" ".join(text.split()))
 
 
@@ -118,14 +118,14 @@ def _told(error: Exception, debug: bool) -> str:
 
 
 def signal_exit_code(signum: int | None) -> int:
-    """128 plus the signal that ended a run, or 0."""
+    """Return 128 plus the signal that ended a run, or 0."""
     return 0 if signum is None else _SIGNAL_BASE + signum
 
 
 def open_standard_descriptors() -> None:
-    """Give a process that was started without some of them the null device instead.
+    """Open the null device for missing standard descriptors.
 
-    Otherwise the first files it opens would take their numbers, and get what is meant for the terminal.
+    Otherwise the first files opened would take their numbers, and receive output meant for the terminal.
     """
     for descriptor in range(3):
         try:
@@ -137,13 +137,13 @@ def open_standard_descriptors() -> None:
 
 
 def close_stdout() -> None:
-    """Point standard output nowhere, so that Python's flush at exit cannot fail on a closed pipe."""
+    """Redirect standard output to the null device, so that Python's flush at exit cannot fail on a closed pipe."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def print_version(wanted: bool) -> None:
-    """`--version`: remtta, torch, timm and the device, on one line."""
+    """Print the versions of remtta, torch and timm and the device in one line, for `--version`."""
     if not wanted:
         return
     from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Where a command runs, what it prints, and the files that commands write."""
+"""Options shared by commands: device, threads, messages and output files."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class RunningOptions:
         return self.log_format == "json"
 
     def command(self) -> AbstractContextManager[Interrupts]:
-        """`reporting.command` with these messages."""
+        """Return `reporting.command` with these message options."""
         return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
 
     def set_threads(self, default: int | None = None) -> None:
-        """Have torch use so many threads."""
+        """Set the number of torch's threads, if given."""
         if threads := self.threads or default:
             import torch
 
             torch.set_num_threads(threads)
 
     def compile(self, model: nn.Module) -> None:
-        """Compile the model's blocks, if they are to be."""
+        """Compile the model's blocks, if requested."""
         if self.compile_model:
             from remtta.backbones.families import compile_blocks
 
@@ -80,22 +80,22 @@ class RunningOptions:
 
 @dataclass(frozen=True)
 class PrintOptions:
-    """What goes to standard output."""
+    """The format of standard output."""
 
     as_json: Annotated[bool, Option("Print JSON instead.", flags=("--json",))] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """The one file that a command writes."""
+    """The output file of a command that writes one."""
 
     output: Annotated[Path, Option("The .safetensors file to write.", flags=("--output", "-o"))]
     overwrite: Annotated[bool, Option("Replace an existing file.")] = False
 
     def check(self, suffix: str = ".safetensors") -> None:
-        """Refuse a file of another kind, and one that is there.
+        """Raise if the file has another suffix, or exists.
 
         Raises:
-            UsageError: Saying which.
+            UsageError: With the reason.
         """
         check_target(self.output, "--output", suffix, overwrite=self.overwrite)

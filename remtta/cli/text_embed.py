@@ -1,4 +1,4 @@
-"""`remtta text-embed`: the class embeddings of a zero-shot model, in a file."""
+"""`remtta text-embed`: write the class embeddings of a zero-shot model to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line is taken: values spread out, --config, --print-config and --help-all, wrong use in one line."""
+"""Parsing of the command line: spread values, --config, --print-config, --help-all, and usage errors in one line."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from remtta.cli.reporting import EXIT_CODES, one_line, say
 from remtta.errors import UsageError, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
-"""Options of several numbers, for all of which one may stand."""
+"""Options of several numbers, for which a single one may be given."""
 
 _MOST_SHOWN, _MOST_OPTIONS = 3, 30
 _ALL = "remtta.help_all"
 
 
 class Application(TyperGroup):
-    """All commands; what is wrong with how one was called is one line, on a terminal too."""
+    """All commands; a usage error is one line, on a terminal too."""
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """Run a command; exits with its code, unless it is not to stand alone."""
+        """Run a command, and exit with its code unless `standalone_mode` is false."""
         if not more.get("standalone_mode", True):
             return super().main(*args, **more)
         try:
@@ -36,13 +36,13 @@ class Application(TyperGroup):
         except UsageError as error:
             text, code = str(error), EXIT_CODES[UsageError]
         except Exception as error:
-            if not hasattr(error, "format_message"):  # what all errors of Typer have
+            if not hasattr(error, "format_message"):  # common to all errors of Typer
                 raise
             text, code = error.format_message(), getattr(error, "exit_code", 1)
         else:
             sys.exit(code)
-        if text.strip():  # without any command the help is shown, and no error
-            say(f"Error: {one_line(text).replace(': Value error, ', ': ')}")  # words of what Typer checks values by
+        if text.strip():  # without a command, help is shown instead of an error
+            say(f"Error: {one_line(text).replace(': Value error, ', ': ')}")  # prefix added by Typer's validation
         sys.exit(code)
 
 
@@ -50,11 +50,11 @@ class Command(TyperCommand):
     """A command whose values may be spread over several words, and may come from a file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the words of the command line.
+        """Parse the command line.
 
         Raises:
-            UsageError: If there are too many, one is empty or an address for a path, or not as many numbers as an
-                option takes.
+            UsageError: If there are too many arguments, one is empty or an address instead of a path, or an option of
+                several numbers has the wrong number of them.
         """
         ctx.allow_extra_args = True
         if "--help-all" in args:
@@ -80,11 +80,11 @@ class Command(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """What stands behind the command in its usage line: SOURCE, not {SOURCE}."""
+        """Return the usage line with SOURCE instead of {SOURCE}."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help: of a command of many options those that people need."""
+        """Print the help; for a command with many options only the common ones."""
         options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
         members = getattr(self.callback, "members", {})
         common = {name for name, each in members.items() if each.option and each.option.common}
@@ -103,7 +103,7 @@ class Command(TyperCommand):
 
 
 def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:
-    """`--help-all`: the whole help of a command, or of every command, one below the other."""
+    """Print the whole help of a command, or of every command in turn, for `--help-all`."""
     if wanted:
         ctx.meta[_ALL] = True
         typer.echo(ctx.get_help())
@@ -113,7 +113,7 @@ def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:
 
 
 def _refuse_addresses(values: Iterable[Any]) -> None:
-    """Refuse addresses such as s3://bucket/folder where a path is expected, which has one of their slashes left."""
+    """Raise for addresses such as s3://bucket/folder in place of a path, of which `Path` keeps one slash."""
     for path in (each for value in values for each in (value if isinstance(value, list) else [value])):
         if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.:-]+:/", path.as_posix(), re.IGNORECASE):
             shown = without_password(path.as_posix().replace(":/", "://", 1))
@@ -121,7 +121,7 @@ def _refuse_addresses(values: Iterable[Any]) -> None:
 
 
 def _with_nothing_required(command: TyperCommand) -> TyperCommand:
-    """The same command, of which no argument and option has to be given."""
+    """Return the same command with nothing required."""
     lenient = copy.copy(command)
     lenient.params = [copy.copy(parameter) for parameter in command.params]
     for parameter in lenient.params:
@@ -130,7 +130,7 @@ def _with_nothing_required(command: TyperCommand) -> TyperCommand:
 
 
 def refuse_empty(args: Sequence[str]) -> None:
-    """Refuse empty values, as unset variables of a shell give them.
+    """Raise for empty values, which unset shell variables give.
 
     Raises:
         UsageError: Naming the option.
@@ -147,10 +147,11 @@ def refuse_empty(args: Sequence[str]) -> None:
 
 
 def spread_values(args: Sequence[str]) -> list[str]:
-    """Let one `--model-kwargs` take several key=value pairs, as timm's scripts do, and one number stand for several.
+    """Allow one `--model-kwargs` to take several key=value pairs, as timm's scripts do, and one number to stand for
+    several.
 
     Raises:
-        UsageError: If an option of several numbers has another number of them.
+        UsageError: If an option of several numbers has the wrong number of them.
     """
     spread: list[str] = []
     words = list(args)
@@ -172,7 +173,7 @@ def spread_values(args: Sequence[str]) -> list[str]:
 
 
 def _leading(words: list[str], pattern: str, most: int | None = None) -> list[str]:
-    """Take the first words off the list, as long as they look so, and are no more than these."""
+    """Remove and return the first words that match the pattern, at most `most`."""
     count = 0
     while count < len(words[:most]) and re.fullmatch(pattern, words[count], re.IGNORECASE | re.DOTALL):
         count += 1
@@ -189,7 +190,7 @@ def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
 
 
 def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:
-    """What to say of arguments that a command has no use for; several sources are a pattern that was not quoted."""
+    """Return the message for unexpected arguments; several sources suggest an unquoted pattern."""
     if not source:
         more = f" and {len(rest) - _MOST_SHOWN} more" if len(rest) > _MOST_SHOWN else ""
         return f"unexpected argument(s): {', '.join(rest[:_MOST_SHOWN])}{more}"

@@ -1,8 +1,7 @@
-"""Matrix products on a CPU: by oneDNN, in fp32 or with weights kept in bf16.
+"""Matrix products on a CPU by oneDNN, in fp32 or with weights in bf16.
 
-PyTorch multiplies fp32 matrices with MKL, which knows AVX-512 on some
-processors only; oneDNN, which is part of PyTorch too, knows it on all. On an
-AMD EPYC it takes less than half the time, for sums that are as exact.
+PyTorch multiplies fp32 matrices with MKL, which uses AVX-512 only on some processors; oneDNN, also part of PyTorch,
+uses it on all. On an AMD EPYC it takes less than half the time, with equally exact sums.
 """
 
 from __future__ import annotations
@@ -24,28 +23,27 @@ from remtta.models.heads import classifiers_of
 
 _log = logging.getLogger("remtta")
 
-_MOST_TOKENS = 1024  # the map of more would need more memory than everything else
+_MOST_TOKENS = 1024  # a larger attention map would need more memory than everything else
 
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _Converted = dict[int, tuple[Tensor, int, Tensor]]
-"""Frozen parameters by their ids, the versions that were converted, and these in bf16."""
+"""Frozen parameters by id, the versions that were converted, and their bf16 copies."""
 _CONVERTED: weakref.WeakKeyDictionary[nn.Module, _Converted] = weakref.WeakKeyDictionary()
-"""Those of each model, which several methods on it share."""
+"""The bf16 copies of each model, shared by several methods on it."""
 
 Context = Callable[[torch.device], contextlib.AbstractContextManager[object]]
-"""What forward passes on a device run in."""
+"""Context manager for forward passes on a device."""
 
 
 class LinearLayers(TorchFunctionMode):
-    """Context in which `F.linear` on a CPU runs as this module says, forward and backward.
+    """Context in which `F.linear` on a CPU uses this module's products, forward and backward.
 
-    In bf16, which is faster on recent processors and not exact, inputs are rounded
-    to bf16 and so are results; sums are kept in fp32. A frozen parameter is
-    converted once, and again only after somebody changed it in place; others are
-    converted at every call. Layers of the exact parameters stay in fp32.
+    In bf16, which is faster on recent processors but not exact, inputs and results are rounded to bf16, while sums are
+    kept in fp32. A frozen parameter is converted once, and again only after it was changed in place; others are
+    converted at every call. Layers of the `exact` parameters stay in fp32.
     """
 
     def __init__(
@@ -82,14 +80,16 @@ class LinearLayers(TorchFunctionMode):
         _, version, converted = self._converted.get(id(weight), (None, -1, weight))
         if version != weight._version:
             converted = weight.detach().bfloat16()
-            self._converted[id(weight)] = (weight, weight._version, converted)  # holds it: its id stays its own
+            self._converted[id(weight)] = (weight, weight._version, converted)  # kept alive, so its id stays unique
         return converted
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Softmax attention in bf16, its map written out: PyTorch's fused kernel for CPUs is slower, above all backward."""
+    """Compute softmax attention in bf16 with an explicit map, since PyTorch's fused CPU kernel is slower, mostly
+    backward.
+    """
     given = (query, key, value)
-    plain = not any(isinstance(v, Tensor) or v for v in (*args, *kwargs.values()))  # no mask, dropout, own scale
+    plain = not any(isinstance(v, Tensor) or v for v in (*args, *kwargs.values()))  # no mask, dropout or custom scale
     small = key.shape[-2] <= _MOST_TOKENS
     if not plain or not small or any(t.dtype != torch.bfloat16 or t.device.type != "cpu" for t in given):
         return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
@@ -98,13 +98,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 
 
 def _alike(left: Tensor, right: Any) -> tuple[Tensor, Any]:
-    """Factors in bf16 where one of them is, and the other came out of a sum with weights that stay in fp32."""
+    """Return both factors in bf16 if one is, since the other may come from a sum with fp32 weights."""
     mixed = isinstance(right, Tensor) and {left.dtype, right.dtype} == {torch.bfloat16, torch.float32}
     return (left.bfloat16(), right.bfloat16()) if mixed else (left, right)
 
 
 class _Linear(torch.autograd.Function):
-    """input @ weight.T + bias, its products made with `used`, the weight in the precision wanted."""
+    """input @ weight.T + bias, computed with `used`, the weight in the wanted precision."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, used: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class _Linear(torch.autograd.Function):
 
 @functools.cache
 def _product(dtype: torch.dtype) -> Product:
-    """Return the product of `F.linear`, of oneDNN where it can be had and gives what `F.linear` does."""
+    """Return the product of `F.linear`, by oneDNN if it is available and agrees with `F.linear`."""
     if platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available():
         left, right, bias = (torch.arange(1.0, size + 1).sin().to(dtype) for size in (35, 21, 3))
         left, right = left.view(5, 7), right.view(3, 7)
@@ -150,9 +150,9 @@ def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class ForwardContext:
-    """The context of a method's forward passes: these linear layers on a CPU, autocast for bf16 elsewhere.
+    """The context of a method's forward passes: `LinearLayers` on a CPU, autocast for bf16 elsewhere.
 
-    The model's head stays in fp32 on a CPU.
+    On a CPU, the model's head stays in fp32.
     """
 
     def __init__(self, model: nn.Module, precision: str) -> None:
@@ -161,7 +161,7 @@ class ForwardContext:
         self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Return the context on a device."""
+        """Return the context for a device."""
         if device.type == "cpu" and not self._compiled:
             return self._layers
         return torch.autocast(device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
