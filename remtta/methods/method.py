@@ -53,12 +53,8 @@ class Updater(Generic[Kind]):
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Predict a batch with the current weights, or those before its last step, then adapt to it.
 
-        Args:
-            images: Preprocessed, shape (B, 3, H, W).
-            labels: Shape (B,), for methods that need them.
-
-        Returns:
-            Logits (B, C), without gradient.
+        Takes preprocessed images (B, 3, H, W), and labels (B,) if the method needs them; returns logits (B, C), without
+        gradient.
 
         Raises:
             ValueError: If `images` is not a nonempty batch, or labels are missing.
@@ -71,10 +67,7 @@ class Updater(Generic[Kind]):
         return self.objective.output(self.last_views[0])
 
     def answer(self, images: Tensor) -> Tensor:
-        """Predict a batch only; `learn` then adapts to it. A call does both at once.
-
-        Methods whose prediction depends on the update adapt here already.
-        """
+        """Predict a batch, for `learn` to adapt to; if the prediction depends on the update, adapt at once."""
         config = self.objective.config
         if self.objective.predicts_after or (config.answer == "last" and config.steps > 1):
             return self(images)
@@ -101,10 +94,8 @@ class Updater(Generic[Kind]):
     def predict(self, images: Tensor, fit: Tensor | None = None, *, share: float | None = None) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting weights.
 
-        Args:
-            images: Shape (B, 3, H, W).
-            fit: Shape (B,): which images update the centring; None for none.
-            share: Interpolate the weights from the source's (0) to the adapted ones (1); None for the adapted ones.
+        The fit images (B,), by default none, update the centring. `share` interpolates the weights from the source's
+        (0) to the adapted ones (1, the default).
         """
         if fit is not None:
             self.net.expect(fit)
@@ -119,10 +110,7 @@ class Updater(Generic[Kind]):
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:
-        """Restore the source weights, exactly, and forget everything learned.
-
-        With `keeps_source`, the centring of the source model's logits is kept.
-        """
+        """Restore the source weights, exactly, and forget everything learned, except perhaps the source's centring."""
         self._descent.restart()
         self.net.forget_centres(keeps_source=keeps_source)
         self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
@@ -146,11 +134,7 @@ class Updater(Generic[Kind]):
         return {name: tensor.detach().cpu().clone() for name, tensor in self.committed[0].items()}
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
-        """Start from source plus delta, with nothing else learned.
-
-        Raises:
-            DeltaError: If it does not fit the model.
-        """
+        """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
         self.net.weights.load(delta, num_updates)
         self._descent.forget()
         self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
@@ -164,11 +148,7 @@ class Updater(Generic[Kind]):
     @torch.inference_mode(False)
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned.
-
-        Raises:
-            DeltaError: If it does not fit the model.
-        """
+        """Restore what `state` returned; raise DeltaError if it does not fit the model."""
         delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
         self.load_delta(delta, int(state[_UPDATES]))
         self.net.load_centre_state(state)
