@@ -17,7 +17,7 @@ from torch import nn
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.plots import draw_plots
+from remtta.evaluation.mask_plots import mask_cells
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from tests.conftest import TINY, Mould, draw_image
@@ -101,8 +101,7 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
 
 
 def test_pictures_show_a_restricted_model(variants: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     model, dataset = _built("head").copy(), few_of(variants / "r")
-    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("rem"))
-    drawn = draw_plots(tmp_path / "run", results, model, dataset, preprocessing_of(model))
-    assert "masks" in {path.stem for path in drawn}
+    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("tent"))["methods"]
+    shown = mask_cells(tmp_path / "run", results, model, dataset, dataset.domains, preprocessing_of(model))
+    assert list(shown) == [f"tent, {ratio}%" for ratio in (0, 10, 20)] and all(map(len, shown.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from remtta.options import EvalOptions
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import methods_of, open_tree
 from tests.records import json_of, parsed, rows_of
+from tests.runs.tiny import fill_disk
 
 
 class _Die(BaseException):
@@ -90,17 +90,8 @@ def test_a_full_disk_is_told_and_with_room_the_evaluation_goes_on(
         options = EvalOptions(batch_size=5, **changes)
         return evaluate(tiny_vit(), tree, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
 
-    whole, write, room = run(tmp_path / "whole"), os.write, 2500
-
-    def full(descriptor: int, data: Any) -> int:
-        nonlocal room
-        if room == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        taken = min(room, len(data))
-        room -= taken
-        return write(descriptor, data[:taken])
-
-    monkeypatch.setattr(os, "write", full)
+    whole = run(tmp_path / "whole")
+    fill_disk(monkeypatch, 2500)
     with pytest.raises(OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some"):
         run(tmp_path / "full")
     monkeypatch.undo()

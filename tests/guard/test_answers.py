@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
@@ -201,12 +202,14 @@ def test_answering_early_is_by_what_was_known_before() -> None:
 
 
 def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"guard": GuardOptions(action="rollback", answer="both")}
-    summary = adapt_tiny(frames, tmp_path / "both", options=options)
-    adapt_tiny(frames, tmp_path / "alone", options={"guard": None})
-    adapt_tiny(frames, tmp_path / "off", options={"guard": GuardOptions(action="off", answer="both")})
+    def go(name: str, guard: GuardOptions | None, method: str = "rem") -> RunSummary:
+        return adapt_tiny(frames, tmp_path / name, method, model=tiny_vit(depth=4), options={"guard": guard})
+
+    summary = go("both", GuardOptions("rollback", "both"))
+    go("alone", None)
+    go("off", GuardOptions("off", "both"))
     assert (tmp_path / "both" / "events.jsonl").exists() and not (tmp_path / "off" / "events.jsonl").exists()
-    adapt_tiny(frames, tmp_path / "source", "source")
+    go("source", None, "source")
     rows, alone, source = (rows_of(tmp_path / name) for name in ("both", "alone", "source"))
     assert {(row["answered_by"], row["weight"]) for row in rows} == {("both", 0.5)}
     assert any("each" in row for row in rows)

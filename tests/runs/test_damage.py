@@ -157,7 +157,7 @@ def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkey
             )
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stopped_in(3, 15, patch)
+        stopped_in(3, patch)
         run()
     path = tmp_path / "out" / PREDICTIONS
     path.write_bytes(path.read_bytes().replace(b'"class": ', b'"class":9', 1))
