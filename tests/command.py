@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,6 +17,9 @@ from typing import Any, Self
 import pytest
 import typer
 
+from remtta.engines import processes
+
+_forkserver: Any = vars(forkserver)["_forkserver"]
 _server = multiprocessing.get_context("forkserver")  # which `tests.conftest` tells what to import
 
 
@@ -116,6 +120,24 @@ def without_descriptors() -> None:
     for file in (sys.stdin, sys.stdout, sys.stderr):
         file.close()
     sys.stdin = sys.stdout = sys.stderr = None
+
+
+def forking_workers() -> Callable[[], None]:
+    """For `before`: have workers forked from where the process itself is, which takes no time; see `workers_of`."""
+    forkserver.ensure_running()
+    return functools.partial(_fork_workers_at, vars(_forkserver)["_forkserver_address"])
+
+
+def _fork_workers_at(address: str) -> None:
+    processes.START = "forkserver"
+    vars(_forkserver).update(_forkserver_address=address, ensure_running=resource_tracker.ensure_running)
+
+
+def workers_of(process: Started) -> list[int]:
+    """The processes that work for one of `forking_workers`."""
+    server = vars(_forkserver)["_forkserver_pid"]
+    forked = map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
+    return [pid for pid in forked if pid != process.pid]
 
 
 def in_a_session() -> None:

@@ -1,8 +1,9 @@
-"""The sizes that keep every file, class and command short enough to be read at once."""
+"""The sizes that keep every file, class and command short enough to be read at once; and names of files, one each."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +31,8 @@ def test_nothing_is_too_long() -> None:
     found = list(sizes())
     assert {kind for kind, *_ in found} == set(MOST_LINES)
     assert [each for each in found if each[2] > MOST_LINES[each[0]]] == []
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(path.name for path in (ROOT / "remtta").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]

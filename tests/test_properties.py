@@ -26,6 +26,7 @@ from remtta.evaluation.datasets import read_image_list
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
+from remtta.models.hashing import state_sha256
 from remtta.options.option import members_of, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from remtta.streams.sources import read_paths
@@ -215,17 +216,18 @@ ENTRY = st.fixed_dictionaries(
     content=st.binary(max_size=64),
     size=st.none() | st.integers(0, 2**64 - 1),
 )
-@pytest.mark.parametrize(
-    "read", [load_delta, lambda file: load_checkpoint(tiny_vit(), file)], ids=["delta", "checkpoint"]
-)
-def test_invented_safetensors_headers(
+@pytest.mark.parametrize("read", [lambda vit, file: load_delta(file), load_checkpoint], ids=["delta", "checkpoint"])
+def test_invented_safetensors_headers_are_refused_and_change_nothing(
     tmp_path: Path, read: Any, header: dict[str, Any], content: bytes, size: int | None
 ) -> None:
     text = json.dumps(header).encode()
     file = tmp_path / "invented.safetensors"
     file.write_bytes((len(text) if size is None else size).to_bytes(HEADER_SIZE, "little") + text + content)
-    with read_or_refused():
-        read(file)
+    vit = tiny_vit()
+    before = state_sha256(vit)
+    with pytest.raises(RemttaError):
+        read(vit, file)
+    assert state_sha256(vit) == before
 
 
 def test_the_guard_rail_of_these_tests_catches_what_is_no_message() -> None:

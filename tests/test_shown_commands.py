@@ -49,8 +49,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frames = draw_folder(folder / "frames", range(6))
     draw_video(folder / "clip.mp4", range(4))
     draw_video(folder / "later.mp4", range(4, 8))
-    for name in ("run1", "cam1", "cam2", "cam3", "try"):
-        adapt_tiny(frames, folder / name)
+    adapt_tiny(frames, folder / "run1")
+    for name in ("cam1", "cam2", "cam3", "try"):
+        shutil.copytree(folder / "run1", folder / name)
     return folder
 
 

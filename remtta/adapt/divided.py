@@ -25,7 +25,7 @@ from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
 from remtta.models.card import card_of
 from remtta.options import RunOptions
-from remtta.options.run import Engine
+from remtta.options.run_options import Engine
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
 from remtta.runs.reading import checked_record

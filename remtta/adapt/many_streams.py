@@ -15,7 +15,7 @@ from remtta.adapt.planning import Setup
 from remtta.adapt.site import Site, SiteSummary
 from remtta.adapt.together import Together
 from remtta.engines.interrupts import Interrupts
-from remtta.options.run import Engine
+from remtta.options.run_options import Engine
 from remtta.runs.folder import check_site, run_folder
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path

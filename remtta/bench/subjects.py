@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from remtta.errors import UsageError
 from remtta.options.model import ModelOptions
 from remtta.options.option import Only, Option, check_options
-from remtta.options.run import MOST_SEED
+from remtta.options.run_options import MOST_SEED
 
 FORWARD = "forward"
 SOURCE = "source"

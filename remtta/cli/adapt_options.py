@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from remtta.errors import UsageError
 from remtta.options import RunOptions, StreamOptions
 from remtta.options.option import Option
-from remtta.options.run import Engine
+from remtta.options.run_options import Engine
 from remtta.runs.folder import check_folder, check_site, check_writable
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path

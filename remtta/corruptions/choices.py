@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet
 from remtta.errors import UsageError
 from remtta.options.option import Option, check_options
-from remtta.options.run import Engine
+from remtta.options.run_options import Engine
 
 Parameters = Literal["auto", "imagenet", "cifar"]
 Format = Literal["auto", "jpeg", "png"]

@@ -14,7 +14,7 @@ from remtta.methods.losses import entropy
 from remtta.methods.method import Updater
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings.rem import REMConfig, REMN1Config
+from remtta.methods.settings.rem_config import REMConfig, REMN1Config
 from remtta.methods.views import LeanViews, MaskedViews
 
 

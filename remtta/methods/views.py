@@ -14,7 +14,7 @@ from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 from remtta.methods.masking import keep_indices, num_kept, random_scores
 from remtta.methods.net import Net
-from remtta.methods.settings.rem import Masking, REMConfig
+from remtta.methods.settings.rem_config import Masking, REMConfig
 
 _log = logging.getLogger("remtta")
 

@@ -16,7 +16,7 @@ from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Loss, Objective, Targets
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings.base import Count, MethodConfig, Steps
-from remtta.methods.settings.rem import REMConfig
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.views import MaskedViews
 from remtta.models.zero_shot import zero_shot_head
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
-from remtta.options.guard import GuardOptions
+from remtta.options.guard_options import GuardOptions
 from remtta.options.option import Fixed, Only, Option, check_options
-from remtta.options.run import DEFAULT_BATCH_SIZE, MOST_SEED
+from remtta.options.run_options import DEFAULT_BATCH_SIZE, MOST_SEED
 
 _method = partial(Option, panel="Method")
 _output = partial(Option, panel="Output and running")

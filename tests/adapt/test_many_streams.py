@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -42,12 +43,22 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 SIZES = {"gate": 8, "yard": 5, "roof": 11}
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("in")
     return {
-        name: draw_folder(tmp_path / "in" / name, range(100 * number, 100 * number + size), "frame_{}.png")
+        name: draw_folder(root / name, range(100 * number, 100 * number + size), "frame_{}.png")
         for number, (name, size) in enumerate(SIZES.items())
     }
+
+
+@pytest.fixture(scope="module")
+def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of runs of each by itself."""
+    root = tmp_path_factory.mktemp("alone")
+    for name, folder in folders.items():
+        adapt_tiny(folder, root / name)
+    return root
 
 
 def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **more: Any) -> SiteSummary:
@@ -94,7 +105,9 @@ def test_all_start_from_a_delta_of_more_layers_than_they_adapt(folders: dict[str
     assert_as_alone(tmp_path / "site" / "yard", tmp_path / "alone")
 
 
-def test_one_that_dies_and_one_that_stalls_hold_up_nobody(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
+    folders: dict[str, Path], alone: Path, tmp_path: Path
+) -> None:
     shots = [noise(number) for number in range(4)]
     dying = source_of(FakeCamera(shots), reconnect_for=0.02)
     late_camera = FakeCamera([*shots[:1], GATE, *shots])
@@ -125,14 +138,13 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(folders: dict[str, Pat
     assert summary.streams["dying"].exit_reason.startswith("error: camera 0 was lost")
     assert (summary.streams["dying"].num_predicted, summary.streams["late"].num_predicted) == (4, 5)
     assert record_of(tmp_path / "site" / "dying")["exit_reason"] == summary.streams["dying"].exit_reason
-    adapt_tiny(folders["gate"], tmp_path / "alone")
-    assert_as_alone(tmp_path / "site" / "gate", tmp_path / "alone")
+    assert_as_alone(tmp_path / "site" / "gate", alone / "gate")
     described = describe_folder(tmp_path / "site")
     assert described["alive"] is False and described["site"]["streams"]["late"]["frames"] == 5
 
 
 def test_a_stop_saves_all_and_they_go_on(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remtta.adapt.many_streams.HealthFile", partial(HealthFile, every_s=0.01))
     health = tmp_path / "health.json"
@@ -145,9 +157,8 @@ def test_a_stop_saves_all_and_they_go_on(
     }
     summary = adapt_site(folders, tmp_path / "site", options={"resume": True})
     assert summary.exit_reason == "completed"
-    for name, folder in folders.items():
-        adapt_tiny(folder, tmp_path / "alone" / name)
-        assert_as_alone(tmp_path / "site" / name, tmp_path / "alone" / name)
+    for name in folders:
+        assert_as_alone(tmp_path / "site" / name, alone / name)
 
 
 def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -197,10 +208,10 @@ def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Pat
     with pytest.raises(UsageError, match="cotta changes every weight, so the streams of --streams could not share"):
         adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_TABLE["cotta"].config())
     assert not (tmp_path / "site").exists()
-    adapt_tiny(folders["yard"], tmp_path / "one")
+    adapt_tiny(folders["yard"], tmp_path / "one", "source")
     with pytest.raises(UsageError, match="one holds the run of a single stream"):
         adapt_site(folders, tmp_path / "one")
-    adapt_site({"yard": folders["yard"]}, tmp_path / "site")
+    adapt_site({"yard": folders["yard"]}, tmp_path / "site", "source")
     with pytest.raises(UsageError, match="site holds the runs of many streams"):
         adapt_tiny(folders["yard"], tmp_path / "site")
     with pytest.raises(UsageError, match="yard holds an earlier run"):
@@ -223,7 +234,11 @@ def test_an_error_in_one_update_ends_that_stream_alone(
 
 
 def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_well(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folders: dict[str, Path],
+    alone: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The workers are this process, but for what reaches them."""
 
@@ -232,8 +247,9 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
         raise WorkersDied(DIED)
 
     monkeypatch.setattr("remtta.adapt.divided.in_processes", in_here)
+    folders = {**folders, "gate": Path(shutil.copytree(folders["gate"], tmp_path / "gate"))}
     (folders["gate"] / "frame_0.png").write_bytes(b"no picture")
-    adapt_site({"gate": folders["yard"], "roof": folders["roof"], "yard": folders["yard"]}, tmp_path / "site")
+    adapt_site(dict.fromkeys(folders, folders["yard"]), tmp_path / "site", "source")
     streams = open_streams({name: str(folder) for name, folder in folders.items()})
     told: list[int] = []
     summary = adapt_site(
@@ -252,8 +268,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     assert {name: each["state"] for name, each in json_of(tmp_path / "health.json")["streams"].items()} == {
         "gate": "completed", "roof": "completed"
     }  # fmt: skip
-    adapt_tiny(folders["roof"], tmp_path / "alone")
-    assert_as_alone(tmp_path / "site" / "roof", tmp_path / "alone")
+    assert_as_alone(tmp_path / "site" / "roof", alone / "roof")
 
 
 def test_a_worker_that_is_begun_again_goes_on_with_what_it_began_and_replaces_what_was_there(
@@ -268,7 +283,7 @@ def test_a_worker_that_is_begun_again_goes_on_with_what_it_began_and_replaces_wh
 
     monkeypatch.setattr("remtta.adapt.divided.in_processes", twice)
     streams = open_streams({"yard": str(folders["yard"]), "gate": str(folders["gate"])})
-    adapt_site({"yard": folders["roof"]}, tmp_path / "site")
+    adapt_site({"yard": folders["roof"]}, tmp_path / "site", "source")
     summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2)
     assert {name: run.num_frames for name, run in summary.streams.items()} == {"yard": 5, "gate": 8}
     assert [run.num_resumed for run in summary.streams.values()] == [1, 1]

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import io
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from remtta import (
     load_model,
     open_stream,
 )
+from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
@@ -39,15 +40,33 @@ from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import claim_folder
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, tiny_vit
 from tests.records import record_of, rows_of
+from tests.runs.tiny import fill_disk
 
 
-def test_every_frame_is_predicted_in_natural_order_and_the_last_batch_is_smaller(
-    vit: nn.Module, frames: Path, tmp_path: Path
-) -> None:
-    summary = adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=5))
-    rows = rows_of(tmp_path / "run")
+class Made(NamedTuple):
+    """A run of 12 frames in batches of 5."""
+
+    frames: Path
+    run: Path
+    model: nn.Module
+    summary: RunSummary
+
+
+OPTIONS: dict[str, Any] = {"config": REMConfig(lr=0.01), "options": RunOptions(batch_size=5, logits=True, seed=5)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root, model = tmp_path_factory.mktemp("made"), tiny_vit()
+    frames = draw_folder(root / "frames", range(12), "frame_{}.png")
+    return Made(frames, root / "run", model, adapt_stream(model, frames, root / "run", **OPTIONS))
+
+
+def test_every_frame_is_predicted_in_natural_order_and_the_last_batch_is_smaller(made: Made) -> None:
+    frames, run, _, summary = made
+    rows = rows_of(run)
     assert [row["source"] for row in rows] == [str(frames / f"frame_{number}.png") for number in range(12)]
     assert [row["index"] for row in rows] == list(range(12))
     assert [row["update"] for row in rows] == [0] * 5 + [1] * 5 + [2] * 2
@@ -72,19 +91,19 @@ def test_predictions_equal_those_of_the_library_loop(frames: Path, tmp_path: Pat
     ]
 
 
-def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(frames: Path, tmp_path: Path) -> None:
-    adapt_stream(tiny_vit(), frames, tmp_path / "clean", options=RunOptions(batch_size=4, logits=True))
+def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(made: Made, tmp_path: Path) -> None:
+    frames = Path(shutil.copytree(made.frames, tmp_path / "frames"))
     (frames / "frame_0b.png").write_text("no image")
     (frames / "frame_6b.jpg").write_bytes(b"")
     whole = (frames / "frame_11.png").read_bytes()
     (frames / "frame_12.png").write_bytes(whole[: len(whole) // 2])
-    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4, logits=True))
+    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", **OPTIONS)
     rows = rows_of(tmp_path / "run")
     assert [row["index"] for row in rows if "error" in row] == [1, 8, 14]
     assert all(set(row) == {"index", "source", "error"} for row in rows if "error" in row)
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (15, 3, 3)
     good = [row for row in rows if "error" not in row]
-    assert [row["logits"] for row in good] == [row["logits"] for row in rows_of(tmp_path / "clean")]
+    assert [row["logits"] for row in good] == [row["logits"] for row in rows_of(made.run)]
     assert record_of(tmp_path / "run")["counts"] == {
         "frames": 15,
         "predicted": 12,
@@ -110,22 +129,12 @@ def test_a_stream_without_a_readable_frame_fails_after_reporting_them(vit: nn.Mo
     assert rows_of(tmp_path / "run")[0]["error"] == "not an image that Pillow can read"
 
 
-def test_same_input_same_output(frames: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        adapt_stream(tiny_vit(), frames, tmp_path / name, options=RunOptions(batch_size=3))
-    assert (tmp_path / "a/predictions.jsonl").read_bytes() == (tmp_path / "b/predictions.jsonl").read_bytes()
-
-
-def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(
-    vit: nn.Module, frames: Path, tmp_path: Path
-) -> None:
-    config = REMConfig(lr=0.01)
-    adapt_stream(vit, frames, tmp_path / "run", config=config, options=RunOptions(batch_size=4))
-    delta = load_delta(tmp_path / "run" / "delta.safetensors")
+def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(made: Made) -> None:
+    delta = load_delta(made.run / "delta.safetensors")
     restored = tiny_vit()
     apply_delta(restored, delta)
-    assert all(torch.equal(tensor, vit.state_dict()[name]) for name, tensor in restored.state_dict().items())
-    record = record_of(tmp_path / "run")
+    assert all(torch.equal(tensor, made.model.state_dict()[name]) for name, tensor in restored.state_dict().items())
+    record = record_of(made.run)
     assert record["adapted"] == sorted(delta.tensors, key=record["adapted"].index)
     assert record["model"]["base_sha256"] == delta.base_sha256
     assert record["method"]["lr"] == 0.01
@@ -148,20 +157,22 @@ def test_a_delta_made_from_python_knows_its_model(
     assert record_of(tmp_path / "run")["model"]["checkpoint"] == str(checkpoint)
 
 
-def test_a_delta_of_a_model_from_elsewhere_asks_for_one_like_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
-    delta = load_delta(tmp_path / "run")
+def test_a_delta_of_a_model_from_elsewhere_asks_for_one_like_it(made: Made, checkpoint: Path) -> None:
+    delta = load_delta(made.run)
     with pytest.raises(UsageError, match="load_model did not build; name an equal one with --model"):
         load_base(delta)
     given: dict[str, Any] = {"checkpoint": checkpoint, "num_classes": NUM_CLASSES, "model_kwargs": TINY}
     apply_delta(load_base(delta, name="vit_tiny_patch16_224", **given), delta)
 
 
-def test_starting_from_a_delta_goes_on_counting(frames: Path, tmp_path: Path) -> None:
-    adapt_stream(tiny_vit(), frames, tmp_path / "one", options=RunOptions(batch_size=4))
-    start = load_delta(tmp_path / "one" / "delta.safetensors")
-    adapt_stream(tiny_vit(), frames, tmp_path / "two", options=RunOptions(batch_size=4), delta=start)
-    assert [row["update"] for row in rows_of(tmp_path / "two")] == [3] * 4 + [4] * 4 + [5] * 4
+def test_starting_from_a_delta_goes_on_counting_and_the_record_names_it(made: Made, tmp_path: Path) -> None:
+    frames, file = made.frames, made.run / "delta.safetensors"
+    start = load_delta(file)
+    adapt_stream(tiny_vit(), frames, tmp_path / "two", **OPTIONS, delta=start)
+    assert [row["update"] for row in rows_of(tmp_path / "two")] == [3] * 5 + [4] * 5 + [5] * 2
+    named = {"path": str(file), "file_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert named.items() <= record_of(tmp_path / "two")["model"]["start_delta"].items()
+    assert record_of(tmp_path / "two")["options"]["seed"] == 5
     end = load_delta(tmp_path / "two" / "delta.safetensors")
     assert (end.frames, end.updates) == (24, 6)
     with pytest.raises(DeltaError, match="made on other weights"):
@@ -204,8 +215,8 @@ def test_the_source_method_predicts_without_adapting(vit: nn.Module, frames: Pat
     assert not (tmp_path / "run" / "delta.safetensors").exists()
 
 
-def test_an_earlier_run_is_overwritten_only_when_asked(frames: Path, tmp_path: Path) -> None:
-    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=6))
+def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path, tmp_path: Path) -> None:
+    shutil.copytree(made.run, tmp_path / "run")
     kept = (tmp_path / "run" / "predictions.jsonl").read_bytes()
     with pytest.raises(UsageError, match="holds an earlier run"):
         adapt_stream(tiny_vit(), frames, tmp_path / "run")
@@ -247,19 +258,12 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
     vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    write, room = os.write, 1000
 
-    def full(descriptor: int, data: Any) -> int:
-        nonlocal room
+    def look() -> None:
         assert (run / ".lock").exists()
-        assert (run / ".reserve").stat().st_size > 2 * 12 * 48 * 4 + 100 * 4 * 7 + 4 * 1000  # the guard's window, too
-        if room == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        taken = min(room, len(data))
-        room -= taken
-        return write(descriptor, data[:taken])
+        assert (run / ".reserve").stat().st_size > 2 * 4 * 48 * 4 + 100 * 4 * 7 + 4 * 1000  # the guard's window, too
 
-    monkeypatch.setattr(os, "write", full)
+    fill_disk(monkeypatch, 1000, look)
     with pytest.raises(
         OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some space, "
     ):
@@ -331,16 +335,6 @@ def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
 def test_an_unknown_method_is_told(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='unknown method "tenth"; did you mean tent'):
         adapt_stream(vit, frames, tmp_path / "run", method="tenth")
-
-
-def test_the_record_names_the_delta_the_run_started_from(frames: Path, tmp_path: Path) -> None:
-    adapt_stream(tiny_vit(), frames, tmp_path / "one", options=RunOptions(seed=5))
-    adapt_stream(tiny_vit(), frames, tmp_path / "two", delta=load_delta(tmp_path / "one"))
-    start = record_of(tmp_path / "two")["model"]["start_delta"]
-    content = (tmp_path / "one" / "delta.safetensors").read_bytes()
-    assert start["path"] == str(tmp_path / "one" / "delta.safetensors")
-    assert start["file_sha256"] == hashlib.sha256(content).hexdigest()
-    assert record_of(tmp_path / "one")["options"]["seed"] == 5
 
 
 def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,7 +458,7 @@ def test_memory_stays_bounded_because_frames_are_read_only_a_few_batches_ahead(v
         lead.append(loaded - summary.num_frames)
 
     stream = Stream("endless", "camera", endless())
-    adapt_stream(vit, stream, tmp_path / "run", options=RunOptions(batch_size=2), on_batch=look)
+    adapt_stream(vit, stream, tmp_path / "run", method="source", options=RunOptions(batch_size=2), on_batch=look)
     assert max(lead) <= 2 * 2 + 2 * 8 + 2  # the queue, the frames in decoding, the one in hand
 
 

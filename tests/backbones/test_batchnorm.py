@@ -44,7 +44,7 @@ def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **setti
     return build_method(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["resnet", "resnetv2", "mobilevitv2", "efficientnet", "regnet", "convnext", "swin"])
 def test_the_batchs_statistics_alone_are_what_tent_has(family: str) -> None:
     model = tiny(family)
     expected = as_tent(model)(pictures(4)).detach()
@@ -156,17 +156,15 @@ def test_by_running_statistics_an_image_owes_nothing_to_its_batch() -> None:
     assert method.num_updates == 1
 
 
-@pytest.mark.parametrize("name", ["tent", "sar", "eata", "rem", "norm"])
+@pytest.mark.parametrize("name", ["tent", "eata", "rem", "norm"])
 def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
     settings: dict[str, Any] = {"bn_momentum": 0.1}
     if name not in ("rem", "norm"):
         settings |= {"adapt_layers": "0"}
     if name == "rem":
         settings |= {"mask_ratios": (0.0, 0.25, 0.5)}
-    if name in ("sar", "eata"):
-        settings |= {"entropy_margin": 1.0}
     if name == "eata":
-        settings |= {"max_cosine": 10.0}
+        settings |= {"entropy_margin": 1.0, "max_cosine": 10.0}
     through, resumed = (make(name, tiny("resnet"), **settings) for _ in range(2))
     for method in (through, resumed):
         if method.objective.needs_source:

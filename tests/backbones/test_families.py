@@ -31,14 +31,14 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError, UsageError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
-from tests.conftest import NUM_CLASSES, random_images
+from tests.conftest import NUM_CLASSES, Mould, random_images
 from tests.methods.test_registry import QUICK
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 
 SIZE, PATCH, GRID = 32, 8, 4
-SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 4, "num_heads": 3}
-STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 4, "num_heads": 3}
+SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
+STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
 ROTARY: dict[str, Any] = {**SMALL, "qkv_fused": True}
 FLEXIBLE: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "img_size"}
 
@@ -128,11 +128,11 @@ DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3", "Na
 
 def make(name: str) -> Any:
     """A random model of a family, in every weight, so that a bias or a position that is left out shows."""
-    return copy.deepcopy(_built(name))
+    return _built(name).copy()
 
 
 @functools.cache
-def _built(name: str) -> Any:
+def _built(name: str) -> Mould:
     torch.manual_seed(0)
     architecture, changes = MODELS[name]
     model = timm.create_model(architecture, pretrained=False, num_classes=NUM_CLASSES, **changes)
@@ -140,7 +140,7 @@ def _built(name: str) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *image_size(name))}
-    return model.eval()
+    return Mould(model.eval())
 
 
 def image_size(name: str) -> tuple[int, int]:
@@ -345,13 +345,9 @@ def test_a_run_moves_the_norms_of_the_first_blocks_and_goes_on_from_its_state(na
     assert torch.equal(through(images_for(name)), before)
     resumed.load_state(through.state())
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
-    assert changed == norms_of(model, 3) == set(through.adapted_names)
-    for seed, count in ((2, 3), (3, 1)):  # the last is a batch of one
-        images = images_for(name, count, seed)
-        assert torch.equal(resumed(images), through(images))
-    restored = REM(make(name), config)
-    restored.load_delta(through.delta())
-    assert torch.equal(restored.predict(images_for(name)), through.predict(images_for(name)))
+    assert changed == norms_of(model, 1) == set(through.adapted_names)
+    one = images_for(name, 1, seed=2)
+    assert torch.equal(resumed(one), through(one))
     through.reset()
     assert torch.equal(through.predict(images_for(name)), before)
 
@@ -423,7 +419,7 @@ def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(name: str, frames: Pa
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     summary = adapt_tiny(frames, whole, model=make(name))
     assert (summary.num_frames, summary.num_updates) == (12, 4)
-    assert set(load_delta(whole / DELTA).tensors) == norms_of(make(name), 3)
+    assert set(load_delta(whole / DELTA).tensors) == norms_of(make(name), 1)
     with Interrupts() as interrupts:
         stopped = adapt_tiny(frames, parts, model=make(name), on_batch=StopAfter(1), interrupts=interrupts)
     assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import NUM_CLASSES, random_images
+from tests.conftest import NUM_CLASSES, Mould, random_images
 
 SIZE = 64
 STAGES: dict[str, Any] = {"depths": (1, 1, 1, 1)}
@@ -38,16 +37,17 @@ WITH_BATCH_NORM = [name for name in FAMILIES if not name.startswith(("convnext",
 FIXED_SIZE = ("swin", "swinv2")
 
 
-_BUILT: dict[str, nn.Module] = {}
+_BUILT: dict[str, Mould] = {}
 
 
 def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
     """A random model whose predictions differ from image to image, and whose running statistics are not at 0 and 1."""
     key = repr((family, seed, changes))
     if key not in _BUILT:
-        _BUILT[key] = _build(family, seed, changes)
+        _BUILT[key] = Mould(_build(family, seed, changes))
     torch.manual_seed(seed)
-    return copy.deepcopy(_BUILT[key])  # far quicker than a new one
+    model: nn.Module = _BUILT[key].copy()
+    return model
 
 
 def _build(family: str, seed: int, changes: dict[str, Any]) -> nn.Module:

@@ -59,12 +59,12 @@ def test_adapt_apply_and_inspect(
 
     assert remtta_here("inspect", run) == 0
     text = capfd.readouterr().out
-    assert "blocks.2.norm2" in text
+    assert "blocks.0.norm2" in text
     assert "12" in text
     assert remtta_here("inspect", run, "--json") == 0
     content = json.loads(capfd.readouterr().out)
     assert content["predictions"]["predicted"] == 12
-    assert content["delta"]["parameters"] == 3 * 2 * 2 * 48 + NUM_CLASSES
+    assert content["delta"]["parameters"] == 2 * 2 * 48 + NUM_CLASSES
     assert remtta_here("inspect", run / "delta.safetensors") == 0
     assert "3 updates on 12 frames since the source weights" in capfd.readouterr().out
 

@@ -88,6 +88,16 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["empty"], 2, "no images in this folder or below it"
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("place")
+    write_tree(root / "c", ["fog"], each=1)
+    write_tree(root / "plain", ["fog"], severities=(), each=1)
+    (root / "empty").mkdir()
+    save_file(tiny_vit().state_dict(), root / "tiny.safetensors")
+    return root
+
+
 @pytest.mark.parametrize(
     ("args", "code", "text"), list(_errors()), ids=lambda value: " ".join(value) if isinstance(value, list) else None
 )
@@ -95,19 +105,15 @@ def test_bad_input_gets_one_clear_line(
     args: list[str],
     code: int,
     text: str,
-    checkpoint: Path,
-    tmp_path: Path,
+    place: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_tree(tmp_path / "c", ["fog"], each=1)
-    write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
-    (tmp_path / "empty").mkdir()
-    exit_code, told = refusal_of(capfd, "eval", *TINY_OPTIONS, "--checkpoint", checkpoint, *args)
+    monkeypatch.chdir(place)
+    exit_code, told = refusal_of(capfd, "eval", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", *args)
     assert exit_code == code
     assert text in told
-    assert not (tmp_path / "runs").exists()
+    assert not Path("runs").exists()
 
 
 def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from remtta import load_delta
-from tests.command import Started, refusal_of, remtta_here
+from tests.command import Started, forking_workers, refusal_of, remtta_here, workers_of
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
 from tests.records import json_of, lines_of
 
@@ -77,17 +77,11 @@ def test_a_site_that_used_what_was_removed_is_refused(
     assert code == 2 and "site/short was begun with --share, which was removed from remtta" in line
 
 
-def workers_of(process: Started) -> list[int]:
-    """The processes that a command has begun to work for it."""
-    begun = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in begun if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    draw_folder(Path("more"), range(48))
+    draw_folder(Path("more"), range(36))
     Path("cams.txt").write_text("long=more\nshort=short\n")
     command = [*site, "--save-every", "3", "--threads", "1", "-o", "site"]
     rows = Path("site/long/predictions.jsonl")
@@ -95,7 +89,8 @@ def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
     def grows_beyond(lines: int) -> bool:
         return happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") > lines, 300)
 
-    with Started(*command, "--jobs", "2", "--health", "health.json") as process:
+    more = ("--jobs", "2", "--health", "health.json")
+    with Started(*command, *more, before=forking_workers()) as process:
         assert grows_beyond(2)
         killed = workers_of(process)
         for pid in killed:

@@ -15,7 +15,6 @@ from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
 from remtta.evaluation.results import harmonic_mean
 from remtta.evaluation.tables import markdown_table, plain_table
-from remtta.methods.settings import REMConfig
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from tests.conftest import draw_image, tiny_vit
@@ -35,26 +34,6 @@ def test_errors_are_those_counted_by_hand(tree: Dataset, tmp_path: Path) -> None
         wrong = sum(int(guess) != label for guess, label in zip(guesses, domain.labels, strict=True))
         assert results["methods"]["source"]["error"][domain.name] == pytest.approx(100 * wrong / 21)
     assert json_of(tmp_path / "run" / "results.json") == json.loads(json.dumps(results))
-
-
-def test_continual_equals_adapt_on_the_same_images_in_the_same_order(tree: Dataset, tmp_path: Path) -> None:
-    from remtta import RunOptions, adapt_stream
-
-    model = tiny_vit()
-    config = REMConfig(lr=0.01)
-    evaluate(model, tree, tmp_path / "run", methods={"rem": config}, options=EvalOptions(batch_size=21))
-    rows = rows_of(tmp_path / "run")
-    adapt_stream(
-        tiny_vit(),
-        [row["source"] for row in rows],
-        tmp_path / "adapt",
-        config=config,
-        options=RunOptions(batch_size=21, guard=None),
-    )
-    assert [(row["class"], row["update"]) for row in rows] == [
-        (row["class"], row["update"]) for row in rows_of(tmp_path / "adapt")
-    ]
-    assert [round(row["prob"], 6) for row in rows] == [row["prob"] for row in rows_of(tmp_path / "adapt")]
 
 
 def test_episodic_equals_a_fresh_run_per_domain(tree: Dataset, tmp_path: Path) -> None:
@@ -94,7 +73,7 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
         harmonic_mean(rem["seeds"]["0"]["mean"], rem["seeds"]["0"]["unseen"]["mean"])
     )
     assert list(rem["revisit"]["error"]) == ["gaussian_noise"]
-    assert (rem["forwards_per_image"], rem["trainable_parameters"]) == (3, 3 * 4 * 48)
+    assert (rem["forwards_per_image"], rem["trainable_parameters"]) == (3, 4 * 48)
     assert 0 < rem["tvd"] < 1
     assert len(rem["seeds"]["0"]["entropies"]) == 3
     assert rem["timing"]["images_per_s"] > 0
@@ -113,9 +92,9 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     )
     assert [line.split(" | ")[:5] for line in efficiency[2:]] == [
         ["| source", "0", "1", "0", "1"],
-        ["| tent", "864", "1", "1", "1"],
-        ["| rem", "576", "3", "3", "1"],
-        ["| supervised", "576", "1", "1", "1"],
+        ["| tent", "480", "1", "1", "1"],
+        ["| rem", "192", "3", "3", "1"],
+        ["| supervised", "192", "1", "1", "1"],
     ]
     assert " ± " in plain_table(results)
 

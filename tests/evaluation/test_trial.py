@@ -99,6 +99,7 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
         run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
     run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
     assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole
+    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 
 
 # --- Files -------------------------------------------------------------------------------------------------------

@@ -25,17 +25,11 @@ from remtta.deltas.delta import Delta
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
-from tests.conftest import NUM_CLASSES, TINY, random_images
-from tests.conftest import tiny_vit as any_tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
 
 NAME = "vit_tiny_patch16_224"
 LABELS = ["<b>", *"bcdefg"]
-SMALL = {**TINY, "depth": 2}
 EXTERNAL = pytest.mark.filterwarnings("ignore")  # what other programs warn of, of their own making
-
-
-def tiny_vit() -> nn.Module:
-    return any_tiny_vit(depth=2)
 
 
 def delta_at(path: Path, seed: int, **more: Tensor) -> Path:
@@ -44,7 +38,7 @@ def delta_at(path: Path, seed: int, **more: Tensor) -> Path:
     generator = torch.Generator().manual_seed(seed)
     names = [f"{layer}.{part}" for layer in norm_modules(model) for part in ("weight", "bias")]
     tensors = {name: 0.2 * torch.randn(48, generator=generator) for name in names}
-    options = {"num_classes": NUM_CLASSES, "model_kwargs": SMALL, "checkpoint": "tiny.safetensors"}
+    options = {"num_classes": NUM_CLASSES, "model_kwargs": TINY, "checkpoint": "tiny.safetensors"}
     named = {name.replace("__", "."): tensor for name, tensor in more.items()}
     delta = Delta({**tensors, **named}, NAME, state_sha256(model), "rem", frames=5, updates=1, model_options=options)
     save_delta(path, delta)
@@ -159,7 +153,7 @@ def test_peft_loads_the_adapter_on_the_base_to_the_same_logits(place: Path) -> N
 
     for delta in ("1", "2"):
         assert run(place, delta, "peft") == 0
-        base = load_model(NAME, checkpoint=place / "tiny.safetensors", num_classes=NUM_CLASSES, model_kwargs=SMALL)
+        base = load_model(NAME, checkpoint=place / "tiny.safetensors", num_classes=NUM_CLASSES, model_kwargs=TINY)
         tuned = peft.PeftModel.from_pretrained(base, str(place / f"{delta}_peft")).eval()
         with torch.inference_mode():
             assert torch.equal(tuned(random_images(3)), adapted(place / f"{delta}.safetensors")(random_images(3)))

@@ -15,7 +15,7 @@ from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
-from tests.conftest import draw_image
+from tests.conftest import draw_folder
 from tests.guard.asking import see
 from tests.records import json_of, lines_of, record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
@@ -96,10 +96,10 @@ def test_there_is_no_estimate_of_a_few_frames() -> None:
 
 
 def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
-    """A hundred of them, at a limit of 5 points below."""
+    """Twenty of them, at a limit of 5 points below."""
     photographs, classes = seen(1000, seed=2)
     limit = accuracy(photographs, classes) - 0.05
-    for seed in range(100):
+    for seed in range(20):
         tells = estimator(limit)
         order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
         for batch in (3 * photographs[order]).split(500):
@@ -133,9 +133,7 @@ def test_a_state_brings_everything_back() -> None:
 def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     frames, clean = tmp_path / "frames", tmp_path / "clean"
     for folder, count in ((frames, 120), (clean, 40)):
-        folder.mkdir()
-        for number in range(count):
-            draw_image(number).save(folder / f"{number:03}.png")
+        draw_folder(folder, range(count), "{:03}.png")
     options = {"batch_size": 40, "estimate": 0.9, "expire_below": 0.5}
     whole, parts, health = tmp_path / "whole", tmp_path / "parts", tmp_path / "health.json"
     summary = adapt_tiny(frames, whole, "tent", options=options, source_data=clean, health=health)

@@ -101,9 +101,9 @@ def test_ecotta_has_smaller_parts_where_the_model_is_shallow(depth: int, parts: 
 
 def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
     config = BECoTTAConfig(lr=0.01, entropy_margin=MARGIN, experts=4, rank=2, chosen=2, optimizer="sgd")
-    becotta = made(BECoTTA, tiny_vit(), config)
+    becotta = made(BECoTTA, tiny_vit(depth=4), config)
     becotta.use_source(becotta.source_statistics([random_images(4, 90), random_images(4, 91)]))
-    vit: Any = tiny_vit()
+    vit: Any = tiny_vit(depth=4)
     learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta.objective.trained.items()}
     optimizer = torch.optim.SGD(learned.values(), lr=0.01, momentum=0.9)
 
@@ -135,10 +135,10 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
 
 
 def test_becotta_warms_up_to_tell_domains_apart_and_share_experts_out() -> None:
-    clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit())
+    clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit(depth=4))
 
     def shared(synergy: float) -> tuple[float, float]:
-        becotta = made(BECoTTA, tiny_vit(), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
+        becotta = made(BECoTTA, tiny_vit(depth=4), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
         becotta.use_source(becotta.source_statistics(clean))
         views = becotta.objective._views(random_images(8, 1))
         told = torch.stack([becotta.objective.networks.discriminator(view).argmax(-1) for view in views])
@@ -167,12 +167,12 @@ def test_mutual_information_is_that_of_the_table() -> None:
 def test_what_cannot_be_is_refused(name: str) -> None:
     kind: Any = EcoTTA if name == "ecotta" else BECoTTA
     with pytest.raises(UsageError, match=f"{kind.__name__} learns from clean images of the source domain first"):
-        made(kind, tiny_vit())(random_images(2))
+        made(kind, tiny_vit(depth=4))(random_images(2))
     with pytest.raises(ValueError, match="other networks"):
-        made(kind, tiny_vit()).use_source({})
+        made(kind, tiny_vit(depth=4)).use_source({})
     with pytest.raises(ValueError, match="no source images"):
-        made(kind, tiny_vit()).source_statistics([])
-    compiled: Any = tiny_vit()
+        made(kind, tiny_vit(depth=4)).source_statistics([])
+    compiled: Any = tiny_vit(depth=4)
     compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
     with pytest.raises(UsageError, match="cannot be compiled"):
         made(kind, compiled)
@@ -183,8 +183,8 @@ def test_what_cannot_be_is_refused(name: str) -> None:
 
 
 def test_predictions_of_the_source_are_the_models_own() -> None:
-    ecotta = made(EcoTTA, tiny_vit(), EcoTTAConfig(lr=0.1, entropy_margin=1.0))
+    ecotta = made(EcoTTA, tiny_vit(depth=4), EcoTTAConfig(lr=0.1, entropy_margin=1.0))
     statistics = ecotta.source_statistics([random_images(8, 90)])
     ecotta.use_source(copy.deepcopy(statistics))
     ecotta(random_images(4))
-    torch.testing.assert_close(ecotta.predict_source(random_images(4)), tiny_vit()(random_images(4)).detach())
+    torch.testing.assert_close(ecotta.predict_source(random_images(4)), tiny_vit(depth=4)(random_images(4)).detach())

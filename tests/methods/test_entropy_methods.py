@@ -30,7 +30,7 @@ FILTERING = ["eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo"]
 
 def vivid_vit() -> Any:
     """The tiny ViT with predictions from nearly certain to nearly uniform, of several classes."""
-    model: Any = tiny_vit()
+    model: Any = tiny_vit(depth=4)
     with torch.no_grad():
         model.head.weight.mul_(4)
     return model
@@ -205,7 +205,7 @@ def test_rdumb_is_eta_that_starts_again() -> None:
 def test_a_run_with_a_method_that_starts_again_counts_from_there(frames: Path, tmp_path: Path) -> None:
     config = method_config("rdumb", {"reset_every_steps": 2, "max_cosine": 1.0, "entropy_margin": 1.0}, batch_size=4)
     options = RunOptions(batch_size=4)
-    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", method="rdumb", config=config, options=options)
+    summary = adapt_stream(tiny_vit(depth=4), frames, tmp_path / "run", method="rdumb", config=config, options=options)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [0] * 4 + [1] * 4 + [0] * 4
     assert summary.num_updates == 3

@@ -32,7 +32,7 @@ def _the_process_uses_a_hundred_mebibytes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def method(name: str = "tent", **settings: Any) -> Method:
-    built = build_method(name, tiny_vit(), method_config(name, settings, batch_size=8))
+    built = build_method(name, tiny_vit(depth=4), method_config(name, settings, batch_size=8))
     assert built.trains
     return built
 
@@ -106,7 +106,9 @@ def sizes_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def go(frames: Path, output: Path, **options: Any) -> None:
-    adapt_stream(tiny_vit(), frames, output, config=REMConfig(lr=0.01), options=RunOptions(batch_size=8, **options))
+    adapt_stream(
+        tiny_vit(depth=4), frames, output, config=REMConfig(lr=0.01), options=RunOptions(batch_size=8, **options)
+    )
 
 
 def test_a_run_keeps_to_it_and_gives_the_same(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ CLEAN = [random_images(6, seed) for seed in (11, 12)]
 
 
 def _foa(config: FOAConfig = CONFIG) -> Updater[FOA]:
-    foa = made(FOA, tiny_vit(), config)
+    foa = made(FOA, tiny_vit(depth=4), config)
     foa.use_source(foa.source_statistics(CLEAN))
     return foa
 
@@ -42,7 +42,7 @@ def _plain_forward(vit: Any, images: Tensor, prompts: Tensor | None, shift: Tens
 
 
 def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
-    vit: Any = tiny_vit()
+    vit: Any = tiny_vit(depth=4)
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
@@ -82,7 +82,7 @@ def test_the_prediction_is_of_the_fittest_and_never_less_fit_than_the_source_at_
     foa, images = _foa(dataclasses.replace(CONFIG, distance_weight=0.0)), random_images(5)
     source = foa.predict(images)
     with torch.no_grad():
-        torch.testing.assert_close(source, tiny_vit()(images))
+        torch.testing.assert_close(source, tiny_vit(depth=4)(images))
     predicted = foa(images)
 
     def total(logits: Tensor) -> float:
@@ -96,15 +96,15 @@ def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_a
     foa.objective.memory["running"] = foa.objective.statistics["mean"][-1]  # the shift is then zero
     images = random_images(3)
     with torch.no_grad():
-        torch.testing.assert_close(foa.predict(images), tiny_vit()(images))
+        torch.testing.assert_close(foa.predict(images), tiny_vit(depth=4)(images))
     foa.objective.memory["running"] = foa.objective.memory["running"] + 1.0
     with torch.no_grad():
-        assert not torch.allclose(foa.predict(images), tiny_vit()(images), atol=1e-3)
+        assert not torch.allclose(foa.predict(images), tiny_vit(depth=4)(images), atol=1e-3)
 
 
 def test_a_first_call_without_statistics_names_the_option() -> None:
     with pytest.raises(UsageError, match="--source-data FOLDER"):
-        made(FOA, tiny_vit(), CONFIG)(random_images(2))
+        made(FOA, tiny_vit(depth=4), CONFIG)(random_images(2))
 
 
 def test_statistics_do_not_depend_on_what_was_learned_nor_on_the_batches() -> None:
@@ -121,7 +121,7 @@ def test_starting_from_a_delta_searches_afresh() -> None:
     foa(random_images(4))
     foa.load_delta({"head.bias": torch.arange(7.0)})
     with torch.no_grad():
-        expected = tiny_vit()(random_images(2)) + torch.arange(7.0)
+        expected = tiny_vit(depth=4)(random_images(2)) + torch.arange(7.0)
     torch.testing.assert_close(foa.predict(random_images(2)), expected)
     assert int(foa.objective._cma.counts[0]) == 0
 

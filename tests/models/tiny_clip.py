@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import open_clip
 import torch
 from safetensors.torch import save_file
+
+from tests.conftest import Mould
 
 NAMES = ["cat", "dog", "green frog", "ship", "truck"]
 VISION: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 4, "head_width": 8}
@@ -23,9 +24,9 @@ open_clip.factory.SimpleTokenizer = functools.cache(open_clip.factory.SimpleToke
 def tiny_clip(folder: Path, vision: dict[str, Any] | None = None, **changes: Any) -> tuple[str, Any]:
     """A random model in a folder: its name for remtta, and open_clip's own model."""
     config = {"embed_dim": 24, "vision_cfg": vision or VISION, "text_cfg": TEXT, **changes}
-    built, state = _built(json.dumps(config))
+    mould, state = _built(json.dumps(config))
     torch.set_rng_state(state)
-    model = copy.deepcopy(built)
+    model = mould.copy()
     folder.mkdir(parents=True)
     preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": preprocessing}))
@@ -37,7 +38,7 @@ def tiny_clip(folder: Path, vision: dict[str, Any] | None = None, **changes: Any
 
 
 @functools.cache
-def _built(config: str) -> tuple[Any, torch.Tensor]:
+def _built(config: str) -> tuple[Mould, torch.Tensor]:
     """A model of such a configuration, as JSON, and where the generator is then."""
     torch.manual_seed(0)
     values = json.loads(config)
@@ -49,4 +50,4 @@ def _built(config: str) -> tuple[Any, torch.Tensor]:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif parameter.ndim == 2 and "visual" in name:
                 parameter.normal_(std=0.2)
-    return model.eval(), torch.get_rng_state()
+    return Mould(model.eval()), torch.get_rng_state()

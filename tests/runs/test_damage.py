@@ -25,24 +25,22 @@ from tests.conftest import tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.test_resume import camera
 from tests.runs.test_session import stopped_in, write_domain
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.tiny import adapt_tiny
 
 
-def stopped(frames: Path, folder: Path, batches: int = 2, **more: Any) -> None:
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, folder, on_batch=StopAfter(batches), interrupts=interrupts, **more)
+@pytest.fixture
+def frames(made: Path) -> Path:
+    return made / "frames"
+
+
+def stopped(frames: Path, folder: Path) -> None:
+    shutil.copytree(frames.parent / "stopped", folder)
 
 
 def killed(frames: Path, folder: Path) -> list[Path]:
     """What kills -9 after every batch would have left, of a run that saves every other update."""
-    left: list[Path] = []
-
-    def snapshot(_: object) -> None:
-        left.append(folder.with_name(f"{folder.name}{len(left)}"))
-        shutil.copytree(folder, left[-1])
-
-    adapt_tiny(frames, folder, on_batch=snapshot)
-    return left
+    shutil.copytree(frames.parent / "whole", folder)
+    return [shutil.copytree(frames.parent / f"killed{n}", folder.with_name(f"{folder.name}{n}")) for n in range(4)]
 
 
 def test_a_flipped_bit_in_the_state_is_told(frames: Path, tmp_path: Path) -> None:
@@ -93,7 +91,6 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
 
 
 def test_a_state_of_before_the_hashes_is_read(frames: Path, tmp_path: Path) -> None:
-    adapt_tiny(frames, tmp_path / "whole")
     stopped(frames, tmp_path / "run")
     path = tmp_path / "run" / STATE
     place, state = load_place(path)
@@ -102,7 +99,7 @@ def test_a_state_of_before_the_hashes_is_read(frames: Path, tmp_path: Path) -> N
     content, _ = load_state(path)
     assert {"rows_sha256", "passed_bytes"} <= set(content)
     adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
+    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (frames.parent / "whole" / PREDICTIONS).read_bytes()
 
 
 @pytest.mark.parametrize("seconds", ["abc", -1.0, None, [1]])
@@ -160,7 +157,7 @@ def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkey
             )
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stopped_in(3, 15, patch)
+        stopped_in(3, patch)
         run()
     path = tmp_path / "out" / PREDICTIONS
     path.write_bytes(path.read_bytes().replace(b'"class": ', b'"class":9', 1))
@@ -186,7 +183,7 @@ def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_
 
 
 def test_what_a_reader_may_not_have_had_is_passed_on_again(frames: Path, tmp_path: Path) -> None:
-    for folder in killed(frames, tmp_path / "run"):
+    for folder in killed(frames, tmp_path / "run")[1:3]:  # just after a save, and between two
         (tmp_path / "whole").write_bytes((tmp_path / "run" / PREDICTIONS).read_bytes())
         usual, replayed = io.BytesIO(), io.BytesIO()
         shutil.copytree(folder, tmp_path / f"again_{folder.name}")

@@ -17,8 +17,7 @@ from remtta.methods.method import Updater
 from remtta.methods.settings import REMConfig
 from remtta.options import GuardOptions
 from remtta.runs.folder import PREDICTIONS
-from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS, draw_folder
+from tests.conftest import draw_folder
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
 
@@ -140,10 +139,3 @@ def test_frames_that_are_not_adapted_on_are_predicted_all_the_same(frames: Path,
     go(frames, early, guard=None, max_ms=1e-3, latency=True)
     assert [row.get("not_adapted") for row in rows_of(early)] == [row.get("not_adapted") for row in rows_of(usual)]
     assert record_of(early)["counts"] == record_of(usual)["counts"]
-
-
-def test_the_option_reaches_the_run(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "3", "--latency", "-q"]
-    assert remtta_here("adapt", frames, *options, "-o", output) == 0
-    assert record_of(output)["options"]["latency"] is True

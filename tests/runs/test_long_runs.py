@@ -33,10 +33,11 @@ from tests.watching.test_viewing import pictures_of
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files in /proc")
 def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> None:
     """`REMTTA_FRAMES=20000` looks longer."""
-    num_frames = int(os.environ.get("REMTTA_FRAMES", "300"))
+    num_frames = int(os.environ.get("REMTTA_FRAMES", "240"))
     images = [draw_image(number) for number in range(3)]
     frames = (Frame(f"{number}.png", partial(images.__getitem__, number % 3)) for number in range(num_frames))
     seen: list[tuple[int, int]] = []
+    gc.freeze()  # what was there before
 
     def look(summary: RunSummary) -> None:
         gc.collect()
@@ -76,8 +77,8 @@ def test_a_clock_that_jumps_changes_no_row_and_no_duration(tmp_path: Path, monke
     assert record_of(tmp_path / "jumping")["counts"] == record_of(tmp_path / "steady")["counts"]
 
 
-def test_across_20_kills_a_broker_misses_no_prediction_and_the_videos_no_frame_but_the_last(tmp_path: Path) -> None:
-    kills, frames, run = 20, draw_folder(tmp_path / "frames", range(24), "{}.png"), tmp_path / "run"
+def test_across_kills_a_broker_misses_no_prediction_and_the_videos_no_frame_but_the_last(tmp_path: Path) -> None:
+    kills, frames, run = 8, draw_folder(tmp_path / "frames", range(12), "{}.png"), tmp_path / "run"
     port, file, killed = free_port(), tmp_path / "got.txt", tmp_path / "killed"
     sent: list[int] = []
 
@@ -113,7 +114,7 @@ def test_across_20_kills_a_broker_misses_no_prediction_and_the_videos_no_frame_b
             sent.append((run / "predictions.jsonl").read_bytes()[:noted].count(b"\n"))
             assert set(range(sent[-1])) <= set(received(file))  # what is noted as sent has arrived
         part(None)
-        assert set(received(file)) == set(range(24))
-    assert [row["index"] for row in rows_of(run)] == list(range(24))
+        assert set(received(file)) == set(range(12))
+    assert [row["index"] for row in rows_of(run)] == list(range(12))
     videos = list(run.glob("out*.mp4"))
-    assert sum(len(pictures_of(path)) for path in videos if path.stat().st_size) >= 24 - kills
+    assert sum(len(pictures_of(path)) for path in videos if path.stat().st_size) >= 12 - kills

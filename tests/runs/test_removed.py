@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ def as_earlier(folder: Path, group: str, **entries: Any) -> None:
     ],
 )
 def test_a_run_goes_on_unless_it_used_what_was_removed(
-    group: str, entry: str, unused: Any, used: Any, what: str, frames: Path, tmp_path: Path
+    group: str, entry: str, unused: Any, used: Any, what: str, made: Path, tmp_path: Path
 ) -> None:
-    adapt_tiny(frames, tmp_path / "run")
+    frames = made / "frames"
+    shutil.copytree(made / "whole", tmp_path / "run")
     as_earlier(tmp_path / "run", group, **{entry: unused})
     assert adapt_tiny(frames, tmp_path / "run", resume=True).num_resumed == 1
     as_earlier(tmp_path / "run", group, **{entry: used})
@@ -76,9 +78,9 @@ def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, tmp_pa
         run(resume=True)
 
 
-def test_answers_weighted_by_who_sees_more_are_gone(frames: Path, tmp_path: Path) -> None:
-    adapt_tiny(frames, tmp_path / "run")
+def test_answers_weighted_by_who_sees_more_are_gone(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "whole", tmp_path / "run")
     guard = record_of(tmp_path / "run")["options"]["guard"]
     as_earlier(tmp_path / "run", "options", guard={**guard, "answer": "auto"})
     with pytest.raises(UsageError, match="run was begun with --answer auto, which was removed"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
+        adapt_tiny(made / "frames", tmp_path / "run", resume=True)

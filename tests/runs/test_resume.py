@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -62,6 +62,16 @@ def _without_time(path: Path) -> list[bytes]:
     return [json.dumps(header, sort_keys=True).encode(), content[end:]]
 
 
+@pytest.fixture
+def frames(made: Path) -> Path:
+    return made / "frames"
+
+
+def finish(frames: Path, folder: Path, *, stopped: bool = False) -> None:
+    """A run on these frames that came through, or was stopped after two batches."""
+    shutil.copytree(frames.parent / ("stopped" if stopped else "whole"), folder)
+
+
 @pytest.mark.parametrize("method", CONFIGS)
 def test_a_stopped_run_goes_on_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
     adapt_tiny(frames, tmp_path / "whole", method)
@@ -74,6 +84,7 @@ def test_a_stopped_run_goes_on_to_the_same_predictions_and_delta(method: str, fr
 
 
 def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> None:
+    frames = Path(shutil.copytree(frames, tmp_path / "frames"))
     whole = tmp_path / "whole"
     (frames / "frame_4.png").write_bytes(b"no image")
     snapshots: list[Path] = []
@@ -99,28 +110,26 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
     readable = [str(path) for path in sorted(frames.glob("*.png"))[:5]]
     source = [readable[0], *["absent.png"] * 30, *readable[1:]]
     ends: list[int] = []
-    adapt_tiny(source, tmp_path / "whole", on_batch=lambda summary: ends.append(summary.num_frames))
+    adapt_tiny(source, tmp_path / "whole", "tent", on_batch=lambda summary: ends.append(summary.num_frames))
     assert ends == [12, *range(13, 32), 34, 35]  # four times the batch of 3, then each by itself
     for batches in (1, 5):
         with Interrupts() as interrupts:
-            adapt_tiny(source, tmp_path / f"{batches}", on_batch=StopAfter(batches), interrupts=interrupts)
+            adapt_tiny(source, tmp_path / f"{batches}", "tent", on_batch=StopAfter(batches), interrupts=interrupts)
         assert len(rows_of(tmp_path / f"{batches}")) == 11 + batches
-        adapt_tiny(source, tmp_path / f"{batches}", resume=True)
+        adapt_tiny(source, tmp_path / f"{batches}", "tent", resume=True)
         assert_same_results(tmp_path / f"{batches}", tmp_path / "whole")
 
 
 def test_a_torn_last_line_is_repaired(frames: Path, tmp_path: Path) -> None:
-    adapt_tiny(frames, tmp_path / "whole")
-    full = (tmp_path / "whole" / PREDICTIONS).read_bytes()
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path / "cut", on_batch=StopAfter(2), interrupts=interrupts)
+    whole = frames.parent / "whole"
+    full = (whole / PREDICTIONS).read_bytes()
     for extra in (1, 700, 1500):
         cut = tmp_path / f"cut{extra}"
-        shutil.copytree(tmp_path / "cut", cut)
+        finish(frames, cut, stopped=True)
         settled = (cut / PREDICTIONS).stat().st_size
         (cut / PREDICTIONS).write_bytes(full[: settled + extra])
         adapt_tiny(frames, cut, resume=True)
-        assert_same_results(cut, tmp_path / "whole")
+        assert_same_results(cut, whole)
 
 
 def test_rows_that_were_passed_on_are_not_passed_on_again(frames: Path, tmp_path: Path) -> None:
@@ -137,7 +146,7 @@ def test_predictions_that_come_out_differently_stay_and_are_told(
     frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    adapt_tiny(frames, run)
+    finish(frames, run)
     (run / STATE).unlink()
     changed = (run / PREDICTIONS).read_text().replace('"index": 3', '"index": 333')
     (run / PREDICTIONS).write_text(changed)
@@ -147,6 +156,7 @@ def test_predictions_that_come_out_differently_stay_and_are_told(
 
 
 def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
+    frames = Path(shutil.copytree(frames, tmp_path / "frames"))
     run = tmp_path / "run"
     adapt_tiny(frames, run)
     before, latency_ms = (run / PREDICTIONS).read_bytes(), record_of(run)["timing"]["latency_ms"]
@@ -164,8 +174,7 @@ def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_pa
 
 def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> None:
     adapt_tiny(frames, tmp_path / "run", resume=True)
-    adapt_tiny(frames, tmp_path / "whole")
-    assert_same_results(tmp_path / "run", tmp_path / "whole")
+    assert_same_results(tmp_path / "run", frames.parent / "whole")
     assert record_of(tmp_path / "run")["resumed"] == 0
 
 
@@ -180,7 +189,7 @@ def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> N
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    adapt_tiny(frames, run)
+    finish(frames, run)
     before = (run / PREDICTIONS).read_bytes()
     with pytest.raises(UsageError, match=told):
         adapt_tiny(frames, run, resume=True, **changes)
@@ -190,7 +199,7 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
 
 def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    adapt_tiny(frames, run)
+    finish(frames, run)
     record = record_of(run)
     for name in ("smooth", "estimate"):
         del record["options"][name]
@@ -201,6 +210,7 @@ def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path:
 
 
 def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
+    frames = Path(shutil.copytree(frames, tmp_path / "frames"))
     run = tmp_path / "run"
     adapt_tiny(frames, run)
     left = {path.name: path.read_bytes() for path in run.iterdir()}
@@ -213,13 +223,13 @@ def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path, on_batch=StopAfter(1), interrupts=interrupts)
-    record = record_of(tmp_path)
+    run = tmp_path / "run"
+    finish(frames, run, stopped=True)
+    record = record_of(run)
     record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
-    (tmp_path / RECORD).write_text(json.dumps(record))
-    adapt_tiny(frames, tmp_path, resume=True)
-    assert record_of(tmp_path)["timing"]["started"] == "2026-01-01T00:00:00+00:00"
+    (run / RECORD).write_text(json.dumps(record))
+    adapt_tiny(frames, run, resume=True)
+    assert record_of(run)["timing"]["started"] == "2026-01-01T00:00:00+00:00"
 
 
 def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
@@ -233,7 +243,7 @@ def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
 
 def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    adapt_tiny(frames, run)
+    finish(frames, run)
     (run / PREDICTIONS).write_text("")
     with pytest.raises(RemttaError, match="has lost lines"):
         adapt_tiny(frames, run, resume=True)
@@ -279,11 +289,12 @@ def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
     assert record_of(run)["counts"]["frames"] == 12
 
 
+@settings(max_examples=settings().max_examples // 2)  # each may be a run
 @given(data=st.data())
 def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     if not run.exists():
-        adapt_tiny(frames, run)
+        finish(frames, run)
         shutil.copytree(run, tmp_path / "intact")
     name = data.draw(st.sampled_from([STATE, RECORD]))
     intact = (tmp_path / "intact" / name).read_bytes()
@@ -319,7 +330,7 @@ def test_the_state_of_another_version_is_refused_in_one_line(
     change: dict[str, Any], frames: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    adapt_tiny(frames, run)
+    finish(frames, run)
     position, state = load_state(run / STATE)
     for name, value in change.items():
         content: dict[str, Any] = position if name.startswith("place.") else state
@@ -342,37 +353,34 @@ def test_a_damaged_file_is_wrong_use_so_that_a_service_manager_does_not_try_agai
     name: str, frames: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    adapt_tiny(frames, run)
+    finish(frames, run)
     (run / name).write_bytes((run / name).read_bytes()[:-100])
     with pytest.raises(UsageError, match="start again with --overwrite"):
         adapt_tiny(frames, run, resume=True)
 
 
 def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    adapt_tiny(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run")
     with pytest.raises(UsageError, match="base_sha256 was"):
         adapt_tiny(frames, tmp_path / "run", model=tiny_vit(seed=5), resume=True)
 
 
 def test_a_run_that_was_never_saved_begins_anew_without_its_predictions(frames: Path, tmp_path: Path) -> None:
-    adapt_tiny(frames, tmp_path / "whole")
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path / "run", on_batch=StopAfter(1), interrupts=interrupts)
+    finish(frames, tmp_path / "run", stopped=True)
     for name in (STATE, PREDICTIONS, EVENTS):
         (tmp_path / "run" / name).unlink()
     adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert_same_results(tmp_path / "run", tmp_path / "whole")
+    assert_same_results(tmp_path / "run", frames.parent / "whole")
 
 
 def test_lost_events_are_no_reason_to_stop(frames: Path, tmp_path: Path) -> None:
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path / "run", on_batch=StopAfter(2), interrupts=interrupts)
+    finish(frames, tmp_path / "run", stopped=True)
     (tmp_path / "run" / EVENTS).unlink()
     assert adapt_tiny(frames, tmp_path / "run", resume=True).exit_reason == "completed"
 
 
 def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: Path, tmp_path: Path) -> None:
-    adapt_tiny(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run")
     (tmp_path / "run" / RECORD).unlink()
     before = (tmp_path / "run" / PREDICTIONS).read_bytes()
     with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot go on; --overwrite"):

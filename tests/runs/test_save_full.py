@@ -46,15 +46,14 @@ def test_a_full_delta_gives_back_what_predicts_bit_for_bit(method: str, frames: 
     assert state_sha256(model) == state_sha256(adapted) != state_sha256(tiny_vit())
 
 
-@pytest.mark.parametrize("method", CHANGED)
 def test_without_the_option_no_delta_is_written_and_one_line_says_so(
-    method: str, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "remtta"):
-        _run(tiny_vit(), frames, tmp_path / "run", method, save_full=False)
+        _run(tiny_vit(), frames, tmp_path / "run", "cotta", save_full=False)
     assert not (tmp_path / "run" / "delta.safetensors").exists()
     assert len(caplog.messages) == 1
-    assert f"{method} changes every weight, so no delta.safetensors is written; --save-full" in caplog.text
+    assert "cotta changes every weight, so no delta.safetensors is written; --save-full" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["lame", "memo", "foa", "vdp"])
@@ -75,6 +74,7 @@ def test_a_method_that_changes_norms_saves_the_same_with_the_option(frames: Path
 def test_adapt_and_apply_from_the_command_line(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "adapted.safetensors"
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "5", "--lr", "0.5"]
+    options += ["--set", "augment_below=0.0"]
     assert remtta_here("adapt", frames, *options, "--method", "cotta", "--save-full", "-o", run, "-q") == 0
     assert remtta_here("apply", run, "-o", whole, "-q") == 0
     applied = load_model("vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY)
@@ -95,7 +95,7 @@ def test_a_run_that_starts_from_a_full_delta_goes_on_from_what_predicted(frames:
 
 
 def test_an_evaluation_leaves_the_model_and_only_small_deltas(tmp_path: Path) -> None:
-    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], severities=(), each=1))
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog"], severities=(), each=1))
     small = {"memo": {"num_augmentations": 2}}
     names = ["tent", "cotta", "lame", "memo", "vida", "continual-mae", "vdp"]
     methods = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from remtta import adapt_stream
@@ -45,6 +47,22 @@ def adapt_in_parts(stops: Sequence[int], *run: Any, **more: Any) -> None:
         with Interrupts() as interrupts:
             adapt_tiny(*run, **more, on_batch=StopAfter(batches), interrupts=interrupts, resume=True)
     adapt_tiny(*run, **more, resume=True)
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, room: int, look: Callable[[], object] = int) -> None:
+    """Have the disk be full after so many more bytes; `look` is called before each write."""
+    write = os.write
+
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal room
+        look()
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(room, len(data))
+        room -= taken
+        return write(descriptor, data[:taken])
+
+    monkeypatch.setattr(os, "write", full)
 
 
 class StopAfter:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.settings.rem import REMConfig
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.options import Action, Answer
 from remtta.options.option import Member, members_of
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, check_finite
-from remtta.options.guard import GuardOptions
+from remtta.options.guard_options import GuardOptions
 from remtta.options.option import Fixed, Option, check_options, documented, read_size
 
 _method = partial(Option, panel="Method")
