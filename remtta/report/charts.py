@@ -1,4 +1,4 @@
-"""Charts as SVG that takes its colours for text and lines from the page; drawn by matplotlib (the extra `plot`)."""
+"""Charts as SVG that takes its colours for text and lines from the page; drawn by matplotlib."""
 
 from __future__ import annotations
 

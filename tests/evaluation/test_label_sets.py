@@ -106,7 +106,6 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
 
 
 def test_pictures_show_a_restricted_model(variants: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     model, dataset = copy.deepcopy(_built("head")), few_of(variants / "r")
     results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("rem"))
     drawn = draw_plots(tmp_path / "run", results, model, dataset, preprocessing_of(model))
