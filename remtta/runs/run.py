@@ -189,6 +189,7 @@ class Run:
         """The record, with rows that an earlier part promised and this one did not come to."""
         self.summary.place = replace(self.summary.place)  # the session's own says what was done
         self.summary.place.count(self._journal.expected_rows())
+        self.summary.num_dropped = self.record.num_dropped
         self.record.write(self.summary)
 
     def _save_after(self, result: BatchResult) -> None:

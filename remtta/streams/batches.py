@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 
 from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
@@ -16,12 +17,21 @@ from remtta.streams.sources import Stream
 
 BATCHES_AHEAD = 2  # decoded frames waiting for the model, in batches
 MOST_WAITING = 4  # batches' worth of frames, most of them unreadable, that wait for a batch to be full
+LIVE_FLUSH_AFTER_S = 2.0  # the default of --flush-after on a camera or network stream
 LOST_S = 2.0  # a live source that is away for longer is not waited for to fill a batch
 
 
 def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
     """Return what decoding a run's frames may take."""
     return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
+
+
+def flush_after(stream: Stream, options: RunOptions) -> float | None:
+    """Return the seconds after which a frame is predicted without its batch: by default few on a live source."""
+    live = stream.live_source
+    if options.flush_after is None and live is not None and not live.finite:
+        return LIVE_FLUSH_AFTER_S
+    return options.flush_after
 
 
 class Early(list[DecodedFrame]):
@@ -31,8 +41,10 @@ class Early(list[DecodedFrame]):
 class Waiting:
     """The frames that wait for their batch to be full, and since when."""
 
-    def __init__(self, most_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Predict frames without their batch after `most_s` seconds; None for never."""
+    def __init__(
+        self, most_s: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Predict frames without their batch after `most_s()` seconds; None for never."""
         self._most_s, self._clock = most_s, clock
         self._since: float | None = None
         self._told = 0
@@ -46,7 +58,8 @@ class Waiting:
     @property
     def due(self) -> bool:
         """True if those not told yet have waited long enough."""
-        return self._most_s is not None and self._since is not None and self._clock() - self._since >= self._most_s
+        most_s = self._most_s()
+        return most_s is not None and self._since is not None and self._clock() - self._since >= most_s
 
     def tell(self) -> Early:
         """Those that nobody was told of yet."""
@@ -73,7 +86,7 @@ class Batches:
         self._live = stream.live_source
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
-        self._waiting = Waiting(options.flush_after)
+        self._waiting = Waiting(partial(flush_after, stream, options))
         self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
