@@ -92,6 +92,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     Raises:
         RemttaError: As of `load_model`.
     """
+    given.check_files()
     name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
         if given.use_ema or given.num_classes or given.model_kwargs or given.input_size:

@@ -71,8 +71,13 @@ class Named:
 
     @property
     def config(self) -> type[MethodConfig]:
-        """Kind of its settings."""
-        return self.objective.settings
+        """Kind of its settings; those of REM load no torch."""
+        return REMConfig if self.needs_no_torch else self.objective.settings
+
+    @property
+    def needs_no_torch(self) -> bool:
+        """Whether `config` loads no torch."""
+        return self.place == "rem.RankedEntropy"
 
 
 METHOD_TABLE: dict[str, Named] = {
