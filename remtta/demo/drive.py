@@ -196,7 +196,7 @@ def draw_drive(
 def label_drive(folder: Path, frames: Sequence[DrivenFrame]) -> None:
     """Lay the frames out as `folder/labelled/<condition>/<class>/`, a tree that `remtta eval` reads."""
     for frame in frames:
-        place = folder / LABELLED / frame.path.parent.name / CLASS_NAMES[frame.label]
+        place = folder / LABELLED / frame.condition / CLASS_NAMES[frame.label]
         place.mkdir(parents=True, exist_ok=True)
         try:
             (place / frame.path.name).hardlink_to(frame.path)
