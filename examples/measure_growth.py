@@ -1,6 +1,5 @@
 """How the cost of a step grows with batch, tokens, depth, views and classes: tables and a picture.
 
-    pip install 'remtta[plot]'
     python examples/measure_growth.py growth.png
 
 Every figure is a median of interleaved rounds on this machine; a few minutes on two cores.

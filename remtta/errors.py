@@ -80,6 +80,11 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
         raise UsageError(f"{name} must be {rule}, got {value}")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun: "1 frame", "2 frames"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def needed(module: str, extra: str, what: str) -> Any:
     """Import an optional dependency.
 

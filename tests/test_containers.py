@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -41,6 +42,8 @@ def test_the_containerfile_copies_what_is_there_and_installs_extras_that_exist()
     lines = (FOLDER / "Containerfile").read_text().splitlines()
     copied = [shlex.split(line)[1:-1] for line in lines if line.startswith("COPY") and "--from" not in line]
     assert all((top / name).exists() for names in copied for name in names) and len(copied) == 3
+    [page] = re.findall(r"docs/\w+\.md", lines[0])
+    assert (top / page).exists()
     extras = next(line for line in lines if "/src[" in line).partition("[")[2].partition("]")[0].split(",")
     assert all(f"\n{extra} = [" in (top / "pyproject.toml").read_text() for extra in extras)
 

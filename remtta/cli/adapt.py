@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
 from remtta.cli.adapt_options import AdaptOptions
-from remtta.cli.classifiers import import_uncollected, load_classifier, load_start
+from remtta.cli.classifiers import load_classifier, load_start, load_torch
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
 from remtta.cli.running import RunningOptions
+from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
-from remtta.options import ModelOptions, RunOptions, StreamOptions
+from remtta.options import GuardOptions, ModelOptions, RunOptions, StreamOptions
 from remtta.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -68,13 +70,16 @@ def adapt(
     with running.command() as interrupts, contextlib.ExitStack() as during:
         # Checks without torch come first, so that e.g. a wrong path is reported at once.
         own.check(run)
-        config = method.config(run.batch_size)
-        _warn_of_answer(method, run)
-        metrics = during.enter_context(own.watched())
         echo, frames = own.echo(), own.open(source, stream, run)
         folder = during.enter_context(run_folder(own.output))
         own.check_folder(folder, run, frames)
-        import_uncollected("remtta.adapt.one_stream")
+        metrics = during.enter_context(own.watched())
+        load = partial(load_torch, "remtta.adapt.one_stream", model, method.shared.delta)
+        if not METHOD_TABLE[method.method].needs_no_torch:
+            load()
+        config = method.config(run.batch_size)
+        _warn_of_guard(method, run)
+        load()
         from remtta.adapt.planning import Setup
         from remtta.methods.source_data import check_source_data
 
@@ -146,10 +151,13 @@ def _adapt(
     )
 
 
-def _warn_of_answer(method: MethodOptions, run: RunOptions) -> None:
-    answer = run.guard.answer if run.guard else None
-    if method.method == "source" and answer not in (None, "adapted"):
-        _log.warning("--answer %s changes nothing: source is the source model", answer)
+def _warn_of_guard(method: MethodOptions, run: RunOptions) -> None:
+    """Name what is given of answers and guard, where the source model alone answers."""
+    given = run.guard or GuardOptions()
+    options = {"--answer": given.answer, "--guard": given.action}
+    for option, value in options.items() if method.method == "source" else ():
+        if value not in (None, "adapted", "off"):
+            _log.warning("%s %s changes nothing: --method source does not adapt", option, value)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from remtta.cli.classifiers import load_torch
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
@@ -37,6 +38,8 @@ def apply(
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
     with running.command():
+        target.check()
+        load_torch("remtta.deltas.base_model", model, delta)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.checkpoints import checkpoint_dtypes
@@ -44,7 +47,6 @@ def apply(
         from remtta.models.loading import load
         from remtta.models.prompts import is_zero_shot
 
-        target.check()
         change = load_delta(delta)
         wanted = base_options(change, model)
         base = load(wanted, device=running.device)

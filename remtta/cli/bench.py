@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.bench.subjects import BenchOptions
+from remtta.cli.classifiers import load_torch
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options.option import Only
 
@@ -36,6 +37,7 @@ def bench(
       remtta bench --model vit_base_patch16_224 --batch-size 8
     """
     with running.command():
+        load_torch("remtta.bench.measure", bench.model)
         from remtta.bench.measure import as_json, processor, run_bench
         from remtta.models.loading import select_device
         from remtta.runs.environment import environment

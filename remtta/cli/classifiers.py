@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from remtta.deltas.delta import Delta
+
+_log = logging.getLogger("remtta")
 
 
 def import_uncollected(module: str) -> None:
@@ -33,6 +36,23 @@ def import_uncollected(module: str) -> None:
         gc.freeze()
         atexit.register(gc.unfreeze)  # some libraries complain at exit about objects that still exist
         gc.enable()
+
+
+def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
+    """Import a module that comes with torch, and say so, as it takes seconds.
+
+    Raises:
+        UsageError: If the checkpoint or the delta is not there.
+    """
+    model.check_files()
+    if delta is not None:
+        from remtta.deltas.delta_files import delta_file
+
+        delta_file(delta)
+    if "torch" not in sys.modules:
+        name = model.name or (DEFAULT_MODEL if delta is None else f"the model of {delta}")
+        _log.info("loading torch and %s ...", name)
+    import_uncollected(module)
 
 
 def load_start(path: Path | None) -> Delta | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from remtta.cli.progress import heartbeat
+from remtta.cli.reporting import say
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Only, Option
 from remtta.runs.folder import run_folder
@@ -28,14 +31,15 @@ class DriveOptions:
 def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads", "quiet", "debug")]) -> None:
     """Adapt an embedded classifier of road signs on a drive into bad weather; nothing is downloaded.
 
-    Runs the source model, then remtta, over the same labelled frames. Prints the
-    error of both and writes predictions, delta and a picture.
+    Runs the source model, then remtta, over the same frames. Prints the error of both and writes predictions,
+    delta, a picture, and the frames in class folders, for remtta eval.
 
     Example:
 
       remtta demo --output demo
     """
-    with running.command() as interrupts:
+    with running.command() as interrupts, contextlib.ExitStack() as during:
+        tell = during.enter_context(heartbeat("loading torch ..."))
         from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
 
         running.set_threads()
@@ -45,8 +49,10 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads",
                 frames_per_condition=drive.frames or FRAMES_PER_CONDITION,
                 seed=drive.seed,
                 overwrite=drive.overwrite,
+                on_progress=tell,
                 interrupts=interrupts,
             )
+        during.close()
         typer.echo(result.table())
         if not running.quiet:
-            typer.echo(f"picture: {result.picture}\ndelta:   {result.delta}", err=True)
+            say(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")

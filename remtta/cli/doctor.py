@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from remtta.cli.classifiers import load_classifier
+from remtta.cli.classifiers import load_classifier, load_torch
 from remtta.cli.models import rem_lines
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options import DataOptions, ModelOptions, StreamOptions
@@ -49,6 +49,10 @@ def doctor(
       remtta doctor ./photos --checkpoint vit.safetensors --mean 0.5 --std 0.5 --json | jq .better
     """
     with running.command() as interrupts:
+        from remtta.streams.sources import open_stream
+
+        open_stream(source).close()  # a wrong path is told at once
+        load_torch("remtta.evaluation.examination", model)
         from remtta.evaluation.class_maps import read_class_map
         from remtta.evaluation.examination import examine
         from remtta.models.card import labels_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.cli.classifiers import import_uncollected, load_classifier, load_start
+from remtta.cli.classifiers import load_classifier, load_start, load_torch
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
@@ -140,10 +140,12 @@ def evaluate(
     """
     with running.command() as interrupts, ExitStack() as during:
         options = table.scenario(options)
-        configs, output = methods.configs(options.batch_size), during.enter_context(table.folder(options))
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
-        import_uncollected("remtta.evaluation.evaluating")
+        output = during.enter_context(table.folder(options))
+        for path in table.checkpoints or [None]:
+            load_torch("remtta.evaluation.evaluating", replace(model, checkpoint=path), methods.shared.delta)
+        configs = methods.configs(options.batch_size)
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
         from remtta.evaluation.plots import draw_plots

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from remtta.cli.classifiers import load_torch
 from remtta.cli.reporting import say
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
@@ -53,6 +54,7 @@ def export(
     """
     with running.command():
         exported.check()
+        load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
         from remtta.export.adapted import adapted_model

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from remtta.runs.summary import RunSummary
 
 SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_BEATS = 10.0
 
 _log = logging.getLogger("remtta")
 
@@ -62,17 +65,42 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False, rate: str =
         yield _Lines(unit, rate)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+    columns = BarColumn(), TextColumn("{task.fields[done]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(TextColumn(doing), *columns, console=console, redirect_stdout=False, transient=True) as bar:
-        task = bar.add_task(doing, total=None, rate="")
+        task = bar.add_task(doing, total=None, done="waiting for the first batch", rate="")
 
         def show(done: int, total: int | None, detail: str, images_per_s: float) -> None:
-            bar.update(task, completed=done, total=total, rate=_joined(f"{images_per_s:.1f} {rate}/s", detail))
+            counts = f"{done} {unit}, of how many is not known" if total is None else f"{done}/{total}"
+            speed = _joined(f"{images_per_s:.1f} {rate}/s", detail)
+            bar.update(task, completed=done, total=total, done=counts, rate=speed)
 
         yield show
+
+
+@contextlib.contextmanager
+def heartbeat(doing: str, every_s: float = SECONDS_BETWEEN_BEATS) -> Iterator[Callable[[str], None]]:
+    """Say what is being done, now and every few seconds, until the block ends.
+
+    Yields:
+        A function to call with what is being done by then; it returns at once.
+    """
+    latest, over = [doing], threading.Event()
+
+    def beat() -> None:
+        while not over.wait(every_s):
+            _log.info("%s", latest[0])
+
+    _log.info("%s", doing)
+    thread = threading.Thread(target=beat, name="remtta-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield partial(latest.__setitem__, 0)
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Lines:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.classifiers import load_classifier
+from remtta.cli.classifiers import load_classifier, load_torch
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
 from remtta.options import DEFAULT_MODEL, ModelOptions
@@ -28,13 +28,15 @@ def text_embed(
     """
     with running.command():
         from remtta.models.prompts import is_zero_shot
-        from remtta.models.text_embeddings import save_text_embeddings
-        from remtta.models.zero_shot import zero_shot_head
 
         target.check()
         name = model.name or DEFAULT_MODEL
         if not is_zero_shot(name):
             raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")
+        load_torch("remtta.models.loading", model)
+        from remtta.models.text_embeddings import save_text_embeddings
+        from remtta.models.zero_shot import zero_shot_head
+
         head = zero_shot_head(load_classifier(model, running.device, adapts=False, quiet=running.quiet))
         save_text_embeddings(target.output, head, name)
         if not running.quiet:

@@ -20,6 +20,14 @@ from remtta.errors import UsageError, without_password
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for which a single one may be given."""
 
+_WORDS = {
+    ": Value error, ": ": ",
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be greater than": "must be greater than",
+    "Input should be less than": "must be less than",
+}
+
 _MOST_SHOWN, _MOST_OPTIONS = 3, 30
 _ALL = "remtta.help_all"
 
@@ -41,8 +49,8 @@ class Application(TyperGroup):
             text, code = error.format_message(), getattr(error, "exit_code", 1)
         else:
             sys.exit(code)
-        if text.strip():  # without a command, help is shown instead of an error
-            say(f"Error: {one_line(text).replace(': Value error, ', ': ')}")  # prefix added by Typer's validation
+        if text.strip():  # without any command the help is shown, and no error
+            say(f"Error: {_plain(one_line(text))}")
         sys.exit(code)
 
 
@@ -100,6 +108,13 @@ class Command(TyperCommand):
                 option.hidden = False
         if rare:
             typer.echo(f" {len(rare)} more options: {ctx.command_path} --help-all\n")
+
+
+def _plain(text: str) -> str:
+    """A message of Typer's without the words of what it checks values by."""
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
 
 
 def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
-from remtta.deltas import DELTA
 from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
 from remtta.deltas.tensor_files import save_tensors
 from remtta.errors import DeltaError
@@ -112,7 +111,7 @@ def load_delta(path: str | Path) -> Delta:
         DeltaError: If it is not a safetensors file, lacks a header field, or holds a value that is not finite.
         UsageError: If the file does not exist.
     """
-    fields, arrays = read_arrays(Path(path, DELTA) if Path(path).is_dir() else Path(path))
+    fields, arrays = read_arrays(Path(path))
     return Delta(tensors={name: torch.from_numpy(array) for name, array in arrays.items()}, **fields)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from remtta.deltas import DELTA
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import parts_sha256
 
@@ -27,19 +28,30 @@ _MOST_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
 
+def delta_file(path: Path) -> Path:
+    """Return the delta at a path, or in the run folder there.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    file = path / DELTA if path.is_dir() else path
+    if not file.exists():
+        deltas = file.parent / "deltas"
+        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
+        raise UsageError(f"{file}: no such delta file{hint}")
+    return file
+
+
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the fields of a delta except its tensors, and the tensors as finite arrays by name.
+    """Return the fields of a delta except its tensors, and the tensors as finite arrays by name; see `delta_file`.
 
     Raises:
         DeltaError: If it is not a safetensors file, lacks a header field, or holds a value that is not finite.
         UsageError: If the file does not exist.
     """
+    path = delta_file(path)
     try:
         header, arrays, sha256 = _read(path)
-    except FileNotFoundError as error:
-        deltas = path.parent / "deltas"
-        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
-        raise UsageError(f"{path}: no such delta file{hint}") from error
     except UNREADABLE as error:
         raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
     fields = _fields(path, header)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -17,17 +18,20 @@ from remtta.deltas import DELTA
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.signs import render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, check_folder
 from remtta.runs.reading import read_rows
+from remtta.runs.summary import RunSummary
 
 BATCH_SIZE = 20
 FRAMES_PER_CONDITION = 400
 METHODS = ("source", "remtta")
+FRAMES, LABELLED = "frames", "labelled"
+WINDOW = 80
+"""Frames that the picture's curve is a mean over."""
 
 _STREAM_SEED = 77  # separates the drive from the training images, which are seeded with a single number
 
@@ -63,6 +67,11 @@ class DemoResult:
         return self.output / "demo.png"
 
     @property
+    def labelled(self) -> Path:
+        """The frames in a folder per condition and class."""
+        return self.output / LABELLED
+
+    @property
     def delta(self) -> Path:
         """The delta of the adapted run."""
         return self.output / "remtta" / DELTA
@@ -91,17 +100,20 @@ def run_demo(
     frames_per_condition: int = FRAMES_PER_CONDITION,
     seed: int = 0,
     overwrite: bool = False,
+    on_progress: Callable[[str], None] = lambda doing: None,
     interrupts: Interrupts | None = None,
 ) -> DemoResult:
     """Run the embedded model through every condition, without and with adaptation.
 
-    Writes the frames with their labels, a run folder per method, and the plot `demo.png`.
+    Writes the frames, the same frames in a labelled tree for `remtta eval`, a run folder per method, and the plot
+    `demo.png`.
 
     Args:
         output: Folder for everything.
         frames_per_condition: Frames of each condition.
         seed: Seed of the drive.
         overwrite: Replace an earlier demo in the same folder.
+        on_progress: Called with what is being done, often.
         interrupts: Turns signals into a clean stop.
 
     Raises:
@@ -111,53 +123,85 @@ def run_demo(
     from remtta.demo.picture import draw_picture
 
     _clear_folder(output, overwrite)
+    if frames_per_condition < WINDOW:
+        _log.warning(
+            "%d frames of each condition are few for the picture, whose curve is a mean over %d; take --frames %d or "
+            "more",
+            frames_per_condition,
+            WINDOW,
+            2 * WINDOW,
+        )
     _log.info("drawing %d frames under %d conditions", frames_per_condition * len(CONDITIONS), len(CONDITIONS))
-    with writing(output / "frames"):
-        frames = draw_drive(output, frames_per_condition, seed)
+    with writing(output / FRAMES):
+        frames = draw_drive(output, frames_per_condition, seed, on_progress)
+        label_drive(output, frames)
     wrong = {}
     for method in METHODS:
-        _log.info("running %s", "the source model" if method == "source" else method)
+        doing = f"running {'the source model' if method == 'source' else method}"
+        _log.info("%s", doing)
+        on_progress(doing)
+        tell = partial(_tell, on_progress, method, len(frames))
         summary = adapt_stream(
             load_model(EMBEDDED),
-            output / "frames",
+            output / FRAMES,
             output / method,
             method=method,
             options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite),
+            on_batch=tell,
             interrupts=interrupts,
         )
         if summary.signum is not None:
             raise Stopped(summary.signum)
         wrong[method] = _mistakes(output / method / PREDICTIONS, frames)
     result = DemoResult(frames, wrong, output)
+    on_progress("drawing the picture")
     draw_picture(result, result.picture)
     return result
 
 
+def _tell(on_progress: Callable[[str], None], method: str, num_frames: int, summary: RunSummary) -> None:
+    on_progress(f"{method}: {summary.num_frames} of {num_frames} frames")
+
+
 def _clear_folder(output: Path, overwrite: bool) -> None:
     check_folder(output, overwrite=overwrite)
-    if output.is_dir() and any(output.iterdir()) and not overwrite:
-        raise UsageError(f"{output} holds files already; choose another --output or add --overwrite")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(output / "frames", ignore_errors=True)  # a shorter drive must not keep old frames
-        (output / "frames").mkdir()
+        for name in (FRAMES, LABELLED):
+            shutil.rmtree(output / name, ignore_errors=True)  # a shorter drive must not keep old frames
+            (output / name).mkdir()
 
 
-def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
+def draw_drive(
+    folder: Path, frames_per_condition: int, seed: int, on_progress: Callable[[str], None] = lambda doing: None
+) -> list[DrivenFrame]:
     """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv`."""
+    total = frames_per_condition * len(CONDITIONS)
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
     for position, (condition, change) in enumerate(CONDITIONS.items()):
-        place = folder / "frames" / f"{position}_{condition}"
+        place = folder / FRAMES / f"{position}_{condition}"
         place.mkdir(parents=True, exist_ok=True)
         for number in range(frames_per_condition):
             label = int(rng.integers(len(CLASS_NAMES)))
             path = place / f"{number:04d}.png"
             Image.fromarray(change(render_sign(label, rng), rng)).save(path, compress_level=1)
             frames.append(DrivenFrame(path, condition, label))
+            on_progress(f"drawing frames: {len(frames)} of {total}")
     lines = [f"{frame.path.relative_to(folder)},{frame.label},{CLASS_NAMES[frame.label]}" for frame in frames]
     (folder / "labels.csv").write_text("\n".join(["frame,class,name", *lines]) + "\n", encoding="utf-8")
     return frames
+
+
+def label_drive(folder: Path, frames: Sequence[DrivenFrame]) -> None:
+    """Lay the frames out as `folder/labelled/<condition>/<class>/`, a tree that `remtta eval` reads."""
+    for frame in frames:
+        place = folder / LABELLED / frame.condition / CLASS_NAMES[frame.label]
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            (place / frame.path.name).hardlink_to(frame.path)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(frame.path, place / frame.path.name)
 
 
 def _mistakes(predictions: Path, frames: Sequence[DrivenFrame]) -> list[bool]:

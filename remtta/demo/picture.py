@@ -15,6 +15,7 @@ from PIL import Image
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.demo.bad_weather import CONDITIONS
+from remtta.demo.drive import WINDOW
 from remtta.drawing import BAND, CELL, CELL_HEIGHT, COLOURS, PALE, RIGHT, WRONG, Cell, Sheet, draw_grid
 from remtta.methods.mask_pictures import mask_pictures
 from remtta.methods.rem import REM
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _WIDTH, _CHART_HEIGHT = 960, 300
 _LEFT, _TOP, _RIGHT = 72, 44, 120
-_WINDOW = 80  # frames in the running error
 
 
 def draw_picture(result: DemoResult, path: Path) -> None:
@@ -38,16 +38,17 @@ def draw_picture(result: DemoResult, path: Path) -> None:
         OutputError: If it cannot be written.
     """
     ratios = REMConfig().mask_ratios
-    sheet = Sheet(_WIDTH, _TOP + _CHART_HEIGHT + 70 + len(ratios) * CELL_HEIGHT)
+    sheet = Sheet(_WIDTH, _TOP + _CHART_HEIGHT + 88 + len(ratios) * CELL_HEIGHT)
     _draw_errors(sheet, result)
-    _draw_masks(sheet, result, ratios, top=_TOP + _CHART_HEIGHT + 60)
+    _draw_masks(sheet, result, ratios, top=_TOP + _CHART_HEIGHT + 78)
     sheet.save(path)
 
 
 def _draw_errors(sheet: Sheet, result: DemoResult) -> None:
     right, bottom = _WIDTH - _RIGHT, _TOP + _CHART_HEIGHT
-    curves = {method: _running_mean(result.wrong[method]) for method in result.wrong}
-    highest = max(max(curve) for curve in curves.values())
+    lengths = [len(list(group)) for _, group in groupby(result.frames, key=lambda frame: frame.condition)]
+    curves = {method: running_means(wrong, lengths) for method, wrong in result.wrong.items()}
+    highest = max(max(part) for parts in curves.values() for part in parts)
     top_error = 10 * math.ceil(highest / 10 + 0.2)
     num_frames = len(result.frames)
 
@@ -67,11 +68,14 @@ def _draw_errors(sheet: Sheet, result: DemoResult) -> None:
     for error in range(0, top_error + 1, 10 if top_error <= 60 else 20):
         sheet.line([(_LEFT, y_of(error)), (right, y_of(error))], PALE)
         sheet.text(_LEFT - 8, y_of(error), str(error), anchor="rm", size=12)
-    sheet.text(12, 14, f"error in %, running mean over {_WINDOW} frames", size=13)
+    sheet.text(12, 14, f"error in %, mean over the {WINDOW} frames around each, within its condition", size=13)
     sheet.text((_LEFT + right) / 2, bottom + 16, f"{num_frames} frames", anchor="mm", size=12)
-    for method, curve in curves.items():
-        points = [(x_of(frame + 0.5), y_of(value)) for frame, value in enumerate(curve)]
-        sheet.line(points, COLOURS[method], 2.2)
+    for method, parts in curves.items():
+        start = 0
+        for part in parts:
+            points = [(x_of(start + frame + 0.5), y_of(value)) for frame, value in enumerate(part)]
+            sheet.line(points, COLOURS[method], 2.2)
+            start += len(part)
     for rank, method in enumerate(sorted(curves, key=lambda name: -result.errors(name)["mean"])):
         mean = result.errors(method)["mean"]
         y = _TOP + 20 + 40 * rank
@@ -79,11 +83,15 @@ def _draw_errors(sheet: Sheet, result: DemoResult) -> None:
         sheet.text(right + 12, y + 17, f"mean {mean:.1f} %", colour=COLOURS[method], size=12)
 
 
-def _running_mean(wrong: Sequence[bool]) -> list[float]:
-    """Return the error in percent over a sliding window of the last `_WINDOW` frames."""
-    total = [0, *accumulate(wrong)]
-    starts = [max(0, stop - _WINDOW) for stop in range(1, len(total))]
-    return [100 * (total[stop] - total[start]) / (stop - start) for stop, start in enumerate(starts, 1)]
+def running_means(wrong: Sequence[bool], lengths: Sequence[int]) -> list[list[float]]:
+    """Return the error in percent over the `WINDOW` frames around each frame, a list for each condition by itself."""
+    total, first, half, parts = [0, *accumulate(wrong)], 0, WINDOW // 2, []
+    for length in lengths:
+        last = first + length
+        windows = [(max(first, frame - half), min(last, frame + half)) for frame in range(first, last)]
+        parts.append([100 * (total[stop] - total[start]) / (stop - start) for start, stop in windows])
+        first = last
+    return parts
 
 
 def _draw_masks(sheet: Sheet, result: DemoResult, ratios: Sequence[float], top: int) -> None:
@@ -92,8 +100,8 @@ def _draw_masks(sheet: Sheet, result: DemoResult, ratios: Sequence[float], top: 
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(frame.path))) for frame in frames]).permute(0, 3, 1, 2)
-    told = "What the masks hide, with the adapted model's prediction (green: right, red: wrong) and its entropy in nats"
-    sheet.text(12, top - 22, told)
+    sheet.text(12, top - 40, "What the masks hide, with the adapted model's prediction (green: right, red: wrong)")
+    sheet.text(12, top - 22, "and its entropy in nats, which REM trains to rise as more is hidden")
     for row, ratio in enumerate(ratios):
         y = top + row * CELL_HEIGHT
         sheet.text(12, y + CELL / 2 - 8, f"{ratio:.0%}", size=15)

@@ -10,7 +10,7 @@ from typing import Any
 from remtta.errors import UsageError
 from remtta.evaluation.tables import Case, axes_table, csv_tables
 from remtta.files import write_atomically
-from remtta.runs.folder import RESULTS
+from remtta.runs.folder import RESULTS, refuse_others_files
 
 AXES_TABLE, AXES_CSV = "axes.md", "axes.csv"
 
@@ -52,6 +52,9 @@ def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> No
             f"{there[0]} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
             "or choose another --output"
         )
+    if not may_exist:
+        for case in cases:
+            refuse_others_files(folder_of(output, case))
 
 
 def write_axes(output: Path, evaluations: Mapping[Case, Mapping[str, Any]]) -> None:

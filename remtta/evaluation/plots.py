@@ -1,8 +1,7 @@
-"""Pictures of an evaluation, with matplotlib (the extra `plot`)."""
+"""Pictures of an evaluation, with matplotlib."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +36,6 @@ _MOST_STARTS = 50  # of labelled domains; some streams change domain at every im
 _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
-_log = logging.getLogger("remtta")
-
 
 def draw_plots(
     folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
@@ -53,16 +50,13 @@ def draw_plots(
         preprocessing: The preprocessing used.
 
     Returns:
-        The files; none if matplotlib is not installed.
+        The files.
 
     Raises:
         OutputError: If a plot cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        _log.info('no plots: matplotlib is not installed (pip install "remtta[plot]")')
-        return []
+    from matplotlib.figure import Figure
+
     tallies = tally_rows(folder / PREDICTIONS)
     seeds = list(next(iter(results["methods"].values()))["seeds"])
     which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"

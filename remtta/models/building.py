@@ -23,6 +23,7 @@ from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaErro
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
+_LEAST_LIKE = 0.7  # difflib's ratio below which names have little in common
 _MOST_NAMED = 3  # suggestions for an unknown name
 _MOST_BYTES = 2**36  # of weights: twice timm's largest model
 _LEAST_BYTES, _MOST_TIMES = 2**30, 16  # above this, weights may take this many times their file's size
@@ -79,8 +80,9 @@ def _check_name(name: str) -> None:
     """Raise UsageError, with suggestions, if a name is unknown."""
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
-        like = difflib.get_close_matches(name, models, n=_MOST_NAMED, cutoff=0.4)
-        hint = f"did you mean {', '.join(like)}?" if like else "timm.list_models() names them all"
+        like = [each for each in models if each.startswith(name)][:_MOST_NAMED]
+        like = like or difflib.get_close_matches(name, models, n=_MOST_NAMED, cutoff=_LEAST_LIKE)
+        hint = f"did you mean {', '.join(like)}?" if like else "remtta models lists the families that can be adapted"
         if "/" in name:
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
         raise UsageError(f'unknown model "{name}"; {hint}')

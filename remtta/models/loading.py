@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
 from remtta.options import DEFAULT_MODEL, ModelOptions
+
+_log = logging.getLogger("remtta")
 
 _PerChannel = tuple[float, float, float]
 
@@ -90,6 +93,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     Raises:
         RemttaError: As for `load_model`.
     """
+    given.check_files()
     name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
         if given.use_ema or given.num_classes or given.model_kwargs or given.input_size:
@@ -120,10 +124,25 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     if given.text_embeddings is not None:
         labels = classify_by_texts(model, name, given.text_embeddings)
     config = {**model.pretrained_cfg, **known, **_preprocessing(given)}
+    if given.checkpoint is not None and not known and given.mean is None and given.std is None and ":" not in name:
+        _tell_assumed(given.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
     config["built_from"] = built_from(replace(given, name=name))
     return _with_config(model.float().eval().to(place), config)
+
+
+def _tell_assumed(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> None:
+    """Say which mean and deviation are taken for a file that names none: models of one shape differ in them."""
+    mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
+    _log.info(
+        "%s does not name its preprocessing, so that of %s is used (--mean %s --std %s); remtta doctor tells whether "
+        "it fits",
+        checkpoint,
+        name,
+        mean,
+        std,
+    )
 
 
 def _preprocessing(given: ModelOptions) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from remtta.errors import UsageError
 from remtta.options.option import Option
 
 _model = partial(Option, panel="Model")
@@ -84,3 +85,8 @@ class ModelOptions:
     crop_pct: Annotated[
         float | None, _model("Share of the short side kept by the centre crop.", default=_CHECKPOINTS)
     ] = None
+
+    def check_files(self) -> None:
+        """Raise UsageError if the checkpoint is not there."""
+        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
+            raise UsageError(f"{self.checkpoint}: no such checkpoint file")

@@ -111,7 +111,7 @@ class RunOptions:
             "Predict frames that have waited so long for their batch to be full; they are learned from with it.",
             metavar="SECONDS",
             min=0,
-            default="never",
+            default="2 on cameras and network streams, else never",
         ),
     ] = None
     max_memory: Annotated[

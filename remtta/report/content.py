@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.errors import RemttaError, UsageError, needed
+from remtta.errors import RemttaError, UsageError
 from remtta.files import write_atomically
 from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
@@ -40,11 +40,10 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
         masked: Draws frames of a single run as its model sees them, plain and masked.
 
     Raises:
-        UsageError: If a folder holds neither, matplotlib is missing, or the page would be too large.
+        UsageError: If a folder holds neither, or the page would be too large.
         RemttaError: If a file is damaged.
         OutputError: If the page cannot be written; an existing page is left unchanged.
     """
-    needed("matplotlib", "plot", "a report")  # before rows are read, which may take minutes
     names = _names(folders)
     contents = [describe_folder(folder) for folder in folders]
     runs = [

@@ -63,14 +63,36 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise if a run folder cannot be used; changes nothing.
 
     Raises:
-        UsageError: If another run writes to it, it holds an earlier run that may not be overwritten, or it is not a
-            folder.
+        UsageError: If another run writes to it, it holds an earlier run or other files and may not be overwritten, or
+            it is not a folder.
         OutputError: If it is not writable.
     """
+    _check_own(folder, overwrite=overwrite)
+    if not overwrite:
+        refuse_others_files(folder)
+
+
+def _check_own(folder: Path, *, overwrite: bool) -> None:
     check_not_in_use(folder)
     if (folder / SITE).exists():
         raise UsageError(f"{folder} holds the runs of many streams; choose another --output, or add --streams")
     _check_free(folder, overwrite=overwrite)
+
+
+def refuse_others_files(folder: Path) -> None:
+    """Refuse a folder that holds files, and none of them of a run: results do not go among images by mistake.
+
+    Hidden files do not count, nor do .json files: a failed run may have left its health file.
+
+    Raises:
+        UsageError: Naming one of them.
+    """
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if others := [name for name in names if not name.startswith(".") and not name.endswith(".json")]:
+        raise UsageError(
+            f"{folder} is not empty ({others[0]}{', ...' if others[1:] else ''}) and holds no earlier run; choose "
+            "another --output, or add --overwrite to write there all the same"
+        )
 
 
 def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
@@ -205,7 +227,7 @@ class RunFolder:
         if self._resume:
             check_nothing_lost(self.path)
         else:
-            check_folder(self.path, overwrite=self._overwrite)
+            _check_own(self.path, overwrite=self._overwrite)
         self.lock()
         claim_folder(self.path, overwrite=self._overwrite or self._resume)
 

@@ -189,6 +189,7 @@ class Run:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.place = replace(self.summary.place)  # the session's own counts stay unchanged
         self.summary.place.count(self._journal.expected_rows())
+        self.summary.num_dropped = self.record.num_dropped
         self.record.write(self.summary)
 
     def _save_after(self, result: BatchResult) -> None:

@@ -15,6 +15,9 @@ from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import View, Viewer
+from remtta.streams.fitness import near_equal
+
+_VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
 
@@ -73,6 +76,7 @@ class Scribe:
         place.fingerprint = self._policy.fingerprint
         self._summary.num_alarms = self._plan.adapter.total_alarms
         self._summary.estimates = result.estimates
+        self._summary.num_dropped = self._record.num_dropped
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)
@@ -81,8 +85,21 @@ class Scribe:
                 self._journal.write_gap(frame.index, frame.source, frame.gap)
         for event in self._plan.adapter.events():
             self._journal.write_decision(frames[0].index, event)
+        self._hint_at_stride(result)
         self.note_place()
         self._save(result)
+
+    def _hint_at_stride(self, result: BatchResult) -> None:
+        """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
+        learns = self._plan.adapter.method.adapts and not self._summary.paced
+        if learns and result.batch.frames[0].index == 0 and (rate := near_equal(result.batch.readable)):
+            _log.info(
+                "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives "
+                "more varied batches, in less time",
+                self._plan.stream.name,
+                rate,
+                max(2, round(rate / _VARIED_PER_S)),
+            )
 
     def pass_on(self, result: BatchResult) -> None:
         """Send a batch's predictions down the pipe, if any, and to the viewers."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Stopped
-from remtta.errors import RemttaError
+from remtta.errors import RemttaError, counted
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.place import Place
 from remtta.runs.writer import ReaderGone
@@ -29,6 +29,7 @@ class RunSummary:
         place: The counts, over all parts of a resumed run.
         num_alarms: Alarms of the guard.
         num_resumed: How often the run was resumed.
+        num_dropped: Frames of a live source that were dropped for newer ones.
         exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
         signum: The signal that stopped it, if any.
         last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
@@ -43,6 +44,7 @@ class RunSummary:
     place: Place = field(default_factory=Place)
     num_alarms: int = 0
     num_resumed: int = 0
+    num_dropped: int = 0
     exit_reason: str = "running"
     signum: int | None = None
     last_frame: str | None = None
@@ -145,7 +147,7 @@ class RunSummary:
 
     @property
     def _smoothing(self) -> str:
-        return f"{self.num_smoothed} frames" if self.num_smoothed else "none, as no order was seen in them"
+        return counted(self.num_smoothed, "frame") if self.num_smoothed else "none, as no order was seen in them"
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""
@@ -155,6 +157,7 @@ class RunSummary:
             "frames": self.num_frames,
             "predicted": self.num_predicted,
             "skipped": self.num_skipped,
+            "dropped": self.num_dropped,
             "updates": self.num_updates,
             "not_adapted": self.num_not_adapted,
             "guard_alarms": self.num_alarms,
@@ -165,17 +168,22 @@ class RunSummary:
             "estimate": dict(self.estimates) or None,
         }
 
+    @property
+    def _dropped(self) -> str:
+        return f"{self.num_dropped} dropped for newer ones, " if self.num_dropped else ""
+
     def report(self) -> str:
         """Return a few lines of text for the user."""
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
+        by_source = counted(self.num_by_source, "frame")
         lines = [
-            f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
-            f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
-            *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
+            f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
+            f"{self._dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}",
+            *([f"not adapted on: {counted(self.num_not_adapted, 'frame')}"] if self.num_not_adapted else []),
             *([f"adapted on {100 * self._adapted_share:.0f} % of frames"] if self.paced else []),
-            *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
-            *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
-            *([f"answered by the frames before, too: {self._smoothing}"] if self.smooths else []),
+            *([f"guard: {counted(self.num_alarms, 'alarm')}, {by_source} answered by the source"] * self._guarded),
+            *([f"answered by both models: {counted(self.num_by_both, 'frame')}"] if self.num_by_both else []),
+            *([f"smoothed over time: {self._smoothing}"] if self.smooths else []),
             *([f"estimated accuracy of the last frames: {self._told_estimates}"] if self.estimates else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 
 from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
@@ -16,12 +17,21 @@ from remtta.streams.sources import Stream
 
 BATCHES_AHEAD = 2  # decoded frames ahead of the model, in batches
 MOST_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
+LIVE_FLUSH_AFTER_S = 2.0  # the default of --flush-after on a camera or network stream
 LOST_S = 2.0  # how long a batch waits for a lost live source
 
 
 def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
     """Return the memory budget for decoding a run's frames."""
     return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
+
+
+def flush_after(stream: Stream, options: RunOptions) -> float | None:
+    """Return the seconds after which a frame is predicted without its batch: by default few on a live source."""
+    live = stream.live_source
+    if options.flush_after is None and live is not None and not live.finite:
+        return LIVE_FLUSH_AFTER_S
+    return options.flush_after
 
 
 class Early(list[DecodedFrame]):
@@ -31,8 +41,10 @@ class Early(list[DecodedFrame]):
 class Waiting:
     """The frames that wait for a full batch, and for how long."""
 
-    def __init__(self, most_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Release frames early after `most_s` seconds; None for never."""
+    def __init__(
+        self, most_s: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Release frames early after `most_s()` seconds; None for never."""
         self._most_s, self._clock = most_s, clock
         self._since: float | None = None
         self._told = 0
@@ -46,7 +58,8 @@ class Waiting:
     @property
     def due(self) -> bool:
         """True if frames not yet released early have waited long enough."""
-        return self._most_s is not None and self._since is not None and self._clock() - self._since >= self._most_s
+        most_s = self._most_s()
+        return most_s is not None and self._since is not None and self._clock() - self._since >= most_s
 
     def tell(self) -> Early:
         """Return the frames not yet released early."""
@@ -78,7 +91,7 @@ class Batches:
         self._live = stream.live_source
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
-        self._waiting = Waiting(options.flush_after)
+        self._waiting = Waiting(partial(flush_after, stream, options))
         self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:

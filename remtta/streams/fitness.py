@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 
+import numpy as np
 from torch import Tensor
 
 from remtta.streams.prefetch import DecodedFrame
@@ -17,6 +20,10 @@ DUPLICATE = "duplicate of the frame before"
 
 _BLACK_MEAN = 2.0  # of 255: leaves room for sensor noise and compression
 _BLACK_DEVIATION = 2.0
+
+_LEAST_PAIRS = 3  # of neighbours, to call a video's frames near-equal
+_NEAR = 3.0  # of 255: what noise and slow motion change from frame to frame
+_SLOW_S = 0.15  # between frames, from which on a video is slow enough
 
 
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tuple[dict[int, str], str | None]:
@@ -39,6 +46,24 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
         elif before == earlier:
             reasons[frame.index] = DUPLICATE
     return reasons, before
+
+
+def near_equal(frames: Sequence[DecodedFrame]) -> float | None:
+    """Return the frames per second of a video whose frames hardly differ from one to the next, else None."""
+    shown = [frame for frame in frames if frame.image is not None and frame.time_s is not None]
+    pairs = [(a, b) for a, b in pairwise(shown) if a.source == b.source and b.number == (a.number or 0) + 1]
+    if len(pairs) < _LEAST_PAIRS:
+        return None
+    seconds = median((b.time_s or 0) - (a.time_s or 0) for a, b in pairs)
+    if not 0 < seconds < _SLOW_S or median(_difference(a, b) for a, b in pairs) >= _NEAR:
+        return None
+    return 1 / seconds
+
+
+def _difference(before: DecodedFrame, after: DecodedFrame) -> float:
+    """Mean absolute difference of two frames, in levels of 255."""
+    assert before.image is not None and after.image is not None
+    return float(np.abs(before.image.numpy().astype(np.int16) - after.image.numpy()).mean())
 
 
 def fingerprint(image: Tensor) -> str:

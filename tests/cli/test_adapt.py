@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import remtta_here
+from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image
 from tests.records import record_of
 
@@ -117,8 +117,19 @@ def test_replay_passes_on_again_what_the_reader_may_not_have_had(
     assert whole.startswith(first) and whole.count("\n") == 12
 
 
-def test_an_answer_without_effect_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_and_a_guard_without_effect_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw_image(0).save(tmp_path / "a.png")
-    options = ("--model", "remtta-demo", "-o", tmp_path / "run", "--method", "source", "--answer", "both")
-    assert remtta_here("adapt", tmp_path / "a.png", *options) == 0
-    assert "--answer both changes nothing: source is the source model" in capfd.readouterr().err
+    options = ("--model", "remtta-demo", "-o", tmp_path / "run", "--method", "source")
+    assert remtta_here("adapt", tmp_path / "a.png", *options, "--answer", "both", "--guard", "stop") == 0
+    told = capfd.readouterr().err
+    assert "--answer both changes nothing: --method source does not adapt" in told
+    assert "--guard stop changes nothing" in told and "1 frame, 1 predicted, 0 skipped, 0 updates" in told
+
+
+def test_a_folder_of_other_files_is_no_output(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, told = refusal_of(capfd, "adapt", frames, "--model", "remtta-demo", "--output", frames)
+    assert code == 2 and "frames is not empty (frame_0.png, ...) and holds no earlier run" in told
+    (tmp_path / "run").mkdir()
+    for name in (".hidden", "health.json"):
+        (tmp_path / "run" / name).touch()
+    assert remtta_here("adapt", frames, "--model", "remtta-demo", "--limit", "1", "--output", tmp_path / "run") == 0

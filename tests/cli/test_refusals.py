@@ -62,7 +62,7 @@ def _errors() -> list[Any]:
         (
             ["adapt", "frames", *tiny, "--seed", "-1"],
             2,
-            "Invalid value for '--seed': Input should be greater than or equal to 0",
+            "Invalid value for '--seed': must be at least 0",
         ),
         (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is one fixed model"),
         (["adapt", "frames", *tiny, "--mean", "124", "116", "104"], 2, "mean is for pixels in [0, 1]"),

@@ -10,9 +10,12 @@ from PIL import Image
 
 import remtta
 from remtta.demo.bad_weather import CONDITIONS
-from remtta.demo.drive import draw_drive, run_demo
+from remtta.demo.drive import DemoResult, draw_drive, run_demo
+from remtta.demo.picture import running_means
 from remtta.demo.signs import IMAGE_SIZE, render_sign
 from remtta.errors import UsageError
+from remtta.evaluation import open_dataset
+from remtta.evaluation.domains import Domain
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -50,8 +53,12 @@ def test_the_embedded_model_reads_clear_signs() -> None:
         assert (model(images).argmax(1).numpy() == labels).mean() >= 0.97
 
 
-def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_measured(tmp_path: Path) -> None:
-    result = run_demo(tmp_path / "demo", frames_per_condition=20)
+def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "remtta")
+    doing: list[str] = []
+    result = run_demo(tmp_path / "demo", frames_per_condition=20, on_progress=doing.append)
     table = result.table()
     assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
     for method in ("source", "remtta"):
@@ -64,5 +71,28 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert remtta.load_delta(result.delta).updates == len(CONDITIONS)
     with Image.open(result.picture) as picture:
         assert picture.width == 960
-    with pytest.raises(UsageError, match="holds files already"):
+    assert "20 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
+    assert {"drawing frames: 120 of 120", "source: 120 of 120 frames", "remtta: 20 of 120 frames"} <= set(doing)
+    check_labelled(result)
+    with pytest.raises(UsageError, match="is not empty"):
         run_demo(tmp_path / "demo", frames_per_condition=20)
+
+
+def check_labelled(result: DemoResult) -> None:
+    """The tree beside the frames is one that an evaluation takes."""
+    dataset = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
+    assert {domain.name for domain in dataset.domains} == set(CONDITIONS)
+    labels = {Path(path).read_bytes(): label for each in dataset.domains for path, label in _labelled(each)}
+    assert [labels[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
+
+
+def _labelled(domain: Domain) -> list[tuple[str, int]]:
+    return list(zip(domain.sources, domain.labels.tolist(), strict=True))
+
+
+def test_the_curve_begins_anew_in_each_condition() -> None:
+    # 80 frames around: 40 before and 40 after, as far as the condition goes.
+    first, second = running_means([True] * 100 + [False] * 50, [100, 50])
+    assert first == [100.0] * 100 and second == [0.0] * 50
+    [only] = running_means([True] * 20 + [False] * 80, [100])
+    assert (only[0], only[30], only[99]) == (50.0, 100 * 20 / 70, 0.0)

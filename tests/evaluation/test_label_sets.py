@@ -100,7 +100,6 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
 
 
 def test_pictures_show_a_restricted_model(variants: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     for chart in ("_error_per_domain", "_running_error", "_entropy_by_ratio", "draw_reliability"):
         monkeypatch.setattr(plots, chart, lambda *_: None)  # which know no model
     model, dataset = _built("head").copy(), few_of(variants / "r")

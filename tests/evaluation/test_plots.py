@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from remtta.evaluation import evaluate
@@ -22,7 +23,6 @@ from tests.evaluation.trees import CLASSES, methods_of
 
 
 def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     model = tiny_vit()
     results = evaluate(model, tree, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
     drawn = draw_plots(tmp_path / "run", results, model, tree, preprocessing_of(model))
@@ -40,7 +40,6 @@ def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> N
 
 
 def test_pictures_leave_out_unreadable_images_and_domains_without_an_update(tree: Dataset, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     Path(tree.domains[0].sources[0]).write_bytes(b"no image")
     model = tiny_vit()
     # Of three batches per domain only the very first is learned from.
@@ -71,7 +70,7 @@ def test_masks_are_in_the_order_of_the_table_and_name_the_entropy(tree: Dataset,
 
 
 def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure = Figure()
     evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     tallies = tally_rows(tmp_path / "run" / "predictions.jsonl")
     for places in tallies["source", 0]["adapt"].values():

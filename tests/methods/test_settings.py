@@ -41,6 +41,7 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"mask_ratios": (0.0, 0.2, 0.1)}, _ASCEND + "0,0.2,0.1"),
         ({"mask_ratios": (0.0, 0.1, 0.1)}, _ASCEND + "0,0.1,0.1"),
         ({"mask_ratios": (0.0, 1.0)}, _ASCEND + "0,1"),
+        ({"mask_ratios": (0.0, 10.0, 20.0)}, _ASCEND + "0,10,20; they are fractions: 0,0.1,0.2?"),
         ({"mask_ratios": (0.0, math.nan)}, _ASCEND + "0,nan"),
         ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
         ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),

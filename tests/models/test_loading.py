@@ -269,11 +269,29 @@ def test_what_no_method_adapts_is_refused_before_anything_is_downloaded(monkeypa
     check_adaptable(NAME, {"colour": "red"})  # load_model tells
 
 
+def test_a_preprocessing_that_a_file_does_not_name_is_told(
+    checkpoint: Path, local_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "remtta")
+    _load(checkpoint)
+    assert (
+        "so that of vit_tiny_patch16_224 is used (--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5); remtta doctor" in caplog.text
+    )
+    caplog.clear()
+    _load(checkpoint, mean=(0.5, 0.5, 0.5))
+    load_model(f"local-dir:{local_dir}")
+    load_model("remtta-demo")
+    assert caplog.text == ""
+
+
 def test_an_unknown_name_is_refused_with_names_like_it() -> None:
     with pytest.raises(UsageError, match=r'^unknown model "vit_bse_patch16_224"; did you mean .*vit_base_patch16_224'):
         load_model("vit_bse_patch16_224")
-    with pytest.raises(UsageError, match=r'^unknown model "0"; .*timm\.list_models\(\)'):
-        load_model("0")
+    with pytest.raises(UsageError, match=r"did you mean resnet10t, resnet14t, resnet18\?"):
+        load_model("resnet")
+    for nothing_like in ("0", "alexnet"):
+        with pytest.raises(UsageError, match=f'^unknown model "{nothing_like}"; remtta models lists'):
+            load_model(nothing_like)
 
 
 def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(local_dir: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
-from remtta.report import content
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
@@ -156,15 +153,6 @@ def test_a_full_disk_is_told_in_a_line_and_leaves_the_page_that_was_there(
     code, told = refusal_of(capfd, "report", folders[0], "-o", target, "--overwrite")
     assert code == 1 and "page.html cannot be written: No space left on device; free some space" in told
     assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
-
-
-def test_a_lack_of_matplotlib_is_told_before_anything_is_read(
-    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(content, "describe_folder", lambda folder: pytest.fail("read first"))
-    with pytest.raises(UsageError, match=r'pip install "remtta\[plot\]"'):
-        content.write_report(folders, tmp_path / "x.html")
 
 
 def test_what_cannot_be_reported_is_told(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,19 @@ def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
     go(video(*images), tmp_path / "source", "source")
     wanted = torch.tensor([row["logits"] for row in rows_of(tmp_path / "source")])
     torch.testing.assert_close(torch.tensor([row["logits"] for row in rows]), wanted, rtol=1e-4, atol=1e-4)
+
+
+def noisy(grey: int) -> Image.Image:
+    noise = np.random.default_rng(grey).integers(0, 4, (36, 40, 3), dtype=np.uint8)
+    return Image.fromarray(noise + np.uint8(grey))
+
+
+@pytest.mark.parametrize(("step", "rate", "told"), [(1, 30, 1), (60, 30, 0), (1, 4, 0)])
+def test_a_fast_video_of_near_equal_frames_names_frame_stride_once(
+    step: int, rate: int, told: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "remtta")
+    frames = (Frame("a.mp4", partial(noisy, 40 + step * (n % 3)), n, n / rate) for n in range(8))
+    go(Stream("a.mp4", "video", frames), tmp_path / "run", batch_size=4)
+    assert caplog.text.count("the frames of a.mp4 are nearly the same") == told
+    assert caplog.text.count("(30 per second); --frame-stride 10 gives") == told

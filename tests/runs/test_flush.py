@@ -19,8 +19,9 @@ from remtta.errors import UsageError
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import load_place
-from remtta.streams.batches import Early, Waiting, in_batches
+from remtta.streams.batches import Early, Waiting, flush_after, in_batches
 from remtta.streams.frames import Frame
+from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image
@@ -124,10 +125,19 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
             now += 1.0
             yield PAUSE
 
-    waiting = Waiting(2.0, clock=lambda: now)
+    waiting = Waiting(lambda: 2.0, clock=lambda: now)
     batches = list(in_batches(stream(), 4, waiting=waiting, lost=lambda: False))
     told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
+
+
+def test_frames_of_a_live_source_wait_for_two_seconds_at_most_unless_told_otherwise() -> None:
+    camera = Stream("0", "camera", iter(()), live_source=LiveSource(0))
+    assert flush_after(camera, RunOptions()) == 2.0
+    assert flush_after(camera, RunOptions(flush_after=600)) == 600
+    assert flush_after(Stream("clip.mp4", "video", iter(())), RunOptions()) is None
+    camera.live_source.finite = True  # type: ignore[union-attr]  # a video behind an address: the same at each reading
+    assert flush_after(camera, RunOptions()) is None
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])

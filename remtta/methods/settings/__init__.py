@@ -73,8 +73,13 @@ class Named:
 
     @property
     def config(self) -> type[MethodConfig]:
-        """The class of its settings."""
-        return self.objective.settings
+        """The class of its settings; that of REM loads no torch."""
+        return REMConfig if self.needs_no_torch else self.objective.settings
+
+    @property
+    def needs_no_torch(self) -> bool:
+        """True if `config` loads no torch."""
+        return self.place == "rem.RankedEntropy"
 
 
 METHOD_TABLE: dict[str, Named] = {

@@ -89,4 +89,6 @@ def _check_mask_ratios(ratios: tuple[float, ...]) -> None:
     if len(ratios) < 2 or ratios[0] != 0.0:
         raise UsageError(f"mask ratios must start with 0 and name at least one masked view, got {shown or 'none'}")
     if not all(less < more for less, more in pairwise(ratios)) or not ratios[-1] < 1:
-        raise UsageError(f"mask ratios must ascend within [0, 1), got {shown}")
+        percent = ",".join(f"{ratio / 100:g}" for ratio in ratios)
+        hint = f"; they are fractions: {percent}?" if 1 < ratios[-1] < 100 else ""
+        raise UsageError(f"mask ratios must ascend within [0, 1), got {shown}{hint}")
