@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.settings.rem import REMConfig
+from remtta.methods.settings.rem import REMConfig, REMN1Config
 from remtta.options import Action, Answer
 from remtta.options.option import Member, members_of
+from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
 if TYPE_CHECKING:
     from remtta.methods.objective import Objective
@@ -47,24 +50,32 @@ class Named:
     """What a method's name stands for, in every command and in Python.
 
     Attributes:
-        place: Its objective: the module in `remtta.methods`, and the class there.
+        place: Its objective: the module in `remtta.methods`, and the class there; or the entry point of a package.
         summary: A line about it.
         algorithm: Name of the published method that runs; its own name if None.
         settings: Settings in place of the published ones; another optimizer leaves out those that are for Adam.
         action: What its guard does.
         answer: Who answers.
+        kind: Kind of its settings, where torch need not be loaded to know it.
     """
 
-    place: str
+    place: str | EntryPoint
     summary: str
     algorithm: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     action: Action = "off"
     answer: Answer = "adapted"
+    kind: type[MethodConfig] | None = None
 
     @property
     def objective(self) -> type[Objective[Any]]:
-        """What runs, which loads torch."""
+        """What runs, which loads torch.
+
+        Raises:
+            UsageError: If it is of another package, and cannot be imported or is none.
+        """
+        if isinstance(self.place, EntryPoint):
+            return _outside(self.place)
         module, _, kind = self.place.rpartition(".")
         found: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
         return found
@@ -72,7 +83,20 @@ class Named:
     @property
     def config(self) -> type[MethodConfig]:
         """Kind of its settings."""
-        return self.objective.settings
+        return self.kind or self.objective.settings
+
+
+def _outside(entry: EntryPoint) -> type[Objective[Any]]:
+    """The objective of another package."""
+    from remtta.methods.objective import Objective
+
+    found = load_plugin(entry)
+    if not (isinstance(found, type) and issubclass(found, Objective)):
+        raise UsageError(
+            f"{entry.value} of the package {package_of(entry)} is no method: no subclass of "
+            "remtta.methods.objective.Objective"
+        )
+    return found
 
 
 METHOD_TABLE: dict[str, Named] = {
@@ -83,6 +107,7 @@ METHOD_TABLE: dict[str, Named] = {
         {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True},  # measured in docs/results.md
         "rollback",
         "both",
+        REMConfig,
     ),
     "fast": Named("source.CentredSource", "centre: what one forward pass and no training gain", "centre"),
     "source": Named("source.Source", "no adaptation, the baseline"),
@@ -100,9 +125,9 @@ METHOD_TABLE: dict[str, Named] = {
     "deyo": Named("deyo.DeYO", "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
     "roid": Named("roid.ROID", "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
     "cmf": Named("cmf.CMF", "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
-    "rem": Named("rem.RankedEntropy", "masked views agree and rank by entropy (Han et al., ICML 2025)"),
-    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, for two thirds of the time"),
-    "rem-come": Named("come.REMCOME", "REM ranking by COME's entropy"),
+    "rem": Named("rem.RankedEntropy", "masked views agree and rank by entropy (Han et al., ICML 2025)", kind=REMConfig),
+    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, for two thirds of the time", kind=REMN1Config),
+    "rem-come": Named("come.REMCOME", "REM ranking by COME's entropy", kind=REMConfig),
     "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, for remtta eval"),
     "cotta": Named("cotta.CoTTA", "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
     "lame": Named("lame.LAME", "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
@@ -125,7 +150,27 @@ METHOD_TABLE: dict[str, Named] = {
     ),
     "tpt": Named("tpt.TPT", "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
 }
-"""Every method by its name: two of this project's choosing, and the published ones to the letter."""
+"""Every method by its name: two of this project's choosing, the published ones to the letter, and other packages'."""
+
+
+def find_methods(known: Collection[str]) -> tuple[dict[str, Named], dict[str, str]]:
+    """Methods of other packages beside those known, by name; and names that cannot be had, with the reason."""
+    found: dict[str, Named] = {}
+    refused: dict[str, str] = {}
+    owners = dict.fromkeys(known, "remtta itself")
+    for entry in plugins(METHODS):
+        name, owner = entry.name, f"the package {package_of(entry)}"
+        if name in owners:
+            refused[name] = f"{owners[name]} and {owner} both have a method {name}; uninstall {package_of(entry)}"
+        elif not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            refused[name] = f"{owner} has a method {name}, whose name may only have letters, digits, - and _"
+        else:
+            found[name], owners[name] = Named(entry, summary_of(entry)), owner
+    return found, refused
+
+
+_found, REFUSED = find_methods(METHOD_TABLE)
+METHOD_TABLE |= _found
 
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that only zero-shot models take."""
@@ -144,11 +189,13 @@ def algorithm_of(name: str) -> str:
 
 
 def check_method(name: str, known: Collection[str]) -> None:
-    """Refuse a method that there is not.
+    """Refuse a method that there is not, or that two packages have.
 
     Raises:
-        UsageError: Naming the one that may have been meant, and all.
+        UsageError: Naming the one that may have been meant, and all; or the packages.
     """
+    if name in REFUSED:
+        raise UsageError(REFUSED[name])
     if name not in known:
         close = difflib.get_close_matches(name.lower(), known, n=1)
         meant = f"did you mean {close[0]}? There are" if close else "choose"
