@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,20 @@ class Site(abc.ABC):
     def reports(self) -> Mapping[str, StreamReport]:
         """How each stream is, at any moment and from any thread."""
 
-    def lock(self) -> FolderLock:
-        """Have the folder, made if need be, for this process alone."""
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Have the folder for this process alone, made if need be; one that was made for nothing is removed again."""
+        made = not self.folder.exists()
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return FolderLock(self.folder)
+        lock = FolderLock(self.folder)
+        try:
+            yield
+        finally:
+            lock.release()
+            if made:
+                with contextlib.suppress(OSError):  # there is something in it
+                    self.folder.rmdir()
 
     def vitals(self) -> dict[str, Any]:
         """What the health file says."""
