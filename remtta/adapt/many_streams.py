@@ -75,7 +75,7 @@ def adapt_streams(
             site: Site = together
         else:
             site = Divided(model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch)
-        during.callback(site.lock().release)
+        during.enter_context(site.locked())
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))
         if metrics is not None:

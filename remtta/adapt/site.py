@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,20 @@ class Site(abc.ABC):
     def reports(self) -> Mapping[str, StreamReport]:
         """Return a report on each stream; can be called at any time from any thread."""
 
-    def lock(self) -> FolderLock:
-        """Create the folder if needed, and lock it for this process."""
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock; create the folder if needed, and remove it again if it stays empty."""
+        made = not self.folder.exists()
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return FolderLock(self.folder)
+        lock = FolderLock(self.folder)
+        try:
+            yield
+        finally:
+            lock.release()
+            if made:
+                with contextlib.suppress(OSError):  # there is something in it
+                    self.folder.rmdir()
 
     def vitals(self) -> dict[str, Any]:
         """Return the content of the health file."""

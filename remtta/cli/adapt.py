@@ -75,7 +75,7 @@ def adapt(
         own.check_folder(folder, run, frames)
         metrics = during.enter_context(own.watched())
         load = partial(load_torch, "remtta.adapt.one_stream", model, method.shared.delta)
-        if not METHOD_TABLE[method.method].needs_no_torch:
+        if METHOD_TABLE[method.method].kind is None:
             load()
         config = method.config(run.batch_size)
         _warn_of_guard(method, run)

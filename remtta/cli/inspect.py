@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError
-from remtta.options.option import Only
+from remtta.options.option import Only, Option
 from remtta.runs.reading import printable
+
+
+@dataclass(frozen=True)
+class RowsOptions(PrintOptions):
+    """What is printed, and how."""
+
+    rows_as: Annotated[
+        Literal["csv", "parquet"] | None,
+        Option("Print the predictions themselves, as a table.", flags=("--format",), more="files.md#as-a-table"),
+    ] = None
 
 
 def inspect(
     path: Annotated[
         Path, typer.Argument(help="A delta file, or the folder of a run, of many streams or an evaluation.")
     ],
-    printed: PrintOptions,
+    printed: RowsOptions,
     running: Annotated[RunningOptions, Only("debug")],
     other: Annotated[
         Path | None, typer.Argument(help="Another delta or run, of the same model: show distance and cosine by layer.")
@@ -33,6 +45,8 @@ def inspect(
       remtta inspect run1/delta.safetensors --json | jq .delta.layers
 
       remtta inspect night1 night2
+
+      remtta inspect run1 --format csv > run1.csv
     """
     with running.command():
         from remtta.report.inspection import compare_deltas, describe_delta, describe_folder
@@ -40,11 +54,26 @@ def inspect(
         for each in (path, other or path):
             if not each.exists():
                 raise UsageError(f"{each}: no such file or folder")
+        if printed.rows_as is not None:
+            _print_rows(path, other, printed)
+            return
         if other is not None:
             content = compare_deltas(path, other)
         else:
             content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
         typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(map(printable, _lines(content))))
+
+
+def _print_rows(folder: Path, other: Path | None, printed: RowsOptions) -> None:
+    from remtta.report.tabular import write_table
+
+    assert printed.rows_as
+    if other is not None or printed.as_json:
+        raise UsageError("--format prints the predictions of one run; leave --json and a second one out")
+    if printed.rows_as == "parquet" and sys.stdout.isatty():
+        raise UsageError("--format parquet is for a file: add > FILE.parquet")
+    write_table(folder, printed.rows_as, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
 
 
 def _lines(content: dict[str, Any]) -> list[str]:

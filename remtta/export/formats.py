@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import tempfile
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from remtta.errors import UsageError
 from remtta.export.adapted import AdaptedModel
-from remtta.files import check_can_hold, writing
+from remtta.files import FolderLock, check_can_hold, writing
 
 Format = Literal["onnx", "peft", "timm"]
 
@@ -33,7 +34,8 @@ def export(
         The files.
 
     Raises:
-        UsageError: If a package is missing, files exist already, or the format cannot hold the model.
+        UsageError: If a package is missing, files exist already, another process writes to the folder, or the
+            format cannot hold the model.
         DeltaError: If `onto` has other weights.
         OutputError: If a file cannot be written.
         RemttaError: If the export fails, or its logits differ from the model's.
@@ -42,9 +44,9 @@ def export(
     write = _writer(form, onto)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-    with writing(output), tempfile.TemporaryDirectory(dir=output, prefix=".export-") as place:
-        _write(write, adapted, Path(place))
-        made = sorted(Path(place).iterdir())
+    with writing(output), _place(output) as place:
+        _write(write, adapted, place)
+        made = sorted(place.iterdir())
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
             raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")
@@ -53,6 +55,19 @@ def export(
         for path in made:
             os.replace(path, output / path.name)
     return [output / path.name for path in made]
+
+
+@contextlib.contextmanager
+def _place(output: Path) -> Iterator[Path]:
+    """Create an empty hidden folder to write to, in place of what a killed export left."""
+    lock, place = FolderLock(output), output / ".export"
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        lock.release()
 
 
 def _write(write: Callable[[AdaptedModel, Path], None], adapted: AdaptedModel, folder: Path) -> None:

@@ -142,3 +142,9 @@ def test_what_cannot_be_run_is_refused_in_a_line(
     Path("cams.txt").write_text(content)
     code, line = refusal_of(capfd, *site, *more)
     assert code == 2 and problem in line
+
+
+def test_what_a_worker_refuses_leaves_no_folder(site: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    code, line = refusal_of(capfd, *site, "--method", "cotta", "--jobs", "2", "-o", "site")
+    assert code == 2 and "cotta changes every weight" in line
+    assert not Path("site").exists()

@@ -115,14 +115,15 @@ def test_micro_batches_give_the_same_update(name: str) -> None:
 
 @pytest.mark.parametrize("name", ON_VITS)
 def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
-    through = make(name)
+    through, resumed = make(name), make(name)
+    fresh = copy.deepcopy(through.state())
     run(through, 0)
     state = copy.deepcopy(through.state())
-    resumed = make(name)
     resumed.load_state(state)
     assert resumed.state().keys() == state.keys()
     assert resumed.num_updates == through.num_updates
-    assert through.num_updates > 0 or not through.adapts
+    learned = any(not torch.equal(tensor, fresh[key]) for key, tensor in state.items() if key != "generator")
+    assert learned or not through.adapts  # weights, or what a method that rarely updates counts
     assert torch.equal(run(resumed, 1), run(through, 1))
     assert all(torch.equal(tensor, through.state()[key]) for key, tensor in resumed.state().items())
 

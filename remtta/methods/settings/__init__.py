@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.settings.rem_config import REMConfig, REMN1Config
 from remtta.options import Action, Answer
 from remtta.options.option import Member, members_of
+from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
 if TYPE_CHECKING:
     from remtta.methods.objective import Objective
@@ -49,37 +52,53 @@ class Named:
     """A method name, as used in every command and in Python.
 
     Attributes:
-        place: Its objective: the module in `remtta.methods` and the class in it.
+        place: Its objective: the module in `remtta.methods` and the class in it, or the entry point of a package.
         summary: A one-line description.
         algorithm: Name of the published method that it runs; its own name if None.
         settings: Settings that override the published ones; those specific to Adam are dropped with another optimizer.
         action: Default action of its guard.
         answer: Which model predicts.
+        kind: The class of its settings, if it is known without loading torch.
     """
 
-    place: str
+    place: str | EntryPoint
     summary: str
     algorithm: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     action: Action = "off"
     answer: Answer = "adapted"
+    kind: type[MethodConfig] | None = None
 
     @property
     def objective(self) -> type[Objective[Any]]:
-        """The class of the method; importing it loads torch."""
+        """The class of the method; importing it loads torch.
+
+        Raises:
+            UsageError: If it belongs to another package and cannot be imported, or is not a method.
+        """
+        if isinstance(self.place, EntryPoint):
+            return _outside(self.place)
         module, _, kind = self.place.rpartition(".")
         found: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
         return found
 
     @property
     def config(self) -> type[MethodConfig]:
-        """The class of its settings; that of REM loads no torch."""
-        return REMConfig if self.needs_no_torch else self.objective.settings
+        """The class of its settings."""
+        return self.kind or self.objective.settings
 
-    @property
-    def needs_no_torch(self) -> bool:
-        """True if `config` loads no torch."""
-        return self.place == "rem.RankedEntropy"
+
+def _outside(entry: EntryPoint) -> type[Objective[Any]]:
+    """Return the method class of another package."""
+    from remtta.methods.objective import Objective
+
+    found = load_plugin(entry)
+    if not (isinstance(found, type) and issubclass(found, Objective)):
+        raise UsageError(
+            f"{entry.value} of the package {package_of(entry)} is not a method: not a subclass of "
+            "remtta.methods.objective.Objective"
+        )
+    return found
 
 
 METHOD_TABLE: dict[str, Named] = {
@@ -90,6 +109,7 @@ METHOD_TABLE: dict[str, Named] = {
         {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True},  # measured in docs/results.md
         "rollback",
         "both",
+        REMConfig,
     ),
     "fast": Named("source.CentredSource", "centre: what one forward pass and no training gain", "centre"),
     "source": Named("source.Source", "no adaptation, the baseline"),
@@ -107,9 +127,9 @@ METHOD_TABLE: dict[str, Named] = {
     "deyo": Named("deyo.DeYO", "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
     "roid": Named("roid.ROID", "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
     "cmf": Named("cmf.CMF", "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
-    "rem": Named("rem.RankedEntropy", "masked views agree and rank by entropy (Han et al., ICML 2025)"),
-    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, for two thirds of the time"),
-    "rem-come": Named("come.REMCOME", "REM ranking by COME's entropy"),
+    "rem": Named("rem.RankedEntropy", "masked views agree and rank by entropy (Han et al., ICML 2025)", kind=REMConfig),
+    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, for two thirds of the time", kind=REMN1Config),
+    "rem-come": Named("come.REMCOME", "REM ranking by COME's entropy", kind=REMConfig),
     "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, for remtta eval"),
     "cotta": Named("cotta.CoTTA", "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
     "lame": Named("lame.LAME", "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
@@ -132,7 +152,27 @@ METHOD_TABLE: dict[str, Named] = {
     ),
     "tpt": Named("tpt.TPT", "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
 }
-"""All methods by name: those of this project, and the published ones as published."""
+"""All methods by name: those of this project, the published ones as published, and those of other packages."""
+
+
+def find_methods(known: Collection[str]) -> tuple[dict[str, Named], dict[str, str]]:
+    """Return the methods of other packages by name, and the names that are refused, with the reason."""
+    found: dict[str, Named] = {}
+    refused: dict[str, str] = {}
+    owners = dict.fromkeys(known, "remtta itself")
+    for entry in plugins(METHODS):
+        name, owner = entry.name, f"the package {package_of(entry)}"
+        if name in owners:
+            refused[name] = f"{owners[name]} and {owner} both have a method {name}; uninstall {package_of(entry)}"
+        elif not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            refused[name] = f"{owner} has a method {name}, whose name may only have letters, digits, - and _"
+        else:
+            found[name], owners[name] = Named(entry, summary_of(entry)), owner
+    return found, refused
+
+
+_found, REFUSED = find_methods(METHOD_TABLE)
+METHOD_TABLE |= _found
 
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that accept only zero-shot models."""
@@ -151,11 +191,13 @@ def algorithm_of(name: str) -> str:
 
 
 def check_method(name: str, known: Collection[str]) -> None:
-    """Raise if a method is unknown.
+    """Raise if a method is unknown, or if two packages have it.
 
     Raises:
-        UsageError: With a suggestion, and all known names.
+        UsageError: With a suggestion and all known names, or with the packages.
     """
+    if name in REFUSED:
+        raise UsageError(REFUSED[name])
     if name not in known:
         close = difflib.get_close_matches(name.lower(), known, n=1)
         meant = f"did you mean {close[0]}? There are" if close else "choose"

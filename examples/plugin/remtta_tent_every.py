@@ -1,0 +1,42 @@
+"""A method for remtta in a package of its own: Tent that learns from every tenth batch, and predicts all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remtta.methods.objective import Loss, Targets
+from remtta.methods.settings.base import Count
+from remtta.methods.tent import Tent, TentConfig
+
+
+@dataclass(frozen=True)
+class TentEveryConfig(TentConfig):
+    """Settings of TentEvery.
+
+    Attributes:
+        every: Learn from the last of so many batches.
+    """
+
+    every: Count = 10
+
+
+class TentEvery(Tent):
+    """Predict every batch, and learn from one of so many."""
+
+    settings = TentEveryConfig
+    config: TentEveryConfig
+
+    def begin(self) -> None:
+        self.memory = {"batches": torch.zeros((), dtype=torch.int64)}  # saved in states: a stopped run goes on
+
+    def loss(self, images: Tensor, targets: Targets) -> Loss:
+        views, loss, count = super().loss(images, targets)
+        due = (self.memory["batches"] + 1) % self.config.every == 0
+        return views, loss, count if due else 0  # of 0 images nothing is learned
+
+    def after_batch(self, views: Tensor) -> bool:
+        self.memory["batches"] += 1
+        return False

@@ -1,0 +1,145 @@
+"""Methods of other packages: the one in examples/plugin/ runs as built-in methods do, and wrong ones are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_TABLE, REFUSED, find_methods, method_config
+from remtta.methods.settings.chosen import STREAM_METHODS
+from remtta.plugins import METHODS
+from tests.command import refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS
+from tests.evaluation.trees import write_tree
+from tests.methods import test_registry as registry
+from tests.records import json_of
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
+NAME = "tent-every"
+
+
+def install(site: Path, package: str, points: Mapping[str, str], group: str = METHODS) -> None:
+    """Have a package with these entry points, as pip leaves it."""
+    folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nSummary: In a line\n")
+    (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *map(" = ".join, points.items())]))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that Python finds."""
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def example(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example is installed."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    monkeypatch.syspath_prepend(EXAMPLE)
+    install(site, project["name"], project["entry-points"][METHODS])
+    found, refused = find_methods(METHOD_TABLE)
+    assert (list(found), refused) == ([NAME], {})
+    monkeypatch.setitem(METHOD_TABLE, NAME, found[NAME])
+    monkeypatch.setitem(STREAM_METHODS, NAME, found[NAME].summary)
+
+
+def test_a_package_s_methods_are_listed_without_importing_it(example: None, site: Path) -> None:
+    code = (
+        "import sys; from remtta.cli import app; app(['methods'], standalone_mode=False); "
+        "app(['adapt', '--help'], standalone_mode=False); print(sys.modules.keys() & {'torch', 'remtta_tent_every'})"
+    )
+    path = os.pathsep.join(map(str, (site, EXAMPLE, EXAMPLE.parent.parent)))
+    env = {**os.environ, "PYTHONPATH": path, "TERMINAL_WIDTH": "200"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert f"{NAME:<13}  In a line (package remtta-tent-every)\n" in done.stdout
+    assert f"tpt, {NAME};" in " ".join(done.stdout.replace("│", " ").split())
+    assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize(
+    "holds",
+    [
+        registry.test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped,
+        registry.test_predicting_changes_nothing_and_equals_the_next_prediction,
+        registry.test_a_batch_of_one_and_a_reset,
+        registry.test_a_caller_in_inference_mode_changes_nothing,
+    ],
+)
+def test_what_holds_for_the_built_in_methods_holds_for_it(holds: Callable[[str], None], example: None) -> None:
+    holds(NAME)
+
+
+def test_its_settings_are_checked_as_others_are(example: None, capfd: pytest.CaptureFixture[str]) -> None:
+    assert method_config(NAME, {}, batch_size=16).lr == 1e-3 / 4  # Tent's, in proportion to the batch
+    with pytest.raises(UsageError, match="every must be >= 1, got 0"):
+        method_config(NAME, {"every": 0}, batch_size=16)
+    assert remtta_here("methods", NAME) == 0
+    told = capfd.readouterr().out
+    assert told.startswith(f"{NAME}: In a line (package remtta-tent-every)\nguard off, answer adapted\n")
+    assert "  every = 10\n      Learn from the last of so many batches.\n" in told
+
+
+def test_a_run_and_an_evaluation_take_it(
+    example: None, frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2"]
+    run = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
+    assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
+    record = json_of(tmp_path / "run" / "run.json")
+    assert (record["method"]["every"], record["counts"]["updates"]) == (3, 2)  # of 6 batches
+    tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
+    table = ["--methods", f"source,{NAME},often={NAME}", "--set", "often.every=1", "--output", tmp_path / "out"]
+    assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
+    assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
+
+
+@pytest.mark.parametrize(
+    ("module", "point", "told"),
+    [
+        ("import nothing_of_the_kind", "broken:Method", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
+        ("1 / 0", "broken:Method", "ZeroDivisionError: division by zero"),
+        ("", "broken:Method", "AttributeError: module 'broken' has no attribute 'Method'"),
+        ("class Method: pass", "broken:Method", "broken:Method of the package my-broken is no method: no subclass of"),
+    ],
+)
+def test_a_package_that_fails_is_named_in_a_line(
+    module: str,
+    point: str,
+    told: str,
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    install(site, "my-broken", {"broken": point})
+    (site / "broken.py").write_text(module)
+    found, _ = find_methods(METHOD_TABLE)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    monkeypatch.setitem(METHOD_TABLE, "broken", found["broken"])
+    code, error = refusal_of(capfd, "methods", "broken")
+    assert code == 2 and told in error and "the package my-broken" in error
+
+
+def test_a_name_that_is_taken_is_refused_when_it_is_used(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "one", {"tent": "one:Tent", "mine": "one:Mine", "a+b": "one:Both"})
+    install(site, "two", {"mine": "two:Mine"})
+    found, refused = find_methods(METHOD_TABLE)
+    assert (list(found), list(refused)) == (["mine"], ["a+b", "mine", "tent"])
+    for name, why in refused.items():
+        monkeypatch.setitem(REFUSED, name, why)
+    told = "Error: remtta itself and the package one both have a method tent; uninstall one"
+    assert refusal_of(capfd, "adapt", site, "--method", "tent") == (2, told)
+    assert refusal_of(capfd, "eval", site, "--methods", "rem,tent+guard") == (2, told)
+    with pytest.raises(UsageError, match="the package one and the package two both have a method mine; uninstall two"):
+        method_config("mine", {}, batch_size=16)
+    assert refused["a+b"] == "the package one has a method a+b, whose name may only have letters, digits, - and _"
