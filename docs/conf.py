@@ -19,16 +19,12 @@ myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 napoleon_use_ivar = True
-_CONTENTS = """
-```{toctree}
-:hidden:
-:glob:
-
-docs/*
-CHANGELOG
-CONTRIBUTING
-```
-"""
+_KINDS = {
+    "Tutorial": ["tutorial"],
+    "How to": ["install", "reliability", "scale", "evaluation", "doctor", "estimates", "clip", "export", "report"],
+    "Reference": ["options", "methods", "models", "files", "corruptions", "api"],
+    "Explanation": ["guard", "results", "negative_results", "performance", "architecture"],
+}
 
 
 def setup(app: Sphinx) -> None:
@@ -39,7 +35,9 @@ def setup(app: Sphinx) -> None:
 
 def _add_contents(_: Sphinx, name: str, content: list[str]) -> None:
     if name == root_doc:
-        content[0] += _CONTENTS
+        parts = {kind: [f"docs/{page}" for page in pages] for kind, pages in _KINDS.items()}
+        for kind, pages in {**parts, "Project": ["CHANGELOG", "CONTRIBUTING"]}.items():
+            content[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {kind}", "", *pages, "```", ""])
 
 
 def _add_front_page(app: Sphinx, failure: Exception | None) -> None:

@@ -16,7 +16,7 @@ from tests.runs.tiny import adapt_tiny
 from tests.test_documents import PAGES, commands
 
 NOT_RUN = {
-    r"demo|bench|models|adapt demo/": "takes minutes; has tests of its own, and .ci/run runs the demo",
+    r"demo|bench|models": "takes minutes; has tests of its own, and .ci/run runs the demo",
     r"eval|corrupt|doctor": "takes a data set; has tests of its own",
     r"export|adapt cams.txt": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
@@ -47,6 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of what the examples take: frames, videos, and runs."""
     folder = tmp_path_factory.mktemp("shown")
     frames = draw_folder(folder / "frames", range(6))
+    draw_folder(folder / "demo" / "frames" / "3_fog", range(6))
     draw_video(folder / "clip.mp4", range(4))
     draw_video(folder / "later.mp4", range(4, 8))
     adapt_tiny(frames, folder / "run1")
@@ -68,7 +69,9 @@ def test_the_commands_of_a_page_run_one_after_the_other(
 
 
 def on_tiny_data(words: list[str]) -> list[str]:
-    """The same with the tiny model, its checkpoint and a new folder."""
+    """The same with the tiny model, its checkpoint and a new folder; the demo's model stays."""
+    if "remtta-demo" in words:
+        return [*words, "--overwrite"]
     if words[0] == "adapt":
         at = words.index("--model") if "--model" in words else len(words)
         model = [] if "--delta" in words else TINY_OPTIONS

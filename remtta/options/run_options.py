@@ -41,7 +41,7 @@ class RunOptions:
         _method(
             "always: learn from every batch; auto: from what is new, and only now and then from more of the same, "
             "whose frames then cost one forward pass.",
-            more="performance.md#only-what-teaches-something",
+            more="performance.md#adapt-only-to-what-is-new",
         ),
         Fixed(),
     ] = "always"
@@ -56,7 +56,7 @@ class RunOptions:
         _answers(
             "auto: where frames come in order, as on video, answers go by the frames before, too.",
             common=True,
-            more="estimates.md#time-tells",
+            more="estimates.md#smoothing-over-time",
         ),
         Fixed(),
     ] = "off"
@@ -66,7 +66,7 @@ class RunOptions:
             "Estimate the accuracy on the last 500 frames, for a model with this one on clean images; --source-data "
             "with some of those, unlabelled, makes it better.",
             metavar="SHARE",
-            more="estimates.md#how-good-is-it-now",
+            more="estimates.md#estimated-accuracy",
         ),
         Fixed(),
     ] = None
@@ -87,7 +87,7 @@ class RunOptions:
         bool,
         _output(
             "With --resume and --predictions -: first pass on again what the reader may not have had.",
-            more="reliability.md#nothing-is-lost",
+            more="reliability.md#stop-and-resume",
         ),
     ] = False
     topk: Annotated[int, Fixed()] = 5

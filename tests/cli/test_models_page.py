@@ -31,12 +31,15 @@ def some() -> list[Support]:
 
 
 def row(each: Support) -> str:
-    return f"| `{each.model}` | {each.kind} | {' or '.join(each.masks)} | {each.adapts} | {methods_text(each)} |"
+    methods = methods_text(each).removeprefix("all methods but ")
+    return f"| `{each.model}` | {each.kind} | {' or '.join(each.masks)} | {each.adapts} | {methods} |"
 
 
 def reasons(supports: list[Support]) -> list[str]:
     """Why methods are refused, each reason once."""
-    whys = (re.sub(r"\w+ has no tokens", "it has no tokens", why) for e in supports for why in e.refused.values())
+    found = (why for each in supports for why in each.refused.values())
+    whys = (re.sub(r"\w+ has no tokens", "it has no tokens", why) for why in found)
+    whys = (re.sub(r"the blocks of \w+ take", "its blocks take", why) for why in whys)
     return [f"- {why}." for why in dict.fromkeys(whys)]
 
 
@@ -44,7 +47,7 @@ def page() -> str:
     """The page, with what the program says now between its marks."""
     text = PAGE.read_text()
     everything = [support_of(model, kind) for model, kind in kinds().items()]
-    head = ["| model of timm | what it is | REM masks by | REM adapts | methods |", "|---|---|---|---|---|"]
+    head = ["| model of timm | what it is | REM masks by | REM adapts | all methods but |", "|---|---|---|---|---|"]
     table = [*head, *map(row, everything), "", "Why not:", "", *reasons(everything)]
     return text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(table) + "\n" + text[text.index(END) :]
 
