@@ -24,9 +24,7 @@ from remtta.options import GuardOptions
 _PREFIX, _LOOKED = "guard.", "looked"
 
 
-def guarded(
-    method: Method, options: GuardOptions | None, config: MethodConfig, *, sparing: bool = False
-) -> Guard | None:
+def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
     """A guard for a method, or None if there is nothing for it to do; see `Guard`.
 
     Only of a method whose changes to the weights add up can harm be undone; answers can be mixed of any but those
@@ -38,7 +36,9 @@ def guarded(
     options = options.filled()
     if not method.lasts:
         options = replace(options, action="off")
-    return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options, sparing=sparing)
+    if (options.action, options.answer) == ("off", "adapted"):
+        return None
+    return Guard(method, options, sparing=config.adapt_every > 1)
 
 
 class Guard(Observer):

@@ -21,7 +21,7 @@ from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 
 _MOST_IN_PIPE = 2**20  # bytes that wait in one for a reader, unless root allowed more
-_QUIET_EVENTS = ("doubt", "trust", "pardon", "changed")  # which are no news to a user
+_QUIET_EVENTS = ("doubt", "trust", "pardon")  # which are no news to a user
 
 _log = logging.getLogger("remtta")
 

@@ -36,7 +36,6 @@ class RunSummary:
         entropy: Mean entropy of the last batch's predictions, in nats.
         estimates: Estimated accuracies of the last frames: of `answers`, `source` and `adapted`.
         smooths: Whether answers go by the frames before, too, where those come in order.
-        paced: Whether updates are left out where nothing is new.
     """
 
     output: Path
@@ -50,7 +49,6 @@ class RunSummary:
     entropy: float | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
     smooths: bool = False
-    paced: bool = False
 
     def note_answer(self, read_at: str | None, entropy: float | None) -> None:
         """Note that a batch is predicted now.
@@ -140,10 +138,6 @@ class RunSummary:
         return ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
 
     @property
-    def _adapted_share(self) -> float:
-        return 1 - self.num_not_adapted / self.num_predicted if self.num_predicted else 0.0
-
-    @property
     def _smoothing(self) -> str:
         return f"{self.num_smoothed} frames" if self.num_smoothed else "none, as no order was seen in them"
 
@@ -172,7 +166,6 @@ class RunSummary:
             f"{self.num_frames} frames, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{self.num_updates} updates, {self.images_per_s:.1f} images/s{how}",
             *([f"not adapted on: {self.num_not_adapted} frames"] if self.num_not_adapted else []),
-            *([f"adapted on {100 * self._adapted_share:.0f} % of frames"] if self.paced else []),
             *([f"guard: {self.num_alarms} alarms, {self.num_by_source} frames answered by the source"] * self._guarded),
             *([f"answered by both models: {self.num_by_both} frames"] if self.num_by_both else []),
             *([f"answered by the frames before, too: {self._smoothing}"] if self.smooths else []),
