@@ -92,12 +92,19 @@ def test_a_run_and_an_evaluation_take_it(
     example: None, frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2"]
-    run = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
+    run: list[str | Path] = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
     assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
     record = json_of(tmp_path / "run" / "run.json")
     assert (record["method"]["every"], record["counts"]["updates"]) == (3, 2)  # of 6 batches
     tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
-    table = ["--methods", f"source,{NAME},often={NAME}", "--set", "often.every=1", "--output", tmp_path / "out"]
+    table: list[str | Path] = [
+        "--methods",
+        f"source,{NAME},often={NAME}",
+        "--set",
+        "often.every=1",
+        "--output",
+        tmp_path / "out",
+    ]
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
 

@@ -19,7 +19,7 @@ from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
-from remtta.guard.pace import pacing
+from remtta.guard.pace import pace_of
 from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.method import Method, build_method
@@ -96,7 +96,7 @@ def plan_run(
     learned = None
     if source_data is not None and built.objective.needs_source:
         learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
-    guard = guarded(built, options.guard, config, sparing=options.adapt == "auto")
+    guard = guarded(built, options.guard, config)
     estimator = _estimator(built, card, source_data, options, earlier, wait)
     if options.max_memory is not None and config.micro_batch is None:
         config = _within_memory(built, card, config, options, earlier)
@@ -104,8 +104,7 @@ def plan_run(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    pace = pacing(built, options.adapt)
-    observers = [each for each in (pace, guard, estimator, smoother) if each]
+    observers = [each for each in (pace_of(built), guard, estimator, smoother) if each]
     return Plan(card, Adapter(built, observers), method, config, options, stream, delta, learned, earlier=earlier)
 
 

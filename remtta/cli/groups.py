@@ -50,7 +50,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
             if member.is_group and not any(values.get(name) is None for name in _required(member)):
                 _value(member, values)
 
-    flattened.__signature__ = inspect.Signature(parameters)  # read by Typer
+    flattened.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
     flattened.__annotations__ = {each.name: each.annotation for each in parameters}
     flattened.members = {leaf.member.name: leaf.member for leaf in leaves}  # type: ignore[attr-defined]
     flattened.check = check  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, title_of
 from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.guard.pace import pace_of
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
@@ -128,7 +129,7 @@ class EvalPlan:
         if is_guarded(name) and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
         smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        return Adapter(method, [each for each in (guard, smoother) if each])
+        return Adapter(method, [each for each in (pace_of(method), guard, smoother) if each])
 
     def _learn(
         self, method: Method, name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None

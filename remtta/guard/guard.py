@@ -24,9 +24,7 @@ from remtta.options import GuardOptions
 _PREFIX, _LOOKED = "guard.", "looked"
 
 
-def guarded(
-    method: Method, options: GuardOptions | None, config: MethodConfig, *, sparing: bool = False
-) -> Guard | None:
+def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
     """Return a guard for a method, or None if it would have nothing to do; see `Guard`.
 
     Harm can only be undone for a method with lasting changes to the weights; predictions can be mixed for any method
@@ -38,7 +36,9 @@ def guarded(
     options = options.filled()
     if not method.lasts:
         options = replace(options, action="off")
-    return None if (options.action, options.answer) == ("off", "adapted") else Guard(method, options, sparing=sparing)
+    if (options.action, options.answer) == ("off", "adapted"):
+        return None
+    return Guard(method, options, sparing=config.adapt_every > 1)
 
 
 class Guard(Observer):

@@ -174,15 +174,13 @@ class Judge:
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """Return a sentence for an event of the guard, the pace or the estimator."""
+    """Return a sentence for an event of the guard or the estimator."""
     kind, numbers = event["event"], ""
     if kind == "expired":
         return (
             f"the answers to the last frames are right {100 * event['estimate']:.0f} % of the time by estimate, below "
             f"{100 * event['expire_below']:.0f} %: train the model again"
         )
-    if kind == "changed":
-        return f"the images are others than those of the last {event['frames']} frames"
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
         numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from remtta.options.evaluation import SCENARIOS, DataOptions, EvalOptions
 from remtta.options.guard_options import Action, Answer, GuardOptions
 from remtta.options.model import DEFAULT_MODEL, ModelOptions
-from remtta.options.run_options import DEFAULT_BATCH_SIZE, Adapt, RunOptions, Smooth
+from remtta.options.run_options import DEFAULT_BATCH_SIZE, RunOptions, Smooth
 from remtta.options.stream import LiveOptions, StreamOptions
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "DEFAULT_MODEL",
     "SCENARIOS",
     "Action",
-    "Adapt",
     "Answer",
     "DataOptions",
     "EvalOptions",

@@ -18,7 +18,6 @@ DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
 
 Smooth = Literal["off", "auto"]
-Adapt = Literal["always", "auto"]
 Engine = Literal["processes", "ray"]
 _BY_METHOD = GuardOptions()
 MOST_SEED = 2**63 - 1
@@ -36,15 +35,6 @@ class RunOptions:
     batch_size: Annotated[int, _method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (
         DEFAULT_BATCH_SIZE
     )
-    adapt: Annotated[
-        Adapt,
-        _method(
-            "always: learn from every batch; auto: from what is new, and only now and then from more of the same, "
-            "whose frames then cost one forward pass.",
-            more="performance.md#adapt-only-to-what-is-new",
-        ),
-        Fixed(),
-    ] = "always"
     reset_every: Annotated[
         int | None,
         _method("Back to the source weights after so many frames (whole batches).", min=1, metavar="N"),

@@ -26,9 +26,6 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
         "frames": f"{counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
         "guard": _guard(run.get("guard"), run.get("options")),
     }
-    if pace := run.get("pace"):
-        share = 100 * pace.get("adapted_on", 0) / max(1, pace.get("frames", 0))
-        facts["pace"] = f"adapted on {share:.0f} % of frames; {pace.get('changes', 0)} changes"
     return {**facts, **(_prediction_facts(content["predictions"]) if "predictions" in content else {})}
 
 

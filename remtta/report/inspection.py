@@ -45,10 +45,6 @@ _RUN_MAY_HAVE: Shape = {
     "guard": dict,
     "guard.alarms": int,
     "guard.answered_by_source": int,
-    "pace": dict,
-    "pace.frames": int,
-    "pace.adapted_on": int,
-    "pace.changes": int,
 }
 _EVALUATION: Shape = {
     "status": str,

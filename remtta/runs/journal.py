@@ -21,7 +21,7 @@ from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 
 _MOST_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
-_QUIET_EVENTS = ("doubt", "trust", "pardon", "changed")  # not worth a warning
+_QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 
 _log = logging.getLogger("remtta")
 

@@ -16,7 +16,6 @@ from remtta.deltas.delta import Delta
 from remtta.files import write_json
 from remtta.guard.accuracy import Estimator
 from remtta.guard.adapter import Adapter
-from remtta.guard.pace import Pace
 from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
@@ -228,7 +227,6 @@ class Record:
             "method": {"name": plan.method, **plan.hyperparameters},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
-            "pace": pace.record() if (pace := plan.adapter.find(Pace)) else None,
             "accuracy": estimator.record() if (estimator := plan.adapter.find(Estimator)) else None,
             "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
             "adapted": list(plan.adapter.method.adapted_names),

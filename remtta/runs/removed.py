@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SETTINGS: Mapping[tuple[str, str], tuple[str, Any]] = {
     ("options", "share"): ("--share", 0.0),
     ("options", "memory"): ("--memory", 0),
+    ("options", "adapt"): ("--adapt auto", "always"),
     ("method", "gap_weighting"): ("gap_weighting", False),
     ("environment", "processes"): ("batches shared over ranks (torchrun)", 1),
 }

@@ -14,7 +14,6 @@ from typing import BinaryIO
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError
 from remtta.guard.accuracy import WINDOW
-from remtta.guard.pace import Pace
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
@@ -64,10 +63,10 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        smooths, paced = (plan.adapter.find(kind) is not None for kind in (Smoother, Pace))
-        self.summary = RunSummary(folder, place, smooths=smooths, paced=paced)
+        smooths = plan.adapter.find(Smoother) is not None
+        self.summary = RunSummary(folder, place, smooths=smooths)
         guard = plan.adapter.guard
-        eventful = live or paced or options.expire_below is not None or (guard is not None and guard.watches)
+        eventful = live or options.expire_below is not None or (guard is not None and guard.watches)
         self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(TimeBudget(options.max_ms, options.realtime))

@@ -91,7 +91,7 @@ class Scribe:
 
     def _hint_at_stride(self, result: BatchResult) -> None:
         """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
-        learns = self._plan.adapter.method.adapts and not self._summary.paced
+        learns = self._plan.adapter.method.adapts and self._plan.config.adapt_every == 1
         if learns and result.batch.frames[0].index == 0 and (rate := near_equal(result.batch.readable)):
             _log.info(
                 "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives "

@@ -37,7 +37,6 @@ class RunSummary:
         entropy: Mean entropy of the last batch's predictions, in nats.
         estimates: Estimated accuracies over the last frames: of `answers`, `source` and `adapted`.
         smooths: Whether predictions are smoothed over ordered frames.
-        paced: Whether updates are skipped while nothing is new.
     """
 
     output: Path
@@ -52,7 +51,6 @@ class RunSummary:
     entropy: float | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
     smooths: bool = False
-    paced: bool = False
 
     def note_answer(self, read_at: str | None, entropy: float | None) -> None:
         """Record that a batch has just been predicted.
@@ -142,10 +140,6 @@ class RunSummary:
         return ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
 
     @property
-    def _adapted_share(self) -> float:
-        return 1 - self.num_not_adapted / self.num_predicted if self.num_predicted else 0.0
-
-    @property
     def _smoothing(self) -> str:
         return counted(self.num_smoothed, "frame") if self.num_smoothed else "none, as no order was seen in them"
 
@@ -180,7 +174,6 @@ class RunSummary:
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{self._dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}",
             *([f"not adapted on: {counted(self.num_not_adapted, 'frame')}"] if self.num_not_adapted else []),
-            *([f"adapted on {100 * self._adapted_share:.0f} % of frames"] if self.paced else []),
             *([f"guard: {counted(self.num_alarms, 'alarm')}, {by_source} answered by the source"] * self._guarded),
             *([f"answered by both models: {counted(self.num_by_both, 'frame')}"] if self.num_by_both else []),
             *([f"smoothed over time: {self._smoothing}"] if self.smooths else []),

@@ -34,6 +34,7 @@ def as_earlier(folder: Path, group: str, **entries: Any) -> None:
     [
         ("options", "share", 0.0, 0.1, "--share"),
         ("options", "memory", 0, 4, "--memory"),
+        ("options", "adapt", "always", "auto", "--adapt auto"),
         ("method", "name", "rem", "tda", "tda"),
         ("method", "gap_weighting", False, True, "gap_weighting"),
         ("environment", "processes", 1, 2, "torchrun"),

@@ -58,6 +58,7 @@ class MethodConfig:
         micro_batch: Images per forward and backward pass. The update is the
             same, the memory less. None leaves it to the method: the whole
             batch, or for REM on a CPU as many as it is fast with.
+        adapt_every: Learn from every N-th batch only. This project's.
         adapt_layers: Which blocks' norms adapt: None for the first three
             quarters, "all" for every norm of the model, or block numbers
             such as "0-8" or "0,2,4-6".
@@ -110,6 +111,17 @@ class MethodConfig:
         int | None,
         Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),
     ] = None
+    adapt_every: Annotated[
+        int,
+        Option(
+            "Learn from every N-th batch only; frames of the others cost one or two forward passes.",
+            metavar="N",
+            min=1,
+            default="1",
+            panel="Method",
+            more="performance.md#every-n-th-batch",
+        ),
+    ] = 1
     adapt_layers: Annotated[
         str | None,
         Option(
@@ -168,7 +180,17 @@ BATCH_NORM_SETTINGS = ("bn", "bn_prior", "bn_momentum")
 NO_WEIGHTS = ("adapt_layers", "anchor", "bn_momentum")
 """Settings of which norms adapt, and how."""
 
-UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "anchor", "adapt_layers")
+UPDATE_SETTINGS = (
+    "lr",
+    "optimizer",
+    "momentum",
+    "nesterov",
+    "steps",
+    "answer",
+    "anchor",
+    "adapt_every",
+    "adapt_layers",
+)
 """Settings of methods that train weights."""
 
 
