@@ -46,7 +46,7 @@ class EveryNth(Observer):
         self._batches = 0  # since the start, or since the source weights came back
 
     def before(self, images: Tensor) -> str | None:
-        """Return why the next images are excluded from learning; None for every N-th batch, beginning with the first."""
+        """Return why the next images are excluded from learning; None for every N-th batch, from the first on."""
         self._batches += 1
         return None if self._batches % self._every == 1 else BETWEEN_UPDATES
 
