@@ -28,8 +28,9 @@ class Centre:
 
     The mean of the logits z is the shift's offset plus what the labels put there. The model's centred answers
     q = softmax(z - offset) tell the labels: slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). That is left in
-    as far as answers to different images of this stream agree, which they do where windows hold few classes. Where
-    the plain answers have agreed for long (one class for hours), nothing is centred.
+    as far as answers to different images of this stream agree, which they do where windows hold few classes, but never
+    more than the mean holds of it: a shift towards a class, too, makes answers agree, and centring must not add to it.
+    Where the plain answers have agreed for long (one class for hours), nothing is centred.
 
     Attributes:
         offset: What to take away from logits (..., C): shape (C,), or 0 before the first batch where C is not known.
@@ -103,7 +104,9 @@ class Centre:
         agreement = torch.maximum(*(each[0] / (each[0] + each[1]) for each in (recent, memory)))
         few = _ramp(agreement * classes**0.5, *_FEW)
         slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
-        self._shift = z - few * slope * (q - 1 / classes)
+        lean = q - 1 / classes
+        most = (z @ lean / lean.square().sum().clamp(min=_LEAST)).clamp(min=0)
+        self._shift = z - torch.minimum(few * slope, most) * lean
         if not self._led:
             self.share = self._plain_share(logits.softmax(-1))
         self.offset = self.share * self._shift

@@ -189,3 +189,14 @@ def test_after_a_rollback_both_models_are_centred_by_the_sources_means() -> None
     torch.testing.assert_close(adapter.method.predict(images), adapter.method.predict_source(images))
     adapter.method.reset()
     assert not net.source_centre.offset.any() and not net.offset.any()
+
+
+def test_the_offset_never_favours_the_classes_that_answers_favour() -> None:
+    """A strong shift towards some classes makes answers agree, as few classes do."""
+    torch.manual_seed(0)
+    logits = logits_of(shuffled(300).sort().values) + torch.randn(CLASSES)
+    centre = Centre(torch.zeros(CLASSES))
+    for batch in logits.split(10):
+        follow(centre, batch)
+        answers = centre._means["window"]._sums[1] / centre._means["window"]._weight
+        assert float(centre.offset @ (answers - 1 / CLASSES)) > -1e-3
