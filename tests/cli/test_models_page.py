@@ -39,7 +39,7 @@ def reasons(supports: list[Support]) -> list[str]:
     """Why methods are refused, each reason once."""
     found = (why for each in supports for why in each.refused.values())
     whys = (re.sub(r"\w+ has no tokens", "it has no tokens", why) for why in found)
-    whys = (re.sub(r"the blocks of \w+ take", "its blocks take", why) for why in whys)
+    whys = (re.sub(r"the blocks of \w+", "its blocks", why) for why in whys)
     return [f"- {why}." for why in dict.fromkeys(whys)]
 
 
