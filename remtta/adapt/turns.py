@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 
 _POLL_S = 0.1
 
@@ -58,8 +58,8 @@ class Turns:
                     turn.set_exception(error)
 
 
-class SharingAdapter(Adapter):
-    """An adapter on a model that is shared with others; between its turns the model has its source weights.
+class SharingAdapter(ObservedMethod):
+    """An observed method on a model that is shared with others; between its turns the model has its source weights.
 
     Args:
         alone: The adapter to share the model with others.
@@ -67,7 +67,7 @@ class SharingAdapter(Adapter):
         interrupts: Ends the wait for a turn.
     """
 
-    def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts) -> None:
+    def __init__(self, alone: ObservedMethod, turns: Turns, interrupts: Interrupts) -> None:
         super().__init__(alone.method, alone.observers)
         self._turns, self._interrupts = turns, interrupts
 

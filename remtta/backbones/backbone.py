@@ -8,6 +8,8 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from remtta.models.heads import classifiers_of
+
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 Scores = Literal["attention", "features", "gradcam"]
@@ -22,7 +24,7 @@ class Backbone(Protocol):
     Only the backbone interprets it; others may index its images (B first) and pass it back.
 
     Attributes:
-        module: The timm model itself, whose names parameters and deltas use.
+        module: The model itself, without wrappers, whose names parameters and deltas use.
         kinds: Descriptions of its variants, with a timm model of each.
     """
 
@@ -79,6 +81,11 @@ class Backbone(Protocol):
         """The device of its weights."""
         return next(self.module.parameters()).device
 
+    @property
+    def classifiers(self) -> Mapping[str, nn.Module]:
+        """What makes the logits, by its place; empty where that is not known."""
+        return classifiers_of(self.module) if hasattr(self.module, "get_classifier") else {}
+
     def embed(self, images: Tensor) -> Tensor:
         """Return the common start of all views of preprocessed images (B, 3, H, W), B first."""
 
@@ -91,6 +98,11 @@ class Backbone(Protocol):
     def logits(self, images: Tensor) -> Tensor:
         """Return the logits (B, C) of preprocessed images (B, 3, H, W)."""
         return self.classify(self.embed(images))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The same, by a forward pass of the module in which every block is called."""
+        logits: Tensor = self.module(images)
+        return logits
 
     def check_scores(self, kind: Scores) -> None:
         """Raise ModelError if this model has no such scores."""

@@ -150,7 +150,7 @@ class Beside(Objective[Config]):
     def run(self, images: Tensor, change: Change) -> Tensor:
         """Return logits (B, C) with the output of each part changed."""
         with _changed(self.parts(), change):
-            logits: Tensor = self.net.backbone.module(images)
+            logits = self.net.backbone.forward(images)
         return self.net.plain(logits)
 
 

@@ -39,7 +39,7 @@ class Objective(Generic[Config]):
         statistics: Statistics of source images; initially empty, and not part of states.
         settings: Class of its config.
         chosen: Which weights adapt.
-        any_model: Whether it only predicts, and so accepts any classifier.
+        only_predicts: Whether it uses the model's own forward pass, with the source's statistics in batch norms.
         is_source: Whether it predicts as the source model does.
         adapts: Whether batches change anything.
         accumulates: Whether updates last to the next batch.
@@ -54,7 +54,7 @@ class Objective(Generic[Config]):
 
     settings: ClassVar[type[MethodConfig]] = MethodConfig
     chosen: ClassVar[Chosen] = "norms"
-    any_model: ClassVar[bool] = False
+    only_predicts: ClassVar[bool] = False
     is_source: ClassVar[bool] = False
     accumulates: ClassVar[bool] = True
     predicts_after: ClassVar[bool] = False

@@ -38,7 +38,7 @@ class Source(Objective[Config]):
 
     settings: ClassVar[type[MethodConfig]] = SourceConfig
     chosen = "none"
-    any_model = True
+    only_predicts = True
     is_source = True
     predicts_after = True
     adapts = False
@@ -65,7 +65,7 @@ class CentredSource(Objective[Config]):
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
     chosen = "none"
-    any_model = True
+    only_predicts = True
     predicts_after = True
 
     @torch.no_grad()

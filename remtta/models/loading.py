@@ -13,11 +13,12 @@ from torch import nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.models.building import create
-from remtta.models.card import built_from, checked_labels, config_of, known_labels, read_labels
+from remtta.models.card import built_from, checked_labels, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.embedded import EMBEDDED, embedded_arguments
 from remtta.models.huggingface import weights_file
+from remtta.models.inside import config_of
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
@@ -127,7 +128,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     if given.checkpoint is not None and not known and given.mean is None and given.std is None and ":" not in name:
         _tell_assumed(given.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
-    config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
+    config["label_names"] = known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model)
     config["built_from"] = built_from(replace(given, name=name))
     return _with_config(model.float().eval().to(place), config)
 
@@ -170,8 +171,7 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
     with embedded_arguments() as arguments:
         chosen = {name: value for name, value in own.items() if value is not None}
         model = load(ModelOptions(**{**arguments, **chosen}), device=device)
-    config_of(model)["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
-    return model
+    return _with_config(model, {**config_of(model), "built_from": built_from(ModelOptions(EMBEDDED, given.checkpoint))})
 
 
 def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:

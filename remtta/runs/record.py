@@ -15,7 +15,7 @@ from torch import Tensor
 from remtta.deltas.delta import Delta
 from remtta.files import write_json
 from remtta.guard.accuracy import Estimator
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
@@ -51,7 +51,7 @@ class Plan:
     """
 
     card: ModelCard
-    adapter: Adapter
+    adapter: ObservedMethod
     method: str
     config: MethodConfig
     options: RunOptions
@@ -234,7 +234,7 @@ class Record:
         }
 
 
-def guard_record(adapter: Adapter, counts: Counts) -> dict[str, Any] | None:
+def guard_record(adapter: ObservedMethod, counts: Counts) -> dict[str, Any] | None:
     """Return the guard's part of a record, or None without a guard."""
     if adapter.guard is None:
         return None
