@@ -26,7 +26,7 @@ from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
-ON_CNNS = ("norm", "tent", "rem", "eata", "roid", "cotta", "vdp", "ecotta")
+ON_CNNS = ("norm", "tent", "rem", "sar", "eata", "roid", "cotta", "vdp", "ecotta")
 ON_WINDOWS = ("rem", "ecotta")
 RUNNING = [*(("resnet", name) for name in ON_CNNS), *(("swin", name) for name in ON_WINDOWS)]
 """One method of each way to learn."""
