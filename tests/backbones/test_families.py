@@ -162,7 +162,7 @@ def test_the_plain_view_has_timms_own_logits(name: str) -> None:
     with torch.no_grad():
         expected = model(images)
         embedded = backbone.embed(images)
-        assert backbone.count_patches(embedded) == backbone.num_patches
+        assert backbone.count_patches(embedded) == backbone.num_patches and backbone.num_passing > 0
         assert backbone.input_size == (None if name in DYNAMIC else image_size(name))
         everything = torch.arange(backbone.num_patches).expand(len(images), -1)
         for logits in (
@@ -407,16 +407,15 @@ def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
         backbone_of(timm.create_model("naflexvit_base_patch16_gap", **FLEXIBLE, embed_proj_type="conv"))
 
 
-@pytest.mark.parametrize("name", ["attention pool", "NaFlex"])
-def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(name: str, frames: Path, tmp_path: Path) -> None:
+def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(frames: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    summary = adapt_tiny(frames, whole, model=make(name))
+    summary = adapt_tiny(frames, whole, model=make("NaFlex"))
     assert (summary.num_frames, summary.num_updates) == (12, 4)
-    assert set(load_delta(whole / DELTA).tensors) == norms_of(make(name), 1)
+    assert set(load_delta(whole / DELTA).tensors) == norms_of(make("NaFlex"), 1)
     with Interrupts() as interrupts:
-        stopped = adapt_tiny(frames, parts, model=make(name), on_batch=StopAfter(1), interrupts=interrupts)
+        stopped = adapt_tiny(frames, parts, model=make("NaFlex"), on_batch=StopAfter(1), interrupts=interrupts)
     assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
-    adapt_tiny(frames, parts, model=make(name), resume=True)
+    adapt_tiny(frames, parts, model=make("NaFlex"), resume=True)
     assert_same_results(parts, whole)
 
 

@@ -57,7 +57,11 @@ def test_views_are_timms_on_the_image_with_its_patches_blackened(family: str) ->
     assert torch.equal(backbone.classify(images, kept), model(masked))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+SOME = ("resnet", "resnet_gn", "resnetv2", "convnextv2", "swinv2", "mobilevit", "efficientnet", "regnet")
+"""One of each kind of layers."""
+
+
+@pytest.mark.parametrize("family", SOME)
 def test_gradcam_is_its_plain_reading(family: str) -> None:
     model: Any = tiny(family)
     images = pictures(3)
@@ -158,21 +162,20 @@ def test_stages_are_in_order_and_the_last_ones_and_the_final_norm_do_not_adapt_b
 
 
 @pytest.mark.parametrize(
-    ("family", "masking"), [*((family, "auto") for family in FAMILIES), ("resnet", "gradcam"), ("convnext", "gradcam")]
+    ("family", "masking"), [*((family, "auto") for family in SOME), ("resnet", "gradcam"), ("convnext", "gradcam")]
 )
 def test_only_the_chosen_norms_get_gradients_and_change(family: str, masking: str) -> None:
     model = tiny(family)
     settings: dict[str, Any] = {"lr": 0.01, "adapt_layers": "1,2", **MASKS, "masking": masking}
     adapter = build_method("rem", model, method_config("rem", settings, batch_size=4))
     source = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for seed in range(2):
-        assert torch.isfinite(adapter(pictures(4, seed))).all()
+    assert torch.isfinite(adapter(pictures(4))).all()
     chosen = set(adapted_norms(backbone_of(model), "1,2"))
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
     assert changed <= chosen == set(adapter.adapted_names) == with_gradient and len(changed) > len(chosen) / 2
     assert all(torch.equal(source[name] + moved, model.state_dict()[name]) for name, moved in adapter.delta().items())
-    assert adapter.num_updates == 2
+    assert adapter.num_updates == 1
 
 
 def test_a_vit_has_no_feature_map_for_gradcam() -> None:

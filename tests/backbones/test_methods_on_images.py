@@ -26,8 +26,8 @@ from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
-ON_CNNS = ("source", "norm", "tent", "rem", "sar", "eata", "roid", "cotta", "petal", "memo", "vdp", "ecotta", "lame")
-ON_WINDOWS = ("tent", "rem", "ecotta", "lame")
+ON_CNNS = ("norm", "tent", "rem", "sar", "eata", "roid", "cotta", "vdp", "ecotta")
+ON_WINDOWS = ("rem", "ecotta")
 RUNNING = [*(("resnet", name) for name in ON_CNNS), *(("swin", name) for name in ON_WINDOWS)]
 """One method of each way to learn."""
 LABELS = torch.tensor([0, 3, 6, 2, 2])
@@ -67,7 +67,7 @@ def test_a_method_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(family
     assert torch.equal(resumed.predict(pictures(5, 9)), start)
 
 
-@pytest.mark.parametrize(("family", "name"), [("resnet", name) for name in ("tent", "rem", "sar", "cotta", "lame")])
+@pytest.mark.parametrize(("family", "name"), [("resnet", name) for name in ("tent", "cotta")])
 def test_answering_first_and_learning_then_comes_to_the_same(family: str, name: str) -> None:
     together, apart = make(family, name), make(family, name)
     for seed in range(2):
@@ -94,12 +94,9 @@ def test_methods_that_reach_in_between_are_refused(name: str) -> None:
         make("resnet", name)
 
 
-@pytest.mark.parametrize(("family", "settings"), [("resnet", {"bn_momentum": 0.1}), ("swin", {})], ids=str)
-def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(
-    family: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(10))
-    config, through = config_of("rem", **settings), tiny(family)
+    config, through = config_of("rem", bn_momentum=0.1), tiny("resnet")
     options = {"batch_size": 3, "save_every": 1}
     adapt_tiny(frames, tmp_path / "through", model=through, config=config, options=options)
     with Interrupts() as interrupts:
@@ -109,30 +106,29 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(
             "on_batch": StopAfter(2),
             "interrupts": interrupts,
         }
-        adapt_tiny(frames, tmp_path / "run", model=tiny(family), **parts)
-    adapt_tiny(frames, tmp_path / "run", model=tiny(family), config=config, options=options, resume=True)
+        adapt_tiny(frames, tmp_path / "run", model=tiny("resnet"), **parts)
+    adapt_tiny(frames, tmp_path / "run", model=tiny("resnet"), config=config, options=options, resume=True)
     assert_same_results(tmp_path / "run", tmp_path / "through")
     first, second = (load_delta(tmp_path / folder) for folder in ("through", "run"))
     assert first.tensors.keys() == second.tensors.keys()
     assert all(torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
-    assert any("running" in name for name in first.tensors) == bool(settings and family == "resnet")
-    given_back = tiny(family)
+    assert any("running" in name for name in first.tensors)
+    given_back = tiny("resnet")
     apply_delta(given_back, second)
     state = through.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in given_back.state_dict().items())
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert record["adapted"] == list(build_method("rem", tiny(family), config).adapted_names)
+    assert record["adapted"] == list(build_method("rem", tiny("resnet"), config).adapted_names)
 
 
-@pytest.mark.parametrize(("family", "name"), [("resnet", "tent"), ("swin", "rem")])
-def test_the_guard_takes_a_harmful_run_back_to_the_source(family: str, name: str) -> None:
-    method = make(family, name, lr=5.0)
+def test_the_guard_takes_a_harmful_run_back_to_the_source() -> None:
+    method = make("resnet", "tent", lr=5.0)
     assert method.trains
     guard = Guard(method, GuardOptions(memory=1, window=32, least=10, retries=1))
     for seed in range(12):
         ask(guard, pictures(5, seed))
     assert [event["event"] for event in guard.judge.events()].count("rollback") == 1 and guard.judge.retired
-    torch.testing.assert_close(ask(guard, pictures(5, 20)).logits, tiny(family)(pictures(5, 20)).detach())
+    torch.testing.assert_close(ask(guard, pictures(5, 20)).logits, tiny("resnet")(pictures(5, 20)).detach())
 
 
 def test_rem_shows_what_it_left_out() -> None:

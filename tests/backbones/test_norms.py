@@ -39,7 +39,7 @@ def test_vit_base_adapts_as_many_parameters_as_in_the_paper(choice: str | None, 
     ],
 )
 def test_blocks_are_chosen_by_number_and_listed_in_model_order(choice: str | None, blocks: tuple[int, ...]) -> None:
-    vit = tiny_vit()
+    vit = tiny_vit(depth=4)
     chosen = adapted_norms(backbone_of(vit), choice)
     assert list(chosen) == _names(*blocks)
     parameters = dict(vit.named_parameters())
@@ -47,8 +47,12 @@ def test_blocks_are_chosen_by_number_and_listed_in_model_order(choice: str | Non
 
 
 def test_all_adds_the_norms_outside_the_chosen_blocks() -> None:
-    assert list(adapted_norms(backbone_of(tiny_vit()), "all")) == [*_names(0, 1, 2, 3), "norm.weight", "norm.bias"]
-    pooled = adapted_norms(backbone_of(tiny_vit(global_pool="avg", pre_norm=True)), "all")
+    assert list(adapted_norms(backbone_of(tiny_vit(depth=4)), "all")) == [
+        *_names(0, 1, 2, 3),
+        "norm.weight",
+        "norm.bias",
+    ]
+    pooled = adapted_norms(backbone_of(tiny_vit(depth=4, global_pool="avg", pre_norm=True)), "all")
     assert set(pooled) - set(_names(0, 1, 2, 3)) == {
         f"{norm}.{p}" for norm in ("norm_pre", "fc_norm") for p in ("weight", "bias")
     }
@@ -68,14 +72,14 @@ def test_norms_are_found_by_their_kind_not_their_name() -> None:
 @pytest.mark.parametrize("text", ["", " ", "a", "-1", "1-", "0,,1", "0;1", "0-1-2", "ALL", "0.5", "1 2"])
 def test_a_choice_that_is_no_list_of_blocks_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        adapted_norms(backbone_of(tiny_vit()), text)
+        adapted_norms(backbone_of(tiny_vit(depth=4)), text)
     assert str(caught.value) == f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"'
 
 
 @pytest.mark.parametrize(("text", "block"), [("4", "4"), ("0-11", "11"), ("3-1", "3-1"), ("0,9,1", "9")])
 def test_a_block_that_does_not_exist_is_named(text: str, block: str) -> None:
     with pytest.raises(UsageError) as caught:
-        adapted_norms(backbone_of(tiny_vit()), text)
+        adapted_norms(backbone_of(tiny_vit(depth=4)), text)
     assert str(caught.value) == f"no block {block}: the model has blocks 0-3"
 
 
@@ -116,7 +120,7 @@ def test_another_architecture_is_any_classifier() -> None:
 
 
 def test_blocks_without_norm_weights_leave_nothing_to_adapt() -> None:
-    bare: Any = tiny_vit()
+    bare: Any = tiny_vit(depth=4)
     for block in bare.blocks:
         block.norm1 = block.norm2 = nn.Identity()
     with pytest.raises(ModelError, match="the chosen blocks have no normalisation weights"):

@@ -104,19 +104,6 @@ def test_the_folder_that_was_chosen_is_the_only_line_on_standard_output(
         assert capfd.readouterr().out.count("\n") == out
 
 
-def test_replay_passes_on_again_what_the_reader_may_not_have_had(
-    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4", "-q", "--predictions", "-"]
-    run = tmp_path / "run"
-    assert remtta_here("adapt", frames, *options, "-o", run, "--limit", "8") == 0
-    first = capfd.readouterr().out
-    assert remtta_here("adapt", frames, *options, "-o", run, "--resume", "--replay") == 0
-    whole = (run / "predictions.jsonl").read_text()
-    assert capfd.readouterr().out == whole
-    assert whole.startswith(first) and whole.count("\n") == 12
-
-
 def test_an_answer_and_a_guard_without_effect_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw_image(0).save(tmp_path / "a.png")
     options = ("--model", "remtta-demo", "-o", tmp_path / "run", "--method", "source")

@@ -24,6 +24,7 @@ def test_what_a_run_needs_is_imported_without_the_garbage_collector(
 ) -> None:
     (tmp_path / "large_library.py").write_text("import gc\ncollected = gc.isenabled()\n")
     monkeypatch.syspath_prepend(tmp_path)
+    gc.unfreeze()  # what `tests.conftest` froze
     try:
         import_uncollected("large_library")
         assert not sys.modules["large_library"].collected
@@ -33,6 +34,7 @@ def test_what_a_run_needs_is_imported_without_the_garbage_collector(
         del sys.modules["large_library"]
     import_uncollected("remtta.errors")  # which is there
     assert gc.get_freeze_count() == 0
+    gc.freeze()
 
 
 def test_what_takes_seconds_is_said_before_it_begins(

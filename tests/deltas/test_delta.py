@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -281,23 +279,6 @@ def test_a_run_folder_stands_for_its_delta(tmp_path: Path) -> None:
 
 def _save_a_delta(path: Path, value: float) -> None:
     save_delta(path, Delta({"norm.weight": torch.tensor([value])}, NAME, "ab", "rem"))
-
-
-def _save_a_checkpoint(path: Path, value: float) -> None:
-    module = nn.Module()
-    module.register_buffer("value", torch.tensor([value]))
-    save_weights(path, module)
-
-
-@pytest.mark.parametrize("save", [_save_a_delta, _save_a_checkpoint])
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o007, 0o660)])
-def test_others_may_read_what_was_saved_as_the_umask_says(save: Any, umask: int, mode: int, tmp_path: Path) -> None:
-    before = os.umask(umask)
-    try:
-        save(tmp_path / "out.safetensors", 1.0)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == mode
 
 
 def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:

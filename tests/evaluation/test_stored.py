@@ -193,26 +193,3 @@ def test_a_list_leaves_nothing_else_to_choose(tmp_path: Path) -> None:
         open_tree(tmp_path, labels_file=tmp_path / "mine.csv")
     with pytest.raises(UsageError, match="leave --domains, --severity, --image-list, --class-map out"):
         open_tree(tmp_path, labels_file=tmp_path / "mine.csv", severities=[5])
-
-
-def test_the_command_measures_on_a_list(tmp_path: Path, checkpoint: Path) -> None:
-    frames = draw_folder(tmp_path / "frames", range(4))
-    names = sorted(path.name for path in frames.iterdir())
-    (tmp_path / "mine.csv").write_text("".join(f"{name},{number % 2}\n" for number, name in enumerate(names)))
-    args: list[str | Path] = [
-        "--labels-file",
-        tmp_path / "mine.csv",
-        "--no-plots",
-        "-b",
-        "2",
-        "--output",
-        tmp_path / "out",
-        "-q",
-    ]
-    assert remtta_here("eval", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
-    results = json_of(tmp_path / "out" / "results.json")
-    assert list(results["methods"]["source"]["error"]) == ["mine"]
-    rows = [row for row in rows_of(tmp_path / "out") if row["method"] == "source"]
-    assert [(Path(row["source"]).name, row["label_true"]) for row in rows] == [
-        (name, number % 2) for number, name in enumerate(names)
-    ]

@@ -50,7 +50,7 @@ def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, c
     assert torch.equal(norm.predict(images), norm.answer(images))
     assert all(torch.equal(tensor, source[key]) for key, tensor in model.state_dict().items())
     assert (norm.adapts, norm.num_updates, norm.objective.num_trained, norm.delta()) == (False, 0, 0, {})
-    assert norm.objective.delta_refusal is not None
+    assert norm.objective.delta_refusal is not None and norm.objective.passes() == (1, 0)
 
 
 def test_with_momentum_its_running_statistics_follow() -> None:

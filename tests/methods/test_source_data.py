@@ -304,17 +304,3 @@ def test_the_record_counts_the_images_that_were_learned_from(wanted: int, used: 
     model, config = tiny_vit(), EATAConfig(fisher_images=wanted)
     learned = learn_from_source(build_method("eata", model, config), model, clean, method="eata", config=config)
     assert learned["images"] == used
-
-
-def test_settings_of_adapt_are_checked(
-    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for text, answer in (
-        ("threshold", "--set takes key=value pairs, got 'threshold'"),
-        ("ranking=1", "a setting of pseudo-label must be one of"),
-        ("threshold=1.5", "threshold must be in [0, 1), got 1.5"),
-        ("threshold=high", "pseudo-label's threshold must be a number, got high"),
-    ):
-        assert remtta_here("adapt", frames, *TINY_OPTIONS, "--method", "pseudo-label", "--set", text) == 2
-        assert answer in capfd.readouterr().err

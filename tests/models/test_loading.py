@@ -120,7 +120,7 @@ class _Runs:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"num_classes": 10_000_000}, "it would take 1,870 MiB, and the file of its weights is of 0.5 MiB"),
+        ({"num_classes": 10_000_000}, "it would take 1,869 MiB, and the file of its weights is of 0.2 MiB"),
         ({"num_classes": "seven"}, "config.json has 'seven' for num_classes, which is no int"),
         ({"architecture": 5}, "config.json has '5' for architecture, which is no str"),
         ({"model_args": [1]}, "config.json has '[1]' for model_args, which is no dict"),

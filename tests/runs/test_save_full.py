@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from remtta import RunOptions, adapt_stream, apply_delta, load_delta, load_model
+from remtta import RunOptions, adapt_stream, apply_delta, load_delta
 from remtta.errors import UsageError
 from remtta.evaluation.evaluating import evaluate
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions
-from tests.command import remtta_here
-from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
+from tests.conftest import tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -69,21 +68,6 @@ def test_a_method_that_changes_norms_saves_the_same_with_the_option(frames: Path
     plain, full = load_delta(tmp_path / "plain").tensors, load_delta(tmp_path / "full").tensors
     assert plain.keys() == full.keys()
     assert all(torch.equal(tensor, full[name]) for name, tensor in plain.items())
-
-
-def test_adapt_and_apply_from_the_command_line(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "adapted.safetensors"
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "5", "--lr", "0.5"]
-    options += ["--set", "augment_below=0.0"]
-    assert remtta_here("adapt", frames, *options, "--method", "cotta", "--save-full", "-o", run, "-q") == 0
-    assert remtta_here("apply", run, "-o", whole, "-q") == 0
-    applied = load_model("vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY)
-    expected = tiny_vit()
-    with torch.no_grad():
-        for name, change in load_delta(run).tensors.items():
-            expected.get_parameter(name).add_(change)
-        assert torch.equal(applied(random_images(4)), expected(random_images(4)))
-        assert not torch.allclose(applied(random_images(4)), tiny_vit()(random_images(4)))
 
 
 def test_a_run_that_starts_from_a_full_delta_goes_on_from_what_predicted(frames: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from remtta import REM, REMConfig, adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import RemttaError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
 from remtta.guard.guard import Guard
@@ -93,26 +92,6 @@ def test_a_listener_hears_of_each_batch_in_order(early: bool) -> None:
     ]
     assert third.logits is None
     assert session.counts == Counts(frames=7, skipped=2, updates=1, frames_in_delta=3, frames_since_reset=3)
-
-
-def test_a_prediction_is_the_one_from_before_the_update() -> None:
-    frames, diary = decoded(0, 4), Diary()
-    images = torch.stack([frame.image for frame in frames if frame.image is not None])
-    model = tiny_vit()
-    expected = REM(tiny_vit(), REMConfig(lr=0.01))(card_of(model).preprocessing.normalise(images))
-    session_on(REM(model, REMConfig(lr=0.01)), diary).run([Batch(frames)])
-    assert diary.results[0].logits is not None and torch.equal(diary.results[0].logits, expected)
-
-
-def test_outputs_that_are_no_numbers_are_told_with_their_frame() -> None:
-    model, diary = tiny_vit(), Diary()
-    session = session_on(REM(model, REMConfig()), diary)
-    session.run([Batch(decoded(0, 2))])
-    with torch.no_grad():
-        model.get_parameter("head.weight").fill_(torch.nan)
-    with pytest.raises(RemttaError, match="not finite numbers from frame 2 on; use a lower --lr"):
-        session.run([Batch(decoded(2, 2))])
-    assert diary.told == ["answered", "finished", "pass on"] and session.moment is None
 
 
 def write_domain(root: Path, count: int = 24) -> list[Path]:
