@@ -92,12 +92,19 @@ def test_a_run_and_an_evaluation_take_it(
     example: None, frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2"]
-    run = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
+    run: list[str | Path] = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
     assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
     record = json_of(tmp_path / "run" / "run.json")
     assert (record["method"]["every"], record["counts"]["updates"]) == (3, 2)  # of 6 batches
     tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
-    table = ["--methods", f"source,{NAME},often={NAME}", "--set", "often.every=1", "--output", tmp_path / "out"]
+    table: list[str | Path] = [
+        "--methods",
+        f"source,{NAME},often={NAME}",
+        "--set",
+        "often.every=1",
+        "--output",
+        tmp_path / "out",
+    ]
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
 
@@ -140,6 +147,8 @@ def test_a_name_that_is_taken_is_refused_when_it_is_used(
     told = "Error: remtta itself and the package one both have a method tent; uninstall one"
     assert refusal_of(capfd, "adapt", site, "--method", "tent") == (2, told)
     assert refusal_of(capfd, "eval", site, "--methods", "rem,tent+guard") == (2, told)
+    assert remtta_here("methods") == 0
+    assert told.replace("Error", "Warning") in capfd.readouterr().err
     with pytest.raises(UsageError, match="the package one and the package two both have a method mine; uninstall two"):
         method_config("mine", {}, batch_size=16)
     assert refused["a+b"] == "the package one has a method a+b, whose name may only have letters, digits, - and _"
