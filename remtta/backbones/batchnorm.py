@@ -88,8 +88,8 @@ class BatchStatistics(TorchFunctionMode):
         """Tell once that batches are small, where nobody chose what to do about that."""
         if self.mixes and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
-                "batch norms cannot tell much from %d image(s): their running statistics count for %d more; "
-                "larger batches, or --set bn=running, are safer",
+                "batch statistics of %s are poor, so the source's count as %d more images; "
+                "larger batches or --set bn=running are safer",
                 num_images,
                 FEW - num_images,
             )

@@ -53,7 +53,7 @@ def backbone_of(model: nn.Module) -> Backbone:
         if not isinstance(wrapped, nn.Module):
             raise ModelError(
                 f"{type(inner).__name__} is in no family of models that remtta adapts; remtta models lists them, "
-                "and --method source predicts with any"
+                "and --method source works with any model"
             )
         inner = wrapped
 
@@ -62,8 +62,8 @@ def with_tokens(backbone: Backbone, method: str) -> Transformer:
     """Return the same backbone; raise ModelError if there are no tokens between its blocks."""
     if not isinstance(backbone, Transformer):
         raise ModelError(
-            f"{method} reaches in between a transformer's blocks, and {type(backbone.module).__name__} has no tokens "
-            "there; choose another method, or a ViT such as vit_base_patch16_224"
+            f"{method} works on tokens between a transformer's blocks, and {type(backbone.module).__name__} has none; "
+            "choose another method, or a ViT such as vit_base_patch16_224"
         )
     return backbone
 
@@ -73,8 +73,8 @@ def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
     tokens = with_tokens(backbone, method)
     if not isinstance(tokens, ViT):
         raise ModelError(
-            f"{method} changes which tokens there are, and the blocks of {type(backbone.module).__name__} take "
-            "positions beside them; choose another method, or a ViT such as vit_base_patch16_224"
+            f"{method} changes the number of tokens, and the blocks of {type(backbone.module).__name__} "
+            "expect a fixed number; choose another method, or a ViT such as vit_base_patch16_224"
         )
     return tokens
 

@@ -109,7 +109,7 @@ class Judge:
             return self.alarm(NOT_FINITE, drift=drift)
         now.lead = evidence.lead
         if evidence.lead < -options.alarm:
-            return self.alarm("the adapted predictions tell less apart", **numbers)
+            return self.alarm("the adapted predictions carry less information", **numbers)
         doubting = evidence.lead < -options.doubt
         if doubting != now.doubting:
             now.doubting, now.doubted = doubting, 0
@@ -182,7 +182,7 @@ def describe(event: Mapping[str, Any]) -> str:
             f"{100 * event['expire_below']:.0f} %: train the model again"
         )
     if kind == "changed":
-        return f"the images are others than those of the last {event['frames']} frames"
+        return f"the images differ from the last {event['frames']} frames"
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
         numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"

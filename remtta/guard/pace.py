@@ -39,8 +39,8 @@ def pacing(method: Method, adapt: Adapt) -> Pace | None:
         return None
     if not method.lasts:
         raise UsageError(
-            "--adapt auto leaves updates out, and this method has none, or none that lasts to the next batch; leave it "
-            "out, or choose another method"
+            "--adapt auto skips updates, and this method has none that last to the next batch; leave it out, or choose "
+            "another method"
         )
     return Pace(method)
 

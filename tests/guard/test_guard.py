@@ -351,5 +351,5 @@ def test_an_evaluation_under_the_guard_goes_on_to_the_same_rows(tree: Dataset, t
 
 
 def test_there_is_nothing_to_guard_in_the_source_method(tree: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="source changes no weights that a guard could put back"):
+    with pytest.raises(UsageError, match="source changes no weights that a guard could restore"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source+guard": MethodConfig()})

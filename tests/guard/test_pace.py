@@ -171,7 +171,7 @@ def test_a_run_goes_on_bit_for_bit_and_tells_what_it_adapted_on(
 
 def test_methods_without_updates_to_leave_out_are_refused(shift: Path, tmp_path: Path) -> None:
     for method, config in (("source", MethodConfig()), ("tent", TentConfig(episodic=True))):
-        with pytest.raises(UsageError, match="--adapt auto leaves updates out"):
+        with pytest.raises(UsageError, match="--adapt auto skips updates"):
             adapt_tiny(shift, tmp_path / "run", method, config=config, options={"adapt": "auto"})
     with pytest.raises(UsageError, match="adapt must be always or auto"):
         RunOptions(adapt="never")  # type: ignore[arg-type]
