@@ -117,7 +117,7 @@ def test_adapt_video_and_restore_delta(
     writer.release()
     run = tmp_path / "run"
     example("adapt_video", monkeypatch, checkpoint).main([video, "--every", "2", "--output", str(run)])
-    assert capsys.readouterr().out.endswith("10 frames, 1 updates\n")
+    assert "10 frames, 10 predicted, 0 skipped, 1 update, " in capsys.readouterr().out
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])
     assert capsys.readouterr().out.endswith(
         "13 adapted tensors, from 4 frames of remtta\n"

@@ -25,7 +25,8 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
         "source": f"{run['source']['name']} ({run['source']['kind']})",
         "model": f"{model.get('name') or 'unknown'}, {model['num_classes']} classes, base {model['base_sha256'][:12]}",
         "method": f"{method['name']}, batch {method['batch_size']}{_settings(method)}",
-        "frames": f"{counts['frames']}, {counts['skipped']} skipped; {counted(counts['updates'], 'update')}{_more(counts)}",
+        "frames": f"{counts['frames']}, {counts['skipped']} skipped; "
+        f"{counted(counts['updates'], 'update')}{_more(counts)}",
         "guard": _guard(run.get("guard"), run.get("options")),
     }
     if pace := run.get("pace"):
@@ -43,9 +44,8 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
     asked = options.get("guard") if isinstance(options, dict) else None
     kinds = [f"{name} {asked[name]}" for name in ("action", "answer") if isinstance(asked, dict) and name in asked]
     alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
-    return ", ".join(
-        [*kinds, counted(alarms, "alarm"), f"{counted(by_source, 'frame')} answered by the source{shared}{ended}"]
-    )
+    source = f"{counted(by_source, 'frame')} answered by the source{shared}{ended}"
+    return ", ".join([*kinds, counted(alarms, "alarm"), source])
 
 
 def _more(counts: dict[str, int]) -> str:
