@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from remtta.backbones.backbone import BatchNorm
+from remtta.errors import counted
 from remtta.models.precision import Context
 
 FEW = 16
@@ -90,7 +91,7 @@ class BatchStatistics(TorchFunctionMode):
             _log.warning(
                 "batch statistics of %s are poor, so the source's count as %d more images; "
                 "larger batches or --set bn=running are safer",
-                num_images,
+                counted(num_images, "image"),
                 FEW - num_images,
             )
         self._warned_of_few = True

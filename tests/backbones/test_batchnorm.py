@@ -142,7 +142,7 @@ def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
         method(pictures(3, seed))
     assert caplog.messages == [
         "batch statistics of 3 images are poor, so the source's count as 13 more images; larger batches or "
-        "--set bn=running, are safer"
+        "--set bn=running are safer"
     ]
 
 

@@ -74,7 +74,7 @@ def test_a_site_that_used_what_was_removed_is_refused(
     record["options"]["share"] = 0.1
     Path("site/short/run.json").write_text(json.dumps(record))
     code, line = refusal_of(capfd, *command, "--resume", "--jobs", jobs, "-q")
-    assert code == 2 and "site/short was begun with --share, which was removed from remtta" in line
+    assert code == 2 and "site/short was started with --share, which remtta no longer has" in line
 
 
 def workers_of(process: Started) -> list[int]:

@@ -95,8 +95,7 @@ def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.
     root = write_tree(tmp_path / "c", ["fog", "snow"])
     (root / "fog" / "5" / "class_a" / "0.png").unlink()
     open_tree(root)
-    assert caplog.messages[0].startswith(f"13 of the 15 standard corruptions are not in {root}: gaussian_noise, ")
-    assert caplog.messages[1:] == ["the domains differ in their number of images: snow5 21, fog5 20"]
+    assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
 
 
 def test_a_tree_of_ones_own_may_have_a_fog_and_no_snow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

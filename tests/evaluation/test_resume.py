@@ -197,7 +197,7 @@ def test_what_keeps_an_evaluation_from_going_on_is_told_in_a_line(tree: Dataset,
 
 def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset, tmp_path: Path) -> None:
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
-    with pytest.raises(UsageError, match="holds an earlier evaluation; go on with it by --resume"):
+    with pytest.raises(UsageError, match="holds an earlier evaluation; continue it with --resume"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     resume = EvalOptions(resume=True)
     again = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=resume)
