@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
             if "class" in row and row["class"] != shown:
                 shown = row["class"]
                 print(f"{row['time_s']:8.2f} s  {row['label'] or shown}  ({row['prob']:.0%})")
-    print(f"{summary.num_frames} frames, {summary.num_updates} updates")
+    print(summary.report())
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_adapt_video_and_restore_delta(
 ) -> None:
     video, run = draw_clip(tmp_path / "clip.avi"), tmp_path / "run"
     example("adapt_video", monkeypatch, checkpoint).main([video, "--every", "2", "--output", str(run)])
-    assert capsys.readouterr().out.endswith("10 frames, 1 updates\n")
+    assert "10 frames, 10 predicted, 0 skipped, 1 update, " in capsys.readouterr().out
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])
     assert capsys.readouterr().out.endswith("5 adapted tensors, from 4 frames of remtta\n")  # without the repeated ones
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
@@ -137,7 +137,9 @@ def tell_plan(plan: Plan) -> None:
     adapter, card, options = plan.adapter.method, plan.card, plan.options
     every, size = options.reset_every, options.batch_size
     if every is not None and every < size:
-        _log.warning("a reset every %d frames, with %d frames per update, is one before every batch", every, size)
+        _log.warning(
+            "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
+        )
     names = adapter.adapted_names
     _log.debug("%s adapts %d tensors, %s", plan.method, len(names), ", ".join(names) or "none")
     _log.debug("preprocessing: %s", card.preprocessing)
@@ -155,9 +157,9 @@ def tell_plan(plan: Plan) -> None:
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
     """Raise if a stream cannot use a method, or options do not apply to it."""
     if adapter.objective.needs_labels:
-        raise UsageError(f"{name} learns from labels, which a stream has none of; use it in remtta eval")
+        raise UsageError(f"{name} learns from labels, and a stream has none; use it in remtta eval")
     if options.save_full and adapter.objective.delta_refusal:
-        raise UsageError(f"{adapter.objective.delta_refusal}, so there is nothing for --save-full; leave it out")
+        raise UsageError(f"{adapter.objective.delta_refusal}, so --save-full has nothing to save; leave it out")
     check_source_data([name], source_data, calibrates=options.estimate is not None)
 
 
@@ -180,7 +182,9 @@ def _estimator(
         with contextlib.closing(clean_batches(source_data, card.preprocessing, card.device, WINDOW, wait)) as batches:
             logits = torch.cat([adapter.predict_source(batch).float().cpu() for batch in batches])
         if len(logits) < FEW_IMAGES:
-            _log.warning("the estimate is calibrated on %d image(s) only; give it some hundreds", len(logits))
+            _log.warning(
+                "the estimate is calibrated on only %s; a few hundred are better", counted(len(logits), "image")
+            )
         calibration = Calibration.seen(options.estimate, logits)
     return Estimator(calibration, card.num_classes, options.expire_below)
 
@@ -195,7 +199,7 @@ def _within_memory(
     """Return the config with a micro-batch that respects `max_memory`; a resumed run keeps its micro-batch."""
     assert options.max_memory is not None
     if not adapter.trains:
-        _log.warning("--max-memory chooses the micro-batch of methods that train weights, and changes nothing here")
+        _log.warning("--max-memory has no effect: the method trains no weights")
         return config
     if earlier is not None:
         size = earlier.get("method", {}).get("micro_batch")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from remtta.backbones.backbone import BatchNorm
+from remtta.errors import counted
 from remtta.models.precision import Context
 
 FEW = 16
@@ -86,9 +87,9 @@ class BatchStatistics(TorchFunctionMode):
         """Warn once about small batches, unless a prior was chosen."""
         if self.mixes and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
-                "batch norms cannot tell much from %d image(s): their running statistics count for %d more; "
-                "larger batches, or --set bn=running, are safer",
-                num_images,
+                "batch statistics of %s are poor, so the source's count as %d more images; "
+                "larger batches or --set bn=running are safer",
+                counted(num_images, "image"),
                 FEW - num_images,
             )
         self._warned_of_few = True

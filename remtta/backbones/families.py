@@ -65,8 +65,8 @@ def with_tokens(backbone: Backbone, method: str) -> Transformer:
     """Return the same backbone; raise ModelError if there are no tokens between its blocks."""
     if not isinstance(backbone, Transformer):
         raise ModelError(
-            f"{method} reaches in between a transformer's blocks, and {type(backbone.module).__name__} has no tokens "
-            "there; choose another method, or a ViT such as vit_base_patch16_224"
+            f"{method} works on tokens between a transformer's blocks, and {type(backbone.module).__name__} has none; "
+            "choose another method, or a ViT such as vit_base_patch16_224"
         )
     return backbone
 
@@ -76,8 +76,8 @@ def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
     tokens = with_tokens(backbone, method)
     if not isinstance(tokens, ViT):
         raise ModelError(
-            f"{method} changes which tokens there are, and the blocks of {type(backbone.module).__name__} take "
-            "positions beside them; choose another method, or a ViT such as vit_base_patch16_224"
+            f"{method} changes the number of tokens, and the blocks of {type(backbone.module).__name__} "
+            "expect a fixed number; choose another method, or a ViT such as vit_base_patch16_224"
         )
     return tokens
 

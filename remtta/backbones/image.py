@@ -143,7 +143,7 @@ class ImageBackbone(Backbone):
     def check_scores(self, kind: Scores) -> None:
         if kind == "attention":
             raise ModelError(
-                f"{type(self.module).__name__} has no class token whose attention masks could go by; "
+                f"{type(self.module).__name__} has no class token to mask by; "
                 "choose --set masking=features or --set masking=gradcam"
             )
 

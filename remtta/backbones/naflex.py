@@ -53,7 +53,9 @@ class FlexibleViT(RotaryViT):
         height, width = self.patch_size
         if images.shape[2] % height or images.shape[3] % width:
             size = "x".join(map(str, images.shape[2:]))
-            raise UsageError(f"images of {size} pixels are no whole patches of {height}x{width}; choose --input-size")
+            raise UsageError(
+                f"images of {size} pixels do not divide into patches of {height}x{width}; choose another --input-size"
+            )
         cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, 3, rows, height, columns, width)
         last = getattr(self._embeds, "channels_last", True)  # always so in older versions of timm
         pixels = cut.permute(0, 2, 4, 3, 5, 1) if last else cut.permute(0, 2, 4, 1, 3, 5)

@@ -9,7 +9,7 @@ from timm.layers import norm
 from torch import nn
 
 from remtta.backbones.backbone import Backbone
-from remtta.errors import ModelError, UsageError
+from remtta.errors import ModelError, UsageError, counted
 
 _TIMMS = (kind for kind in vars(norm).values() if isinstance(kind, type) and issubclass(kind, nn.Module))
 _CALLED_SO = re.compile(r"(Layer|RMS|Batch|Group|Instance)Norm")
@@ -44,7 +44,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
         roots = [part for number in chosen for part in backbone.parts(number)]
         if not roots:
             raise ModelError(
-                f"nothing to adapt: the first three quarters of {depth} block(s) hold no whole block; "
+                f"nothing to adapt: the first three quarters of {counted(depth, 'block')} hold no whole block; "
                 "name the blocks with --adapt-layers"
             )
     wanted = {

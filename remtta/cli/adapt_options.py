@@ -86,7 +86,7 @@ class AdaptOptions:
     annotate: Annotated[
         Path | None,
         _output(
-            "Video of the frames with label, probability, who answered and the guard's standing.",
+            "Video of the frames with label, probability, who answered and the guard's state.",
             metavar="FILE.mp4",
             more="reliability.md#annotated-video",
         ),
@@ -115,11 +115,10 @@ class AdaptOptions:
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if run.replay and not (self.predictions and run.resume):
             raise UsageError(
-                "--replay passes on again what the reader of an earlier part may not have had; add --predictions - and "
-                "--resume"
+                "--replay repeats what the reader may have missed before the stop; add --predictions - and --resume"
             )
         if run.resume and self.output is None:
-            raise UsageError("--resume goes on with the run in a folder; name it with --output")
+            raise UsageError("--resume continues the run in a folder; name it with --output")
         if self.streams and self.predictions:
             raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
         if self.streams and (self.annotate or self.mqtt):

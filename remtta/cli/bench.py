@@ -12,6 +12,7 @@ import typer
 from remtta.bench.subjects import BenchOptions
 from remtta.cli.classifiers import load_torch
 from remtta.cli.running import PrintOptions, RunningOptions
+from remtta.errors import counted
 from remtta.options.option import Only
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def bench(
 
 
 def _machine(told: Mapping[str, Any]) -> str:
-    return f"{told['cpu']}, {told['cores']} core(s); PyTorch uses {told['used_by_torch']}"
+    return f"{told['cpu']}, {counted(told['cores'], 'core')}; PyTorch uses {told['used_by_torch']}"
 
 
 def _table(measured: list[Measurement]) -> str:

@@ -48,7 +48,7 @@ def config_text(ctx: typer.Context) -> str:
 
     content = {_key(option): _plain(ctx.params[option.name]) for option in _options(ctx)}
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    return f"# remtta {ctx.info_name} --config FILE; null is as if it were not given\n{text}"
+    return f"# remtta {ctx.info_name} --config FILE; null means not given\n{text}"
 
 
 def _options(ctx: typer.Context) -> list[Any]:

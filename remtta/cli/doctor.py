@@ -85,7 +85,7 @@ def _page(report: Mapping[str, Any], labels: Sequence[str] | None) -> list[str]:
         *([] if order is None or order["fits"] else [_order_text(order, labels)]),
         *_verdict(report["better"], candidates),
         *(
-            [f"REM cannot be had: {rem['refused']}"]
+            [f"REM cannot be used: {rem['refused']}"]
             if rem["refused"]
             else rem_lines(rem["masks"], rem["adapts"], rem["weights"])
         ),
@@ -95,7 +95,7 @@ def _page(report: Mapping[str, Any], labels: Sequence[str] | None) -> list[str]:
 def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     width = max(len(each["title"]) for each in candidates)
     labelled = candidates[0]["accuracy"] is not None
-    head = f"{'':<{width + 5}}  told apart  entropy  classes{'  accuracy' if labelled else ''}"
+    head = f"{'':<{width + 5}}    MI, nats  entropy  classes{'  accuracy' if labelled else ''}"
     return [head, *(_row(each, "" if place else "now", width) for place, each in enumerate(candidates))]
 
 
@@ -111,8 +111,8 @@ def _order_text(order: Mapping[str, Any], labels: Sequence[str] | None) -> str:
     names = {folder: labels[number] if labels else number for folder, number in order["mistaken"].items()}
     shown = ", ".join(f"{folder} for {name}" for folder, name in itertools.islice(names.items(), _SHOWN))
     return (
-        f"The classes are in another order: {100 * order['accuracy']:.0f} % are predicted as their folder's, "
-        f"{100 * order['own']:.0f} % as one half of a folder says of the other. Taken are {shown}"
+        f"The class order does not match: {100 * order['accuracy']:.0f} % of images are predicted as their folder's "
+        f"class, {100 * order['own']:.0f} % by the order that half of each folder suggests. Predicted are {shown}"
         f"{', ...' if len(names) > _SHOWN else ''}; see --class-map"
     )
 
@@ -121,7 +121,7 @@ def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str,
     if better is None:
         return ["The preprocessing fits: nothing tried is better by more than chance."]
     by, lead, error = better["by"], better["lead"], better["standard_error"]
-    told = f"{lead:.2f} ± {error:.2f} nats told apart"
+    told = f"{lead:.2f} ± {error:.2f} nats of mutual information"
     if by == "accuracy":
         told = f"{100 * lead:.1f} ± {100 * error:.1f} points of accuracy"
     way = next(each for each in candidates if each["title"] == better["title"])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from remtta.cli.running import PrintOptions, RunningOptions
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 from remtta.options.option import Only, Option
 from remtta.runs.reading import printable
 
@@ -133,7 +133,7 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
     return [
         f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
-        f"{delta['updates']} updates on {delta['frames']} frames since the source weights",
+        f"{_counts(delta)} since the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         *_lineage_lines(delta["lineage"]),
         "",
@@ -143,9 +143,13 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
     ]
 
 
+def _counts(delta: dict[str, Any]) -> str:
+    return f"{counted(delta['updates'], 'update')} on {counted(delta['frames'], 'frame')}"
+
+
 def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
     moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in classes)
-    return ["", f"centred head: the bias moved most of class {moved}"] if moved else []
+    return ["", f"centred head, largest changes of the bias: class {moved}"] if moved else []
 
 
 def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
@@ -153,8 +157,8 @@ def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
     told = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
     run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
     parents = [
-        f"from         {parent['file_sha256'][:12]}, {parent['method']}, {parent['updates']} updates on "
-        f"{parent['frames']} frames{', ' + parent['source'] if parent.get('source') else ''}"
+        f"from         {parent['file_sha256'][:12]}, {parent['method']}, {_counts(parent)}"
+        f"{', ' + parent['source'] if parent.get('source') else ''}"
         for parent in lineage.get("parents", [])
     ]
     made = ", ".join(filter(None, [" ".join(filter(None, told)), run]))

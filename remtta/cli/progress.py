@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from remtta.errors import counted
+
 if TYPE_CHECKING:
     from remtta.adapt.site import SiteSummary
     from remtta.corruptions.tree import TreeSummary
@@ -38,7 +40,7 @@ def progress(
         lines: Show lines instead of a bar on a terminal, too.
     """
     with _shown("adapting", "frames", hidden, lines) as show:
-        yield lambda run: show(run.num_frames, num_frames, f"{run.num_updates} updates", run.images_per_s)
+        yield lambda run: show(run.num_frames, num_frames, counted(run.num_updates, "update"), run.images_per_s)
 
 
 @contextlib.contextmanager

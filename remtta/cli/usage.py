@@ -208,7 +208,7 @@ def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:
     """Return the message for unexpected arguments; several sources suggest an unquoted pattern."""
     if not source:
         more = f" and {len(rest) - _MOST_SHOWN} more" if len(rest) > _MOST_SHOWN else ""
-        return f"unexpected argument(s): {', '.join(rest[:_MOST_SHOWN])}{more}"
+        return f"unexpected argument{'s' if rest[1:] else ''}: {', '.join(rest[:_MOST_SHOWN])}{more}"
     paths = [PurePath(path) for path in (*source, *rest)]
     folders, suffixes = {path.parent for path in paths}, {path.suffix for path in paths}
     pattern = f": '{folders.pop() / ('*' + suffixes.pop())}'" if len(folders) == len(suffixes) == 1 else ""

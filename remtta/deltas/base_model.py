@@ -114,24 +114,24 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
     """Return the options that may be taken from a header, given the user's own choices."""
     strange = sorted(set(options) - set(_OPTIONS))
     if strange or not delta.model:
-        what = f"model options that nobody knows: {', '.join(strange)}" if strange else "no model"
+        what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
         raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
     kwargs = options.get("model_kwargs") or {}
     if not isinstance(kwargs, Mapping):
-        raise DeltaError("the delta's header holds model arguments that are none")
+        raise DeltaError("the delta's header holds model arguments that are not a mapping")
     refused = sorted(name for name in kwargs if not _is_safe(name, kwargs[name]))
     if refused and not chosen.get("model_kwargs"):
         raise DeltaError(
-            f"the delta's header asks for model argument(s) that no file may ask for: {', '.join(refused)[:80]}; "
+            f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
             "if you trust them, name all with --model-kwargs"
         )
     if not (_is_text(options.get("labels")) and _names_templates(options.get("prompts"))):
-        raise DeltaError("the delta's header holds class names or templates that are none")
+        raise DeltaError("the delta's header holds class names or templates that are not text")
     sizes = {"num_classes": options.get("num_classes"), "img_size": options.get("input_size")}
     large = [name for name, value in sizes.items() if value is not None and not _is_safe(name, value)]
     if large or _weights(kwargs, options.get("num_classes")) > _MOST_WEIGHTS:
         what = ", ".join(large) or "too many weights"
-        raise DeltaError(f"the delta's header asks for a model of absurd size ({what}), and is not followed")
+        raise DeltaError(f"the delta's header asks for a model of absurd size ({what}); it was refused")
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(

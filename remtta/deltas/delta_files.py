@@ -68,7 +68,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray], str]:
     try:
         arrays = load(content)
     except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"it holds numbers of a kind that no delta has ({error})") from error
+        raise ValueError(f"it holds values of an unexpected type ({error})") from error
     # `load` succeeded, so there is a JSON header after its length.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     parts = ((name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays))
@@ -115,7 +115,7 @@ def parsed_lineage(text: str) -> dict[str, Any]:
     lineage = _mapping(text)
     parents = lineage.get("parents", [])
     if not (isinstance(parents, list) and all(map(_is_parent, parents)) and _has_texts(lineage)):
-        raise ValueError("its lineage is none")
+        raise ValueError("its lineage is malformed")
     return lineage
 
 
@@ -146,11 +146,11 @@ def check_header_size(path: str | Path) -> None:
         OSError, ValueError: Members of `UNREADABLE`.
     """
     if Path(path).exists() and not Path(path).is_file():  # a device may be endless
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     with open(path, "rb") as content:
         num_bytes = int.from_bytes(content.read(8), "little")
     if num_bytes > _MOST_HEADER_BYTES:
-        raise ValueError("its header is longer than that of any model")
+        raise ValueError("its header is too long")
 
 
 def check_content(header: Mapping[str, str], tensors_sha256: str) -> None:

@@ -21,7 +21,7 @@ RETRIES = 2
 """How often a task is restarted if its worker died."""
 
 DIED = (
-    "a worker process died, perhaps for lack of memory; every file written is whole: run the same command again, "
+    "a worker process died, perhaps out of memory; all files written are complete, so run the same command again "
     "with a smaller --jobs"
 )
 
@@ -95,7 +95,7 @@ def in_processes(
                     worker.end()
                     deaths[position] += 1
                     if deaths[position] <= RETRIES:
-                        _log.warning("a worker process died; what it had is begun again")
+                        _log.warning("a worker process died; its work starts again")
                         todo.append(position)
         if max(deaths.values(), default=0) > RETRIES:
             raise WorkersDied(DIED)

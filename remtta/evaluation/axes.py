@@ -49,7 +49,7 @@ def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> No
     there = [folder for case in cases if ((folder := folder_of(output, case)) / RESULTS).exists()]
     if there and not may_exist:
         raise UsageError(
-            f"{there[0]} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
+            f"{there[0]} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
             "or choose another --output"
         )
     if not may_exist:

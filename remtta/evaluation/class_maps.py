@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from timm.data import ImageNetInfo
 
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 
 _SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
@@ -109,7 +109,7 @@ def read_class_map(path: Path) -> dict[str, int]:
         return {name: int(number) for name, number in pairs}
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
-            f'{path} is no class map ({error}); write a line "folder number" per class, or a JSON object'
+            f'{path} is not a class map ({error}); write a line "folder number" per class, or a JSON object'
         ) from error
 
 
@@ -124,7 +124,7 @@ def _are_numbers(names: Sequence[str]) -> bool:
 def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, where: str) -> dict[str, int]:
     missing = [name for name in names if name not in known]
     if missing:
-        raise UsageError(f"{len(missing)} class folder(s) are not in {where}: {_some(missing)}; see --class-map")
+        raise UsageError(f"{counted(len(missing), 'class folder')} not in {where}: {_some(missing)}; see --class-map")
     beyond = [name for name in names if not 0 <= known[name] < num_classes]
     if beyond:
         raise UsageError(f"class folder {_some(beyond)} is beyond the model's {num_classes} classes; see --class-map")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 from remtta.streams.images import load_image, natural_key
 from remtta.streams.pillow import opened
 
@@ -94,7 +94,7 @@ class Dataset:
         size = "{}x{} pixels".format(*next(iter(self.sizes))) if len(self.sizes) == 1 else "various sizes"
         restricted = f", logits restricted to {self.restricted_to}'s" if self.restricted_to else ""
         return (
-            f"{self.root}: {self.layout}, {len(self.domains)} domain(s), {images} images, {size}, "
+            f"{self.root}: {self.layout}, {counted(len(self.domains), 'domain')}, {counted(images, 'image')}, {size}, "
             f"{len(self.class_numbers)} classes by {self.classes}{restricted}"
         )
 
@@ -151,8 +151,8 @@ def wanted_domains(
         is_partial = 0 < len(absent) < len(STANDARD)
         if not (is_partial and complete):
             if is_partial and by_severity:
-                told = ", ".join(absent)
-                _log.warning("%d of the 15 standard corruptions are not in %s: %s", len(absent), root, told)
+                there = len(STANDARD) - len(absent)
+                _log.info("%s has %d of the 15 standard corruptions, so its mean is not the benchmark's", root, there)
             return default_order(found)
         domains = STANDARD
     missing = [name for name in domains if name not in found]

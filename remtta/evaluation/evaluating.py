@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, Told
 from remtta.engines.processes import in_processes, num_jobs
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
@@ -199,10 +199,10 @@ class _Evaluation:
     def _refuse_earlier(self) -> None:
         earlier = [name for name in (RESULTS, PREDICTIONS) if (self._folder / name).exists()]
         if earlier == [PREDICTIONS] and self._plan.options.resume:
-            raise UsageError(f"{self._folder} has lost its {RESULTS}, so it cannot go on; --overwrite replaces it")
+            raise UsageError(f"{self._folder} has lost its {RESULTS}, so it cannot be resumed; --overwrite replaces it")
         if earlier and not (self._plan.options.overwrite or self._plan.options.resume):
             raise UsageError(
-                f"{self._folder} holds an earlier evaluation; go on with it by --resume, replace it by --overwrite, "
+                f"{self._folder} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
                 "or choose another --output"
             )
 
@@ -231,7 +231,8 @@ class _Evaluation:
         else:
             progress, state = Progress.load(self._folder)
         if progress.finished or progress.position.frames:
-            _log.info("going on after %d run(s) and %d images", len(progress.finished), progress.position.frames)
+            runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
+            _log.info("resuming after %s and %s", runs, images)
         settings = self._plan.settings()
         settings["methods"] = {name: settings["methods"][name] for name in methods}  # for the next --resume
         write_json(self._folder / RESULTS, {**earlier, "status": "running", "settings": settings})

@@ -15,7 +15,7 @@ from PIL import Image
 from timm.data import constants
 from torch import Tensor, nn
 
-from remtta.errors import StreamError
+from remtta.errors import StreamError, counted
 from remtta.evaluation.datasets import labels_by_folder
 from remtta.guard.evidence import mutual_information
 from remtta.methods.losses import entropy
@@ -265,7 +265,9 @@ def _read(source: str, limit: int, ways: Collection[Preprocessing], wait: Callab
         stream.close()
     if (readable := sum(frame.image is not None for frame in frames)) < LEAST_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
-        raise StreamError(f"{source}: {readable} image(s), and it takes {LEAST_IMAGES} to tell{reason}")
+        raise StreamError(
+            f"{source}: {counted(readable, 'readable image')}, and the doctor needs {LEAST_IMAGES}{reason}"
+        )
     return frames
 
 

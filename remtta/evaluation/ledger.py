@@ -108,7 +108,7 @@ class Progress:
         rows, events = folder / PREDICTIONS, folder / EVENTS
         counts = Counter((row["method"], row["seed"]) for row in read_rows(rows)) if rows.exists() else Counter()
         if counts != {(trial["method"], trial["seed"]): trial["images"] + trial["skipped"] for trial in finished}:
-            raise UsageError(f"{rows} does not hold the rows of the evaluation any more; start again with --overwrite")
+            raise UsageError(f"{rows} no longer holds the evaluation's rows; start again with --overwrite")
         event_bytes = events.stat().st_size if events.exists() else 0
         return cls(finished, num_bytes=rows.stat().st_size, event_bytes=event_bytes)
 

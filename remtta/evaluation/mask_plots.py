@@ -13,7 +13,7 @@ from torch import nn
 
 from remtta.deltas.delta import load_delta
 from remtta.drawing import CELL, CELL_HEIGHT, RIGHT, WRONG, Cell, Sheet, draw_grid
-from remtta.errors import FrameError, ModelError, StreamError
+from remtta.errors import FrameError, ModelError, StreamError, counted
 from remtta.evaluation.domains import Dataset, Domain
 from remtta.evaluation.ledger import delta_path
 from remtta.methods.mask_pictures import MaskPicture, mask_pictures
@@ -106,4 +106,4 @@ def _first_readable(domain: Domain) -> tuple[Image.Image, int]:
     for place, label in enumerate(domain.labels):
         with contextlib.suppress(FrameError):
             return domain.load(place), int(label)
-    raise StreamError(f"{domain.title}: none of {len(domain.labels)} image(s) could be read")
+    raise StreamError(f"{domain.title}: none of {counted(len(domain.labels), 'image')} could be read")

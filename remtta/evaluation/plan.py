@@ -127,7 +127,7 @@ class EvalPlan:
         options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
         guard = guarded(method, options, config)
         if is_guarded(name) and (guard is None or guard.options.action == "off"):
-            raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
+            raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
         smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
         return ObservedMethod(method, [each for each in (pace_of(method), guard, smoother) if each])
 
@@ -222,7 +222,7 @@ def read_earlier(record: Path) -> dict[str, Any]:
     earlier = read_record(record)
     settings = earlier.get("settings")
     if "status" not in earlier or not isinstance(settings, Mapping) or not isinstance(settings.get("methods"), Mapping):
-        raise UsageError(f"{record} is damaged (it is no record of an evaluation); start again with --overwrite")
+        raise UsageError(f"{record} is damaged (not the record of an evaluation); start again with --overwrite")
     return earlier
 
 

@@ -174,7 +174,7 @@ def _members(path: Path) -> Iterator[_Member]:
                 if key in images and key in labels:
                     yield _Member(path, key, *images.pop(key), labels.pop(key))
     except ValueError as error:
-        raise UsageError(f"{path}: a class is no number: {error}") from error
+        raise UsageError(f"{path}: a class is not a number: {error}") from error
     except (OSError, tarfile.TarError) as error:
         raise StreamError(f"{path} cannot be read: {error}") from error
 

@@ -52,7 +52,7 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
         raise UsageError(
             f"{first} holds images without class folders, and an evaluation needs labels; remtta adapt needs none"
         )
-    raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is no layout known here: {_LAYOUTS}")
+    raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is not a known layout: {_LAYOUTS}")
 
 
 def choose_folders(
@@ -85,8 +85,8 @@ def _severities(root: Path, tree: Tree, names: Sequence[str], asked: Sequence[in
         return asked or (DEFAULT_SEVERITY,)
     if len(there) > 1:
         levels = ", ".join(map(str, there))
-        raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose by --severity")
-    _log.info("%s has only severity %d, which is evaluated", root, there[0])
+        raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose with --severity")
+    _log.info("%s has only severity %d, so that is evaluated", root, there[0])
     return there
 
 

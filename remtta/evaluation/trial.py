@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import StreamError
+from remtta.errors import StreamError, counted
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.hurry import Hurry
 from remtta.evaluation.ledger import PROGRESS, Ledger, Position, delta_path
@@ -112,7 +112,7 @@ class Trial:
                     self._pay(frames)
             except Stopped:
                 self._save()
-                _log.info("the progress is saved: the same command with --resume goes on")
+                _log.info("progress is saved: the same command with --resume continues")
                 raise
         self._save_delta()
         return self._record()
@@ -198,7 +198,7 @@ class Trial:
     def _count(self, rows: Iterable[Row]) -> None:
         for row in rows:
             if "error" in row:
-                _log.warning("left out %s: %s", row["source"], row["error"])
+                _log.warning("skipped %s: %s", row["source"], row["error"])
             else:
                 title = f"{row['domain']}{row.get('severity', '')}"
                 self._outcomes.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
@@ -248,8 +248,8 @@ def _refuse_unread(visit: Visit, dataset: Dataset, outcomes: _Outcomes) -> None:
         title = dataset.domains[number].title
         if title not in outcomes:
             raise StreamError(
-                f"{title}: none of its {count} image(s) could be read (see {PREDICTIONS}); mend them, or leave the "
-                "domain out by --domains"
+                f"{title}: none of its {counted(count, 'image')} could be read (see {PREDICTIONS}); repair them, or "
+                "leave the domain out with --domains"
             )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.deltas.delta import Delta, apply_delta
-from remtta.errors import RemttaError
+from remtta.errors import RemttaError, counted
 from remtta.models.card import ModelCard, card_of
 from remtta.models.loading import load
 from remtta.options import ModelOptions
@@ -81,7 +81,9 @@ class AdaptedModel:
             expected = self.model(images).numpy()
             got = np.asarray(answer(images.numpy()))
             if got.shape != expected.shape:
-                raise RemttaError(f"{program} answers {got.shape} to {count} images, torch {expected.shape}")
+                raise RemttaError(
+                    f"{program} returns {tuple(got.shape)} for {counted(count, 'image')}, torch {tuple(expected.shape)}"
+                )
             worst = max(worst, float(np.abs(got - expected).max() / max(1.0, np.abs(expected).max())))
         if not worst <= TOLERANCE:
             raise RemttaError(f"in {program} the logits differ from torch's by {worst:.1e}; nothing was exported")

@@ -42,7 +42,7 @@ def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) ->
     onnx.helper.set_model_props(proto, {**{entry.key: entry.value for entry in proto.metadata_props}, **adapted.facts})
     if proto.ByteSize() > _MOST_BYTES:
         raise UsageError(
-            f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds 2; use --format timm"
+            f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds at most 2; use --format timm"
         )
     content = proto.SerializeToString()
     _log.info("onnxruntime: logits within %.1e of torch's", adapted.check("onnxruntime", _runner(content)))

@@ -109,7 +109,7 @@ class Judge:
             return self.alarm(NOT_FINITE, drift=drift)
         now.lead = evidence.lead
         if evidence.lead < -options.alarm:
-            return self.alarm("the adapted predictions tell less apart", **numbers)
+            return self.alarm("the adapted predictions carry less information", **numbers)
         doubting = evidence.lead < -options.doubt
         if doubting != now.doubting:
             now.doubting, now.doubted = doubting, 0

@@ -28,8 +28,8 @@ def pace_of(method: Method) -> EveryNth | None:
         return None
     if not method.lasts:
         raise UsageError(
-            "--adapt-every leaves updates out, and this method has none, or none that lasts to the next batch; "
-            "leave the option out, or choose another method"
+            "--adapt-every skips updates, and this method has none that last to the next batch; leave it out, or choose "
+            "another method"
         )
     return EveryNth(every)
 

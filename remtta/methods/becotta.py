@@ -65,7 +65,7 @@ class BECoTTA(Beside[BECoTTAConfig]):
     """
 
     settings = BECoTTAConfig
-    delta_refusal = "BECoTTA learns experts beside the model, which are no weights of it"
+    delta_refusal = "BECoTTA learns experts beside the model, which are not weights of the model"
     networks: _Experts
 
     def parts(self) -> Sequence[Sequence[nn.Module]]:

@@ -64,7 +64,7 @@ class Beside(Objective[Config]):
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         if any(block._compiled_call_impl is not None for block in net.backbone.blocks):
-            raise UsageError(f"{type(self).__name__} reaches in between blocks, which cannot be compiled then")
+            raise UsageError(f"{type(self).__name__} runs code between blocks, which cannot be compiled then")
         self.most_source_images = config.warmup_images
         self.margin = config.entropy_margin * math.log(net.num_classes)
         shapes_only = net.device.type == "meta"

@@ -58,7 +58,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
     """
 
     settings = EcoTTAConfig
-    delta_refusal = "EcoTTA learns networks beside the model, which are no weights of it"
+    delta_refusal = "EcoTTA learns networks beside the model, which are not weights of the model"
     networks: nn.ModuleList
     _terms: tuple[str, ...] = ("distance", "entropy")
 

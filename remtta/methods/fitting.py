@@ -31,7 +31,7 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
     """
     if not method.objective.accumulates:
         raise UsageError(
-            f"{type(method.objective).__name__} takes image by image, and --max-memory cannot say of how many views"
+            f"{type(method.objective).__name__} works image by image, so --max-memory cannot choose a micro-batch"
         )
     usual = method.part_size(batch_size)
     state = copy.deepcopy(method.state())

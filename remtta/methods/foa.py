@@ -78,7 +78,7 @@ class FOA(Source[FOAConfig]):
     is_source = False
     adapts = True
     needs_source = True
-    delta_refusal = "FOA learns prompt tokens, which are no weights of the model"
+    delta_refusal = "FOA learns prompt tokens, which are not weights of the model"
 
     def __init__(self, net: Net, config: FOAConfig) -> None:
         super().__init__(net, config)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
-from remtta.errors import CheckpointError, StreamError, UsageError
+from remtta.errors import CheckpointError, StreamError, UsageError, counted
 from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
@@ -63,7 +63,7 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
     if source_data is not None and not Path(source_data).exists():
         raise UsageError(f"--source-data: {source_data}: no such file or folder")
     if calibrates and source_data is not None and not Path(source_data).is_dir():
-        raise UsageError(f"--estimate is calibrated on images, and {source_data} is no folder of them")
+        raise UsageError(f"--estimate is calibrated on images, and {source_data} is not a folder of images")
 
 
 def learn_from_source(
@@ -128,7 +128,9 @@ def learn_from_source(
             found = cached
     header, tensors, file_sha256 = found
     if header["images"] < FEW_IMAGES:
-        _log.warning("%s learned from %d source image(s) only; give it some hundreds", method, header["images"])
+        _log.warning(
+            "%s learned from only %s; a few hundred are better", method, counted(header["images"], "source image")
+        )
     adapter.use_source(tensors)
     given = str(Path(source_data).absolute())
     return {"source_data": given, "path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
@@ -170,7 +172,7 @@ def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing
 
 def _source_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise UsageError(f"--source-data: {folder} is no folder of images and no {_SUFFIX} file of statistics")
+        raise UsageError(f"--source-data: {folder} is neither a folder of images nor a {_SUFFIX} file of statistics")
     files = list_files(folder, image_suffixes(), "name")
     if not files:
         raise UsageError(f"--source-data: no images in {folder} or below it")
@@ -229,7 +231,7 @@ def _batches(
             found = True
             yield preprocessing.normalise(torch.stack(batch).to(device))
     if not found:
-        raise StreamError(f"--source-data: none of {len(files)} image(s) could be read")
+        raise StreamError(f"--source-data: none of {counted(len(files), 'image')} could be read")
 
 
 def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:
@@ -244,7 +246,7 @@ def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Calla
 def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:
     for frame in frames:
         if frame.image is None:
-            _log.warning("left out the source image %s: %s", frame.source, frame.error)
+            _log.warning("skipped the source image %s: %s", frame.source, frame.error)
         else:
             yield frame.image
 

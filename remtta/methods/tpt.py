@@ -56,7 +56,7 @@ class TPT(Objective[TPTConfig]):
     chosen = "none"
     accumulates = False
     predicts_after = True
-    delta_refusal = "TPT tunes words for every image, which are no weights of the model"
+    delta_refusal = "TPT tunes words for every image, which are not weights of the model"
 
     def __init__(self, net: Net, config: TPTConfig) -> None:
         super().__init__(net, config)

@@ -52,7 +52,7 @@ class VDP(Objective[VDPConfig]):
     settings = VDPConfig
     passes_per_step = 2, 1  # teacher and student
     chosen = "none"
-    delta_refusal = "VDP learns pixel prompts, which are no weights of the model"
+    delta_refusal = "VDP learns pixel prompts, which are not weights of the model"
 
     def __init__(self, net: Net, config: VDPConfig) -> None:
         super().__init__(net, config)

@@ -102,16 +102,18 @@ def _check_folder(folder: Path) -> None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no JSON that can be read: {_reason(error)}") from error
+        raise CheckpointError(f"{path} is not readable JSON: {_reason(error)}") from error
     if not isinstance(config, dict) or "architecture" not in config:
         raise CheckpointError(
-            f"{_LOCAL}{folder} could not be built: its config.json names no architecture of timm; one of transformers "
-            "goes by local-dir:FOLDER"
+            f"{_LOCAL}{folder} could not be built: its config.json names neither an architecture of timm "
+            "nor a model type of transformers"
         )
     kinds = {"architecture": str, "num_classes": int, "model_args": dict, "pretrained_cfg": dict}
     for key, kind in kinds.items():
         if not isinstance(config.get(key, kind()), kind):
-            raise CheckpointError(f"{path} has {str(config[key])[:40]!r} for {key}, which is no {kind.__name__}")
+            raise CheckpointError(
+                f"{path} has {str(config[key])[:40]!r} for {key}, which is not of type {kind.__name__}"
+            )
 
 
 def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, Any]) -> None:
@@ -167,7 +169,7 @@ def _reason(error: BaseException) -> str:
             "its weights hold more than weights and could run code, so they were not loaded; save them as safetensors"
         )
     if isinstance(error, SafetensorError):
-        return f"its weights are no readable safetensors file ({lines[0]})"
+        return f"its weights are not a readable safetensors file ({lines[0]})"
     if isinstance(error, MemoryError) or "alloc_cpu" in lines[0] or "overflow" in lines[0]:
         return "it needs more memory than there is"
     return " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])

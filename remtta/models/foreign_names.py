@@ -187,7 +187,7 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
         for pattern, replacement in rules:
             new = re.sub(pattern, replacement, new)
         if new in result:
-            raise ValueError(f"{new} is there more than once, under other names")
+            raise ValueError(f"{new} occurs more than once, under different names")
         result[new] = tensor
     return result
 

@@ -68,7 +68,7 @@ def _restricted(head: nn.Module, place: str, numbers: Sequence[int]) -> nn.Modul
     if isinstance(head, ZeroShotHead):
         return head.restricted(numbers)
     if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution with one position, as in BiT
-        raise ModelError(f"the model's {place} is no linear layer, so its classes cannot be restricted")
+        raise ModelError(f"the model's {place} is not a linear layer, so its classes cannot be restricted")
     kept, rows = copy.deepcopy(head), torch.tensor(list(numbers), device=head.weight.device)
     kept.weight = nn.Parameter(head.weight.detach()[rows], head.weight.requires_grad)
     if head.bias is not None:

@@ -157,9 +157,7 @@ def _check(place: Path, config: Config, family: Family) -> None:
         raise CheckpointError(f"{place} says {saved[0]}; remtta reads {' and '.join(family.classifiers)}")
     for option, values in {**family.only, **_ONE_CLASS}.items():
         if config.get(option, values[0]) not in values:
-            raise CheckpointError(
-                f"{place} says {option}={config[option]!r}; timm's model knows {values[0]!r} only, so it is not read"
-            )
+            raise CheckpointError(f"{place} says {option}={config[option]!r}; timm's model supports only {values[0]!r}")
 
 
 def _class_names(place: Path, config: Config) -> list[str]:
@@ -215,7 +213,9 @@ def image_settings(folder: Path, model_type: str, image_size: Size) -> dict[str,
         check_preprocessing(settings["mean"], settings["std"], settings["interpolation"], settings["crop_pct"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is no preprocessing that can be read ({what}); correct or remove it") from error
+        raise CheckpointError(
+            f"{path} is not a readable preprocessing config ({what}); correct or remove it"
+        ) from error
     return settings
 
 
@@ -281,7 +281,7 @@ def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
     if not config.get("do_resize", True):
         resized, crop = (crop or resized), None  # images have that size already
     elif short is not None and (crop is None or crop[0] != crop[1]):
-        raise CheckpointError(f"{path} keeps the shapes of images ({size}); remtta makes all of one: add a crop_size")
+        raise CheckpointError(f"{path} keeps the shapes of images ({size}); remtta needs one size: add a crop_size")
     crop_pct = _share(crop or resized, resized)
     if crop_pct is None:
         raise CheckpointError(f"{path} crops {crop} of {resized}, which are not of one shape; timm cannot do so")

@@ -115,13 +115,13 @@ class TextTower:
             try:
                 return load_file(path)[_EMBEDDINGS].to(self.device)
             except (SafetensorError, OSError, KeyError) as error:
-                _log.debug("%s is damaged and made again: %s", path, error)
+                _log.debug("%s is damaged and computed again: %s", path, error)
         found = torch.cat(list(map(of, self._by_class(names, templates))))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda place: save_file({_EMBEDDINGS: found.cpu().contiguous()}, place))
         except (OSError, OutputError) as error:  # only a cache
-            _log.debug("text embeddings are not kept: %s", error)
+            _log.debug("text embeddings cannot be cached: %s", error)
         return found
 
     def _by_class(self, names: Sequence[str], templates: Sequence[str]) -> Iterator[Tensor]:

@@ -71,7 +71,7 @@ class DataOptions:
     class_map: Annotated[
         Path | None, _data("Class folder and class number per line, or JSON.", metavar="FILE", default="found")
     ] = None
-    limit: Annotated[int | None, _data("At most so many images per domain.", metavar="N", min=1, common=True)] = None
+    limit: Annotated[int | None, _data("At most N images per domain.", metavar="N", min=1, common=True)] = None
     resize: Annotated[Resize, _data("auto: not where images have the input size already.")] = "auto"
 
     def __post_init__(self) -> None:
@@ -147,15 +147,15 @@ class EvalOptions:
     ] = None
     reset_every: Annotated[
         int | None,
-        _method("Back to the source weights after so many images (whole batches).", min=1, metavar="N"),
+        _method("Reset to the source weights after N images (whole batches).", min=1, metavar="N"),
         Fixed(),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], _output("At an image that cannot be read.")] = "stop"
+    on_error: Annotated[Literal["skip", "stop"], _output("What to do at an image that cannot be read.")] = "stop"
     guard: Annotated[GuardOptions, Only(), Fixed()] = _GUARD
     save_every_s: float = 30.0
     overwrite: Annotated[bool, _output("Replace an earlier evaluation.", common=True)] = False
     resume: Annotated[
-        bool, _output("Go on with the evaluation in --output, if there is one; methods may be added.", common=True)
+        bool, _output("Continue the evaluation in --output, if there is one; methods may be added.", common=True)
     ] = False
     protocol: Annotated[
         ProtocolName | None,

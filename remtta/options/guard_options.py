@@ -43,8 +43,8 @@ class GuardOptions:
     action: Annotated[
         Action | None,
         _answers(
-            "What to do when adaptation does harm: warn, go back to the source weights (rollback), or do so and end "
-            "the run when the retries are used up (stop).",
+            "What to do when adaptation does harm: warn, restore the source weights (rollback), or also end "
+            "the run after the last retry (stop).",
             flags=("--guard",),
             default="by the method: rollback for remtta, else off",
             common=True,

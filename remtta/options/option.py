@@ -288,7 +288,7 @@ def read_regular(path: str | Path, most_bytes: int, what: str) -> bytes:
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no regular file, so it cannot be {what}")
+            raise UsageError(f"{path} is not a regular file, so it cannot be {what}")
         if path.stat().st_size > most_bytes:
             raise UsageError(f"{path} has {path.stat().st_size} bytes, too many for {what}")
         return path.read_bytes()

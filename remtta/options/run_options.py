@@ -37,7 +37,7 @@ class RunOptions:
     )
     reset_every: Annotated[
         int | None,
-        _method("Back to the source weights after so many frames (whole batches).", min=1, metavar="N"),
+        _method("Reset to the source weights after N frames (whole batches).", min=1, metavar="N"),
         Fixed(),
     ] = None
     adapt_for: Annotated[
@@ -49,7 +49,7 @@ class RunOptions:
     smooth: Annotated[
         Smooth,
         _answers(
-            "auto: where frames come in order, as on video, answers go by the frames before, too.",
+            "auto: where consecutive frames are related, as in video, an answer takes the frames before into account.",
             common=True,
             more="estimates.md#smoothing-over-time",
         ),
@@ -58,8 +58,8 @@ class RunOptions:
     estimate: Annotated[
         float | None,
         _answers(
-            "Estimate the accuracy on the last 500 frames, for a model with this one on clean images; --source-data "
-            "with some of those, unlabelled, makes it better.",
+            "Estimate the accuracy on the last 500 frames, given the model's accuracy on clean images; unlabelled "
+            "clean images in --source-data make it better.",
             metavar="SHARE",
             more="estimates.md#estimated-accuracy",
         ),
@@ -67,13 +67,13 @@ class RunOptions:
     ] = None
     expire_below: Annotated[
         float | None,
-        _answers("An event and a warning where the estimate for the answers is below this.", metavar="SHARE"),
+        _answers("Warn, and write an event, when the estimate falls below this.", metavar="SHARE"),
     ] = None
     overwrite: Annotated[bool, _output("Replace an earlier run in the folder.", common=True)] = False
     resume: Annotated[
         bool,
         _output(
-            "Go on with the run in --output as if it had not stopped, or begin it if there is none.",
+            "Continue the run in --output as if it had not stopped, or start it if there is none.",
             common=True,
             more="reliability.md",
         ),
@@ -81,7 +81,7 @@ class RunOptions:
     replay: Annotated[
         bool,
         _output(
-            "With --resume and --predictions -: first pass on again what the reader may not have had.",
+            "With --resume and --predictions -: first repeat what the reader may have missed.",
             more="reliability.md#stop-and-resume",
         ),
     ] = False
@@ -89,21 +89,21 @@ class RunOptions:
     logits: Annotated[bool, _output("Write all logits."), Fixed()] = False
     save_every: Annotated[
         int,
-        _output("Updates between saves of state and delta; after half a minute they are saved all the same.", min=1),
+        _output("Updates between saves of state and delta, which are also saved every 30 s.", min=1),
     ] = 20
     save_every_s: float = 30.0
-    save_full: Annotated[bool, _output("Save a delta also where every weight changes.")] = False
+    save_full: Annotated[bool, _output("Save a delta even if every weight changes.")] = False
     max_ms: Annotated[
-        float | None, _output("Mean time per frame in ms: updates are left out to keep it, never predictions.", above=0)
+        float | None, _output("Mean time per frame in ms; updates are skipped to keep it, never predictions.", above=0)
     ] = None
     realtime: Annotated[
-        bool, _output("Leave out updates, never predictions, while a video or live source runs ahead.")
+        bool, _output("Skip updates, never predictions, while a video or live source is ahead of the model.")
     ] = False
-    latency: Annotated[bool, _output("Hand out predictions before the update on their batch begins."), Fixed()] = False
+    latency: Annotated[bool, _output("Output predictions before the update on their batch."), Fixed()] = False
     flush_after: Annotated[
         float | None,
         _output(
-            "Predict frames that have waited so long for their batch to be full; they are learned from with it.",
+            "Predict frames that have waited this long for a full batch; they are still learned from with it.",
             metavar="SECONDS",
             min=0,
             default="2 on cameras and network streams, else never",
@@ -111,9 +111,9 @@ class RunOptions:
     ] = None
     max_memory: Annotated[
         int | None,
-        _output("Memory to keep within, such as 2G: so many images at a time as fit.", metavar="SIZE", read=read_size),
+        _output("Memory limit, such as 2G: as many images at a time as fit.", metavar="SIZE", read=read_size),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], _output("At a frame that cannot be read.")] = "skip"
+    on_error: Annotated[Literal["skip", "stop"], _output("What to do at a frame that cannot be read.")] = "skip"
     seed: Annotated[int, _output("Seed of every random choice.", min=0, max=MOST_SEED), Fixed()] = 0
 
     def __post_init__(self) -> None:
@@ -126,8 +126,10 @@ class RunOptions:
             check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
         if self.expire_below is not None:
             if self.estimate is None:
-                raise UsageError("--expire-below goes by an estimate; add --estimate with the accuracy on clean images")
+                raise UsageError(
+                    "--expire-below compares with an estimate; add --estimate with the accuracy on clean images"
+                )
             below = 0 < self.expire_below < self.estimate
             check(below, "expire_below", self.expire_below, "above 0 and below the estimate")
         if self.overwrite and self.resume:
-            raise UsageError("--overwrite replaces a run and --resume goes on with it; choose one")
+            raise UsageError("--overwrite replaces a run and --resume continues it; choose one")

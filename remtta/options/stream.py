@@ -35,7 +35,7 @@ class LiveOptions:
     reconnect_for: Annotated[
         float,
         _stream(
-            "Try so long to get a lost camera or network stream back; 0: end there. Given, or with --resume, also at "
+            "Wait this long for a lost camera or network stream; 0: end there. If given, or with --resume, also at "
             "the start.",
             metavar="SECONDS",
             min=0,
@@ -46,7 +46,7 @@ class LiveOptions:
     ] = 60.0
     buffer: Annotated[
         Buffer,
-        _stream("Frames of a live source that count when the model is slower: the newest, or all.", default="latest"),
+        _stream("Frames of a live source to use when the model is slower: the newest, or all.", default="latest"),
     ] = "latest"
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S

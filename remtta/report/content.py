@@ -58,7 +58,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
     body.append(f"<p>Made by remtta {__version__} from the files in {page.text(', '.join(map(str, folders)))}.</p>")
     whole = page.whole(f"remtta: {', '.join(names)}", body).encode()
     if len(whole) > page.MOST_BYTES:
-        raise UsageError(f"the page would take {len(whole) / 1e6:.1f} MB, more than mail likes (5); give fewer runs")
+        raise UsageError(f"the page would take {len(whole) / 1e6:.1f} MB, and the limit is 5; give fewer runs")
     write_atomically(output, lambda temporary: temporary.write_bytes(whole))
 
 

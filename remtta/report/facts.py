@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from remtta.errors import counted
+
 Facts = dict[str, str]
 
 
 def state_of(told: str, alive: bool | None, end: str = "killed") -> str:
     """Return a run's state; if it says "running" but no process is writing to it, say that it was interrupted."""
-    return f"was {end}, and --resume goes on with it" if told == "running" and alive is False else told
+    return f"was {end}; --resume continues it" if told == "running" and alive is False else told
 
 
 def run_facts(content: Mapping[str, Any]) -> Facts:
@@ -23,7 +25,8 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
         "source": f"{run['source']['name']} ({run['source']['kind']})",
         "model": f"{model.get('name') or 'unknown'}, {model['num_classes']} classes, base {model['base_sha256'][:12]}",
         "method": f"{method['name']}, batch {method['batch_size']}{_settings(method)}",
-        "frames": f"{counts['frames']}, {counts['skipped']} skipped; {counts['updates']} updates{_more(counts)}",
+        "frames": f"{counts['frames']}, {counts['skipped']} skipped; "
+        f"{counted(counts['updates'], 'update')}{_more(counts)}",
         "guard": _guard(run.get("guard"), run.get("options")),
     }
     return {**facts, **(_prediction_facts(content["predictions"]) if "predictions" in content else {})}
@@ -38,7 +41,8 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
     asked = options.get("guard") if isinstance(options, dict) else None
     kinds = [f"{name} {asked[name]}" for name in ("action", "answer") if isinstance(asked, dict) and name in asked]
     alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
-    return ", ".join([*kinds, f"{alarms} alarms, {by_source} frames answered by the source{shared}{ended}"])
+    source = f"{counted(by_source, 'frame')} answered by the source{shared}{ended}"
+    return ", ".join([*kinds, counted(alarms, "alarm"), source])
 
 
 def _more(counts: dict[str, int]) -> str:

@@ -40,8 +40,8 @@ def frames(name: str, shown: Iterable[tuple[Sequence[str], str]], note: str) -> 
 
 def _images(addresses: Sequence[str], caption: str) -> str:
     if not addresses:
-        return '<p class="gone">not to be read any more</p>'
-    words = (caption, f"{caption}; with the patches hatched that the mask hides")
+        return '<p class="gone">no longer readable</p>'
+    words = (caption, f"{caption}; hatched: the patches that the mask hides")
     return "".join(f'<img src="{each}" alt="{text(said)}">' for each, said in zip(addresses, words, strict=False))
 
 

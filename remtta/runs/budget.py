@@ -102,7 +102,7 @@ class TimeBudget:
         if self._per_frame and not adapted and seconds > 2 * self._per_frame * num_frames and not self._warned:
             self._warned = True
             _log.warning(
-                "predictions alone take %.1f ms per frame, which is over --max-ms %g: nothing is adapted on any more",
+                "predictions alone take %.1f ms per frame, which is over --max-ms %g: adaptation stops",
                 1000 * seconds / num_frames,
                 1000 * self._per_frame,
             )
@@ -117,7 +117,7 @@ class TimeBudget:
         times = [frame.time_s for frame in batch if frame.image is not None]
         first, last = times[0], times[-1]
         if first is None or last is None:
-            raise UsageError("--realtime goes by the time of a video or a live source, and these frames have none")
+            raise UsageError("--realtime needs the times of a video or a live source, and these frames have none")
         now, before, self._latest = self._clock(), self._latest, last
         if before is None or not before <= first <= last:  # another video begins
             self._origin, before = now - last, first

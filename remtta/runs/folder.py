@@ -117,7 +117,7 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
     if earlier and not overwrite:
         raise UsageError(
             f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output, or add --overwrite to "
-            "replace it, --resume to go on with it"
+            "replace it, --resume to continue it"
         )
     check_can_hold(folder, "a run folder", "--output")
 
@@ -130,7 +130,7 @@ def check_nothing_lost(folder: Path) -> None:
     """
     left = [name for name in (PREDICTIONS, DELTA) if (folder / name).is_file() and (folder / name).stat().st_size]
     if left:
-        raise UsageError(f"{folder} has lost its {RECORD}, so its run cannot go on; --overwrite replaces it")
+        raise UsageError(f"{folder} has lost its {RECORD}, so its run cannot be resumed; --overwrite replaces it")
 
 
 def check_writable(folder: Path) -> None:

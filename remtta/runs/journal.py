@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from remtta.engines.interrupts import Interrupts
+from remtta.errors import counted
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
@@ -89,7 +90,11 @@ class Journal:
             remade=not self._live,
         )
         if self._rows.num_damaged:
-            _log.warning("%d damaged line(s) at the end of %s are made again", self._rows.num_damaged, PREDICTIONS)
+            _log.warning(
+                "the last %s of %s are damaged, and are written again",
+                counted(self._rows.num_damaged, "line"),
+                PREDICTIONS,
+            )
         passed = self._rows.unsaved_rows() if self._live else []
         if self._eventful:
             path = self._folder / EVENTS
@@ -136,7 +141,7 @@ class Journal:
         """
         assert self._rows is not None
         num_lines = self._rows.replay(max(0, place.passed_bytes - _MOST_IN_PIPE), interrupts)
-        _log.info("passed on the last %d rows again", num_lines)
+        _log.info("repeated the last %s", counted(num_lines, "row"))
 
     def expected_rows(self) -> list[Row]:
         """Return the rows of the earlier run that were not produced again yet."""

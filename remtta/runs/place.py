@@ -15,7 +15,7 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
-from remtta.errors import FrameError, UsageError
+from remtta.errors import FrameError, UsageError, counted
 from remtta.methods.settings import algorithm_of
 from remtta.options import RunOptions
 from remtta.options.option import fixed_fields
@@ -105,9 +105,9 @@ def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
             place.last = str(source), None if number is None else int(number)
         counts = [value for name, value in vars(place).items() if name not in _NO_COUNTS]
         if not isinstance(place.fingerprint, str | None) or not isinstance(place.rows_sha256, str | None):
-            raise ValueError("its fingerprint or hash is no text")
+            raise ValueError("its fingerprint or hash is not text")
         if not isinstance(place.seconds, int | float) or not 0 <= place.seconds < math.inf:
-            raise ValueError("its seconds are no time")
+            raise ValueError("its seconds are not a duration")
         if not all(isinstance(value, int) and value >= 0 for value in counts):
             raise ValueError("its counts make no sense")
     except (TypeError, ValueError) as error:
@@ -166,7 +166,7 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
         if seen == place.frames and frame.number is not None and place.fingerprint:
             _warn_of_other(frame, place.fingerprint, transform)
     if seen < place.frames:
-        raise UsageError(f"{stream.name} holds {seen} frame(s), and the run had seen {place.frames}; {advice}")
+        raise UsageError(f"{stream.name} holds {counted(seen, 'frame')}, and the run had seen {place.frames}; {advice}")
     yield from frames
 
 

@@ -49,7 +49,7 @@ def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> It
             try:
                 row = json.loads(line.decode())
                 if not isinstance(row, dict):
-                    raise ValueError("it is no row")
+                    raise ValueError("it is not a row")
                 check(row)
             except (ValueError, RecursionError) as error:
                 raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
@@ -90,7 +90,7 @@ def checked_record(path: Path, needed: Shape | None = None, optional: Shape | No
     except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(record, dict):
-        raise ValueError("it is no record")
+        raise ValueError("it is not a record")
     check_entries(record, needed or {}, optional or {})
     return record
 

@@ -83,6 +83,6 @@ def _evaluated(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _removed(path: Path, what: str) -> UsageError:
     return UsageError(
-        f"{path.parent} was begun with {what}, which was removed from remtta; choose another --output for a new run, "
+        f"{path.parent} was started with {what}, which remtta no longer has; choose another --output for a new run, "
         "or replace this one with --overwrite"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import OutputError, StreamError, UsageError
+from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
@@ -116,7 +116,7 @@ class Run:
                 self._session.run(self._batches(batches.of(itertools.chain([first] if first else [], frames))))
             if summary.num_predicted == 0:
                 raise StreamError(
-                    f"{stream.name}: none of {summary.num_frames} frame(s) could be read (see {PREDICTIONS})"
+                    f"{stream.name}: none of {counted(summary.num_frames, 'frame')} could be read (see {PREDICTIONS})"
                 )
             summary.exit_reason = "completed"
             _tell_unjudged(summary, self._plan.options)
@@ -154,7 +154,9 @@ class Run:
         self._folder.keep_room(self._plan.last_bytes)
         if self._plan.options.replay:
             self._journal.replay(place, self._interrupts)
-        _log.info("going on with %s after %d frames and %d updates", folder, place.frames, place.updates)
+        _log.info(
+            "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
+        )
 
     def _claim(self) -> None:
         """Claim the folder for this run, once."""
@@ -182,7 +184,7 @@ class Run:
             self._stop_if_ended()
             broken = next((frame for frame in batch if frame.error), None)
             if broken and self._plan.options.on_error == "stop":
-                raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip goes on)")
+                raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip continues)")
             self._on_batch(self.summary)
 
     def _write_last_record(self) -> None:
@@ -229,12 +231,12 @@ def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
     """Warn if there were too few frames for `expire_below`."""
     if options.expire_below is not None and summary.num_predicted < WINDOW:
         _log.warning(
-            "--expire-below judges %d frames, and there were %d: nothing is said", WINDOW, summary.num_predicted
+            "--expire-below needs %d frames, and there were %d: nothing was judged", WINDOW, summary.num_predicted
         )
 
 
 def _refuse_none(stream: Stream) -> None:
     """Raise if a source has no frames, unless it is a list, which may be empty."""
     if stream.kind != "paths":
-        raise StreamError(f"{stream.name}: the stream held no frames")
-    _log.info("the list of frames is empty: nothing was done, and no run folder is left")
+        raise StreamError(f"{stream.name}: the source has no frames")
+    _log.info("the list of frames is empty: nothing to do, and no run folder is left")

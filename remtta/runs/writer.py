@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import OutputError, UsageError
+from remtta.errors import OutputError, UsageError, counted
 from remtta.files import writing
 from remtta.runs.reading import Row
 
@@ -76,13 +76,15 @@ class RowWriter:
             _read_into(self._digest, self._file, keep_bytes)
             if kept_sha256 is not None and self._digest.hexdigest() != kept_sha256:
                 self._file.close()
-                raise UsageError(f"{path} was changed since it was saved; put it back, or start again with --overwrite")
+                raise UsageError(f"{path} was changed since it was saved; restore it, or start again with --overwrite")
             if keep_tail:
                 tail = self._file.read()
                 self._keep_whole(tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True))
             if self.num_damaged and not remade:
                 self._file.close()
-                raise UsageError(f"the last {self.num_damaged} line(s) of {path} are damaged; mend or remove them")
+                raise UsageError(
+                    f"the last {counted(self.num_damaged, 'line')} of {path} cannot be read; repair or remove them"
+                )
             self._size = keep_bytes + sum(map(len, self._expected))
             self._file.truncate(self._size)  # drops an incomplete line
             self._file.seek(self._size)
@@ -196,7 +198,9 @@ class RowWriter:
         except BrokenPipeError as error:
             raise ReaderGone from error
         except OSError as error:
-            raise OutputError(f"the predictions cannot be passed on: {error.strerror or error}") from error
+            raise OutputError(
+                f"the predictions cannot be written to standard output: {error.strerror or error}"
+            ) from error
 
 
 def _pass_on(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:

@@ -25,9 +25,7 @@ def check_scheme(address: str, shown: str) -> None:
     scheme = address.partition("://")[0]
     if scheme.lower() not in SCHEMES:
         known = "use rtsp://, http://, https://, rtmp:// or udp://"
-        raise UsageError(
-            f'{shown}: unknown protocol "{scheme}"; {known}; of a store, mount the bucket or copy the folder'
-        )
+        raise UsageError(f'{shown}: unknown protocol "{scheme}"; {known}; for a bucket, mount it or copy the folder')
 
 
 def why_not_open(address: str) -> str | None:
@@ -36,7 +34,7 @@ def why_not_open(address: str) -> str | None:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
     except ValueError:
-        return "it is no valid address"
+        return "it is not a valid address"
     if not host:
         return None
     try:

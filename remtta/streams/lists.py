@@ -27,7 +27,7 @@ def read_sources(path: Path) -> dict[str, str]:
         name, equals, address = (part.strip() for part in line.partition("="))
         place = f"{path}, line {number}"
         if not equals or not address:
-            raise UsageError(f"{place} is no name and address; a list of sources has {_FORM}")
+            raise UsageError(f"{place} is not a name and an address; a list of sources has {_FORM}")
         if not _NAME.fullmatch(name):
             raise UsageError(f"{place}: a name has letters, digits, - and _ only, 64 at most, and begins with no sign")
         if name.lower() in map(str.lower, sources):  # case-insensitive file systems do not distinguish the folders
@@ -45,6 +45,6 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     try:
         text = read_regular(path, _MOST_BYTES, f"a list of sources, {_FORM}").decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8; --streams takes a list of sources, {_FORM}") from error
+        raise UsageError(f"{path} is not UTF-8 text; --streams takes a list of sources, {_FORM}") from error
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return [(number, line) for number, line in lines if line and not line.startswith("#")]

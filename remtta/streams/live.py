@@ -170,10 +170,10 @@ class LiveSource:
             return False
         if connection.failed:
             raise StreamError(
-                f"{self.name} was lost ({connection.reason}); check it and the network, or have it waited for with "
+                f"{self.name} was lost ({connection.reason}); check it and the network, or wait for it with "
                 "--reconnect-for"
             )
-        _log.warning("%s is at its end (%s), and is not to be opened again", self.name, connection.reason)
+        _log.warning("%s has ended (%s) and is not opened again", self.name, connection.reason)
         return True
 
     def _reconnect(self, lost: Connection, last: Shot | None) -> tuple[Connection, Shot | None, Gap | None]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from remtta.errors import FrameError, StreamError, UsageError, without_password
+from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.stream import Buffer, Sort
 from remtta.streams.addresses import check_scheme
@@ -107,8 +107,8 @@ def open_with(
     stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(
-            f"--reconnect-for and --buffer are for cameras and network streams, and {stream.name} is none; leave them "
-            "out"
+            f"--reconnect-for and --buffer are for cameras and network streams, and {stream.name} is neither; leave "
+            "them out"
         )
     return stream
 
@@ -236,7 +236,7 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
         left_out.clear()
         files = list_files(folder, VIDEO_SUFFIXES, sort, left_out)
     elif videos := sum(count for suffix, count in left_out.items() if suffix in VIDEO_SUFFIXES):
-        _log.warning("%s is read as a folder of images: %d video(s) in it are left out", folder, videos)
+        _log.warning("%s is read as a folder of images: %s in it are ignored", folder, counted(videos, "video"))
     if not files:
         there = f"{shown_counts(left_out)}, and " if left_out else ""
         raise UsageError(f"{folder}: {there}no images or videos in this folder or below it")

@@ -45,7 +45,7 @@ def check_health_path(path: Path, folder: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--health: {path} is a folder; name a file")
     if path.exists() and not _is_health_file(path):
-        raise UsageError(f"--health: {path} is no health file, and would be replaced; name another file")
+        raise UsageError(f"--health: {path} is not a health file, and would be replaced; name another file")
 
 
 def _target(path: Path) -> Path:

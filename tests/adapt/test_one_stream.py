@@ -241,7 +241,7 @@ def test_a_source_without_a_frame_leaves_nothing_behind(vit: nn.Module, tmp_path
         yield
 
     run = tmp_path / "runs" / "run"
-    for frames, message in ((unreachable(), "cannot be opened"), (iter(()), "cam: the stream held no frames")):
+    for frames, message in ((unreachable(), "cannot be opened"), (iter(()), "cam: the source has no frames")):
         with pytest.raises(StreamError, match=message):
             adapt_stream(vit, Stream("cam", "camera", frames), run)
     assert list(tmp_path.iterdir()) == []
@@ -264,7 +264,7 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
     written = len(rows_of(run))
     assert 1 <= written < 12
     assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
-    assert record_of(run)["exit_reason"].endswith("free some space, then go on (a run by --resume)")
+    assert record_of(run)["exit_reason"].endswith("free some space, then continue (a run with --resume)")
     assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
 
 

@@ -141,8 +141,8 @@ def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
     for seed in range(2):
         method(pictures(3, seed))
     assert caplog.messages == [
-        "batch norms cannot tell much from 3 image(s): their running statistics count for 13 more; larger batches, or "
-        "--set bn=running, are safer"
+        "batch statistics of 3 images are poor, so the source's count as 13 more images; larger batches or "
+        "--set bn=running are safer"
     ]
 
 

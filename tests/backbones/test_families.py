@@ -420,5 +420,7 @@ def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(frames: Path, tmp_pat
 
 
 def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:
-    with pytest.raises(UsageError, match="images of 36x32 pixels are no whole patches of 8x8; choose --input-size"):
+    with pytest.raises(
+        UsageError, match="images of 36x32 pixels do not divide into patches of 8x8; choose --input-size"
+    ):
         backbone_of(make("NaFlex")).logits(torch.zeros(1, 3, 36, 32))

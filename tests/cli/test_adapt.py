@@ -48,9 +48,9 @@ def test_resume_goes_on_in_the_folder_it_is_given(
     assert "name it with --output" in capfd.readouterr().err
     assert remtta_here("adapt", frames, *options, "--output", run, "--limit", "8", "--resume") == 0
     assert remtta_here("adapt", frames, *options, "--output", run) == 2
-    assert "--resume to go on with it" in capfd.readouterr().err
+    assert "--resume to continue it" in capfd.readouterr().err
     assert remtta_here("adapt", frames, *options, "--output", run, "--resume") == 0
-    assert "going on with" in capfd.readouterr().err
+    assert "resuming" in capfd.readouterr().err
     assert remtta_here("adapt", frames, *options, "--output", tmp_path / "whole") == 0
     assert (run / "predictions.jsonl").read_bytes() == (tmp_path / "whole" / "predictions.jsonl").read_bytes()
 
@@ -85,7 +85,7 @@ def test_an_empty_list_is_no_failure(
     assert remtta_here("adapt", "-", *options) == 0
     told = capfd.readouterr()
     assert told.out == ""
-    assert told.err == "the list of frames is empty: nothing was done, and no run folder is left\n"
+    assert told.err.endswith("the list of frames is empty: nothing to do, and no run folder is left\n")
     assert remtta_here("adapt", "-", *options, "--resume", "-o", "run", "-q", "--predictions", "-") == 0
     assert capfd.readouterr() == ("", "")
     assert set(tmp_path.iterdir()) == before

@@ -284,7 +284,7 @@ def _errors() -> list[Any]:
     return [
         (["nowhere", "out"], 2, "nowhere: no such file or folder"),
         (["empty", "out"], 2, "empty: no images in this folder or below it"),
-        (["text.jpg", "out"], 1, "none of 1 image(s) could be read; the first, text.jpg: not an image"),
+        (["text.jpg", "out"], 1, "none of 1 image could be read; the first, text.jpg: not an image"),
         (["frames", "frames"], 2, "frames is the source itself"),
         (["frames", "text.jpg"], 2, "text.jpg is a file"),
         (["frames", "text.jpg/out"], 2, "text.jpg is a file, so text.jpg/out cannot be a folder"),
@@ -472,7 +472,7 @@ def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
         os.kill(workers_of(process)[0], signal.SIGKILL)
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 0
-    assert stderr.startswith(b"Warning: a worker process died; what it had is begun again")
+    assert stderr.startswith(b"Warning: a worker process died; its work starts again")
     assert record_of(out)["finished"] == 10
     assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 10 * 20
     assert happens(lambda: not workers_of(process), within_s=15)

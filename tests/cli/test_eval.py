@@ -84,7 +84,7 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
         "these are not there: fog 1, fog 2, fog 3, fog 4, fog 5; choose another",
     )
     yield ["c", "--image-list", "nowhere.txt"], 2, "--image-list: nowhere.txt cannot be read"
-    yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is no class map"
+    yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is not a class map"
     yield ["empty"], 2, "no images in this folder or below it"
 
 

@@ -85,7 +85,7 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     told = " ".join(capfd.readouterr().out.split())
     assert "REM masks by: attention (default), features, random" in told
     assert "REM adapts the norms of: blocks 0-8 of 12, " in told
-    assert "not foa: FOA changes which tokens there are" in told
+    assert "not foa: FOA changes the number of tokens" in told
     assert "not watt, rem-watt, clipartt, tpt: the method is for zero-shot models" in told
     assert remtta_here("models", "mixer_s32_224") == 0
     told = " ".join(capfd.readouterr().out.split())

@@ -122,4 +122,4 @@ def test_a_class_map_that_is_none_is_told_in_a_line(
     (tmp_path / "tree").mkdir()
     args = ("doctor", tmp_path / "tree", "--model", "remtta-demo", "--class-map", tmp_path / "map.json")
     code, line = refusal_of(capfd, *args)
-    assert code == 2 and "is no class map" in line
+    assert code == 2 and "is not a class map" in line

@@ -24,7 +24,7 @@ def _errors() -> list[Any]:
         (["adapt", "empty"], 2, "empty: no images or videos in this folder or below it"),
         (["adapt", "*.gif"], 2, "*.gif: no file matches"),
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
-        (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame(s) could be read"),
+        (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
         (["adapt", "frames", *tiny, "--model-kwargs", "num_heads=5"], 2, "could not be built: dim should be divisible"),
         (["eval", "empty", *tiny], 2, "empty: no images in this folder or below it"),

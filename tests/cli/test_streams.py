@@ -37,7 +37,7 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
     assert begun
     assert json_of(Path("site/site.json"))["exit_reason"] == "running"
     assert remtta_here("inspect", "site") == 0
-    assert "was killed, and --resume goes on with it; 2 on one model" in capfd.readouterr().out
+    assert "was killed, and --resume continues it; 2 on one model" in capfd.readouterr().out
     assert remtta_here(*command, "--resume") == 0
     told = capfd.readouterr()
     Path("short").rename("elsewhere")
@@ -74,7 +74,7 @@ def test_a_site_that_used_what_was_removed_is_refused(
     record["options"]["share"] = 0.1
     Path("site/short/run.json").write_text(json.dumps(record))
     code, line = refusal_of(capfd, *command, "--resume", "--jobs", jobs, "-q")
-    assert code == 2 and "site/short was begun with --share, which was removed from remtta" in line
+    assert code == 2 and "site/short was started with --share, which remtta no longer has" in line
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
@@ -99,7 +99,7 @@ def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=120)
     assert killed and process.returncode == 128 + signal.SIGTERM
-    assert b"a worker process died; what it had is begun again" in told
+    assert b"a worker process died; its work starts again" in told
     assert json_of(Path("site/site.json"))["exit_reason"] == json_of(Path("health.json"))["state"] == "SIGTERM"
     assert not Path("site/.workers").exists()
     assert remtta_here("inspect", "site") == 0
@@ -128,7 +128,7 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
 @pytest.mark.parametrize(
     ("content", "more", "problem"),
     [
-        ("a=short\nb\n", [], "cams.txt, line 2 is no name and address"),
+        ("a=short\nb\n", [], "cams.txt, line 2 is not a name and an address"),
         ("a=short\nb=nowhere", [], "b: nowhere: no such file or folder"),
         ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
         ("a=short\nb=nowhere", ["--jobs", "2"], "b: nowhere: no such file or folder"),

@@ -43,19 +43,19 @@ def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
     [
         (
             {"model_kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/x"}}},
-            "for: pretrained_cfg",
+            "set: pretrained_cfg",
         ),
-        ({"model_kwargs": {"cache_dir": "/tmp/x"}}, "no file may ask for: cache_dir"),
-        ({"model_kwargs": {"depth": 1e8}}, "no file may ask for: depth"),
-        ({"model_kwargs": {"img_size": [1, 2, 3]}}, "no file may ask for: img_size"),
-        ({"model_kwargs": {"global_pool": "/etc"}}, "no file may ask for: global_pool"),
-        ({"model_kwargs": {"embed_dim": float("inf")}}, "no file may ask for: embed_dim"),
-        ({"model_kwargs": [1]}, "model arguments that are none"),
+        ({"model_kwargs": {"cache_dir": "/tmp/x"}}, "a file may not set: cache_dir"),
+        ({"model_kwargs": {"depth": 1e8}}, "a file may not set: depth"),
+        ({"model_kwargs": {"img_size": [1, 2, 3]}}, "a file may not set: img_size"),
+        ({"model_kwargs": {"global_pool": "/etc"}}, "a file may not set: global_pool"),
+        ({"model_kwargs": {"embed_dim": float("inf")}}, "a file may not set: embed_dim"),
+        ({"model_kwargs": [1]}, "model arguments that are not a mapping"),
         ({"num_classes": 10**9}, "absurd size .num_classes"),
         ({"num_classes": "many"}, "absurd size .num_classes"),
         ({"input_size": [99999, 32]}, "absurd size .img_size"),
         ({"model_kwargs": {"depth": 256, "embed_dim": 16384}}, "absurd size .too many weights"),
-        ({"foo": 1}, "model options that nobody knows: foo"),
+        ({"foo": 1}, "unknown model options: foo"),
     ],
 )
 def test_a_header_that_asks_for_too_much_is_refused_before_anything_is_built(

@@ -55,5 +55,5 @@ def test_a_runs_delta_says_where_it_comes_from(frames: Path, tmp_path: Path) -> 
     ],
 )
 def test_a_damaged_lineage_is_told(lineage: object) -> None:
-    with pytest.raises(ValueError, match="its lineage is none"):
+    with pytest.raises(ValueError, match="its lineage is malformed"):
         parsed_lineage(json.dumps(lineage))

@@ -16,7 +16,7 @@ def test_wnids_are_mapped_by_wnid_and_never_by_position() -> None:
     assert mapped.how == "wnid"
     with pytest.raises(UsageError, match="wnids, but the model has 7 classes; give --class-map"):
         map_classes(["n01443537"], num_classes=7)
-    with pytest.raises(UsageError, match=r"1 class folder\(s\) are not in ImageNet's wnids: n00000000"):
+    with pytest.raises(UsageError, match=r"1 class folders not in ImageNet's wnids: n00000000"):
         map_classes(["n01443537", "n00000000"], num_classes=1000)
 
 
@@ -42,7 +42,7 @@ def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) 
     (tmp_path / name).write_text(text)
     assert read_class_map(tmp_path / name) == {"a": 1, "my dog": 0}
     (tmp_path / name).write_text("a class without its number")
-    with pytest.raises(UsageError, match="is no class map"):
+    with pytest.raises(UsageError, match="is not a class map"):
         read_class_map(tmp_path / name)
 
 

@@ -21,7 +21,7 @@ def test_an_imagenet_c_tree_comes_in_the_standard_order_with_its_classes(tmp_pat
     assert dataset.domains[1].labels.tolist() == [number for number in range(7) for _ in range(3)]
     assert dataset.sizes == {(32, 32): 63}
     assert dataset.report() == (
-        f"{tmp_path / 'c'}: ImageNet-C tree, 3 domain(s), 63 images, 32x32 pixels, 7 classes by alphabetical order"
+        f"{tmp_path / 'c'}: ImageNet-C tree, 3 domains, 63 images, 32x32 pixels, 7 classes by alphabetical order"
     )
 
 
@@ -95,8 +95,7 @@ def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.
     root = write_tree(tmp_path / "c", ["fog", "snow"])
     (root / "fog" / "5" / "class_a" / "0.png").unlink()
     open_tree(root)
-    assert caplog.messages[0].startswith(f"13 of the 15 standard corruptions are not in {root}: gaussian_noise, ")
-    assert caplog.messages[1:] == ["the domains differ in their number of images: snow5 21, fog5 20"]
+    assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
 
 
 def test_a_tree_of_ones_own_may_have_a_fog_and_no_snow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,12 +132,12 @@ def test_the_only_severity_is_taken_and_told(tmp_path: Path, caplog: pytest.LogC
     write_tree(tmp_path / "c", ["fog", "snow"], severities=(3,), each=1)
     with caplog.at_level("INFO", logger="remtta"):
         assert [domain.title for domain in open_tree(tmp_path / "c").domains] == ["snow3", "fog3"]
-    assert f"{tmp_path / 'c'} has only severity 3, which is evaluated" in caplog.messages
+    assert f"{tmp_path / 'c'} has only severity 3, so that is evaluated" in caplog.messages
     with pytest.raises(UsageError, match=r"has no severity 5; it has 3$"):
         open_tree(tmp_path / "c", severities=(5,))
     write_tree(tmp_path / "c", ["fog"], severities=(1,), each=1)
     assert [domain.title for domain in open_tree(tmp_path / "c", domains=["snow"]).domains] == ["snow3"]
-    with pytest.raises(UsageError, match="has no severity 5; it has 1, 3: choose by --severity"):
+    with pytest.raises(UsageError, match="has no severity 5; it has 1, 3: choose with --severity"):
         open_tree(tmp_path / "c")
     write_tree(tmp_path / "c", ["snow"], severities=(5,), each=1)  # the usual one, but not of every domain
     with pytest.raises(UsageError, match=r"fog in .* has no severity 5; it has 1, 3"):

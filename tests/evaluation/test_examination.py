@@ -72,7 +72,7 @@ def test_classes_in_another_order_are_found(signs: Path) -> None:
 
 def test_too_few_images_say_nothing(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told = refusal_of(capfd, "doctor", signs / "stop", "--model", "remtta-demo")
-    assert told == (1, f"Error: {signs / 'stop'}: 5 image(s), and it takes 16 to tell")
+    assert told == (1, f"Error: {signs / 'stop'}: 5 readable images, and the doctor needs 16")
 
 
 def test_a_source_that_is_none_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -182,12 +182,12 @@ def test_what_keeps_an_evaluation_from_going_on_is_told_in_a_line(tree: Dataset,
     told = refusal(replace(tree, domains=tree.domains[:1]), three)
     assert told.startswith(f'{asked}data.domains.fog5 was "21 images, labels ') and told.endswith(f", is null{remedy}")
     (run / "predictions.jsonl").write_text("")
-    assert "does not hold the rows of the evaluation any more" in refusal(tree, {**three, **methods_of("eta")})
+    assert "no longer holds the evaluation's rows" in refusal(tree, {**three, **methods_of("eta")})
 
 
 def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset, tmp_path: Path) -> None:
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
-    with pytest.raises(UsageError, match="holds an earlier evaluation; go on with it by --resume"):
+    with pytest.raises(UsageError, match="holds an earlier evaluation; continue it with --resume"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     resume = EvalOptions(resume=True)
     again = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=resume)

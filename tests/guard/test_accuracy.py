@@ -143,7 +143,7 @@ def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path, capl
     assert set(rows[-1]["estimate"]) == {"answers", "adapted", "source"}
     assert record["accuracy"]["calibration"]["images"] == 40 and lines_of(whole / "events.jsonl") is not None
     assert "estimated accuracy of the last frames: answers" in summary.report()
-    assert "--expire-below judges 500 frames, and there were 120: nothing is said" in caplog.text
+    assert "--expire-below needs 500 frames, and there were 120: nothing was judged" in caplog.text
     with Interrupts() as interrupts:
         more: dict[str, Any] = {"source_data": clean, "on_batch": StopAfter(2), "interrupts": interrupts}
         adapt_tiny(frames, parts, "tent", options=options, **more)
@@ -159,5 +159,5 @@ def test_limits_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             RunOptions(estimate=estimate, expire_below=expire_below)
     statistics = tmp_path / "statistics.safetensors"
     statistics.touch()
-    with pytest.raises(UsageError, match="is no folder of them"):
+    with pytest.raises(UsageError, match="is not a folder of images"):
         adapt_tiny([], tmp_path / "run", "tent", options={"estimate": 0.5}, source_data=statistics)

@@ -319,5 +319,5 @@ def test_an_evaluation_reports_a_method_with_and_without_the_guard(tree: Dataset
 
 
 def test_there_is_nothing_to_guard_in_the_source_method(tree: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="source changes no weights that a guard could put back"):
+    with pytest.raises(UsageError, match="source changes no weights that a guard could restore"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source+guard": MethodConfig()})

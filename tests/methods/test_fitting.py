@@ -89,7 +89,7 @@ def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
 
 
 def test_memo_is_left_to_micro_batch() -> None:
-    with pytest.raises(UsageError, match="MEMO takes image by image"):
+    with pytest.raises(UsageError, match="MEMO works image by image"):
         fitting_micro_batch(method("memo"), (32, 32), 8, 2**40)
 
 

@@ -102,7 +102,7 @@ def test_statistics_are_computed_once_and_the_log_says_where_they_are_read_from(
         assert adapt(frames, tmp_path / "two", clean) == first
     assert Anchored.computed == 1
     assert f"its statistics are read from {first['path']}" in caplog.text
-    assert "anchored learned from 5 source image(s) only; give it some hundreds" in caplog.text
+    assert "anchored learned from only 5 source images; a few hundred are better" in caplog.text
     predictions = [(tmp_path / name / "predictions.jsonl").read_text() for name in ("one", "two")]
     assert predictions[0] == predictions[1]
 
@@ -186,7 +186,7 @@ def test_images_that_cannot_be_read_are_left_out(
 ) -> None:
     (clean / "broken.png").write_text("no image")
     assert adapt(frames, tmp_path / "run", clean)["images"] == 5
-    assert "left out the source image" in caplog.text and "broken.png" in caplog.text
+    assert "skipped the source image" in caplog.text and "broken.png" in caplog.text
 
 
 def test_folders_without_a_readable_image_are_refused(frames: Path, tmp_path: Path) -> None:
@@ -195,9 +195,9 @@ def test_folders_without_a_readable_image_are_refused(frames: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="no images in"):
         adapt(frames, tmp_path / "run", folder)
     (folder / "broken.png").write_text("no image")
-    with pytest.raises(StreamError, match=r"none of 1 image\(s\) could be read"):
+    with pytest.raises(StreamError, match=r"none of 1 image could be read"):
         adapt(frames, tmp_path / "run", folder)
-    with pytest.raises(UsageError, match=r"is no folder of images and no \.safetensors file"):
+    with pytest.raises(UsageError, match=r"is neither a folder of images nor a \.safetensors file"):
         adapt(frames, tmp_path / "run", folder / "broken.png")
     assert not (tmp_path / "run").exists()
 

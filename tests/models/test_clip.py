@@ -124,7 +124,7 @@ def test_names_and_templates_are_part_of_a_deltas_base_and_rebuild_it(tmp_path: 
     delta = Delta({}, origin.pop("name"), state_sha256(model), "rem", model_options=origin)
     assert state_sha256(load_base(delta)) == delta.base_sha256
     read = Delta({}, name, "", "rem", model_options={**origin, "prompts": str(tmp_path / "mine.txt")}, path="d")
-    with pytest.raises(DeltaError, match="class names or templates that are none"):
+    with pytest.raises(DeltaError, match="class names or templates that are not text"):
         load_base(read, name=name)
 
 

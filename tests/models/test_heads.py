@@ -41,5 +41,5 @@ def _model_and_images(family: str) -> tuple[Any, Tensor]:
 def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
     model: Any = tiny_vit()
     model.head = nn.Sequential(model.head)
-    with pytest.raises(ModelError, match="the model's head is no linear layer, so its classes cannot be restricted"):
+    with pytest.raises(ModelError, match="the model's head is not a linear layer, so its classes cannot be restricted"):
         restrict_classes(model, [0, 2])

@@ -294,7 +294,7 @@ def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
             r"holds a model of type 'beit'; .* reads vit, deit, dinov2, dinov2_with_registers, swin, convnext; conv",
         ),
         (_vit, {"model_type": ...}, r"holds a model of type None"),
-        (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model knows 'gelu' only, so it is not read$"),
+        (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model supports only 'gelu'$"),
         (_vit, {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
         (_vit, {"problem_type": "multi_label_classification"}, r"says problem_type='multi_label_classification'"),
         (_vit, {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
@@ -345,7 +345,7 @@ def test_other_weights_are_not_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "reason"),
     [
-        ("vit.layers.0.mlp.fc1.bias", torch.zeros(50), "blocks.0.mlp.fc1.bias is there more than once"),
+        ("vit.layers.0.mlp.fc1.bias", torch.zeros(50), "blocks.0.mlp.fc1.bias occurs more than once"),
         ("vit.encoder.layer.0.attention.attention.key.weight", torch.zeros(24, 5), "Sizes of tensors must match"),
     ],
 )

@@ -69,13 +69,13 @@ def test_frames_stand_beside_what_the_adapted_model_would_see_of_them(runs: Path
     assert remtta_here("report", runs / "stills", "--masks", "-o", runs / "stills.html", "-q") == 0
     shown = pictures(runs / "stills.html")
     for (plain, plain_address), (words, masked_address) in zip(shown[::2], shown[1::2], strict=True):
-        assert words == f"{plain}; with the patches hatched that the mask hides"
+        assert words == f"{plain}; hatched: the patches that the mask hides"
         assert plain_address != masked_address
     addresses = {(int(words.partition(",")[0]), address) for words, address in shown[1::2]}
     assert addresses == {(index, address) for index, address in expected.items() if index}  # the least sure are all
     content = (runs / "stills.html").read_text()
     assert "hatched: the 40 % of the patches that remtta hides at most" in content
-    assert "not to be read any more" in content
+    assert "no longer readable" in content
 
 
 def test_frames_of_a_video_are_shown(runs: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_mean_time_per_frame_is_kept_by_leaving_updates_out() -> None:
 def test_predictions_that_are_too_slow_alone_leave_no_update(caplog: pytest.LogCaptureFixture) -> None:
     share, mean_ms = shares(max_ms=5, update_s=1.0, predict_s=0.2)
     assert [record.getMessage() for record in caplog.records] == [
-        "predictions alone take 20.0 ms per frame, which is over --max-ms 5: nothing is adapted on any more"
+        "predictions alone take 20.0 ms per frame, which is over --max-ms 5: adaptation stops"
     ]
     assert share <= 1 / 60 and mean_ms < 22  # the first, before anything is known
 
@@ -151,5 +151,5 @@ def test_a_run_out_of_time_predicts_everything_and_adapts_once(
 
 
 def test_realtime_needs_a_stream_with_a_time_of_its_own(frames: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--realtime goes by the time of a video"):
+    with pytest.raises(UsageError, match="--realtime needs the times of a video"):
         adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(realtime=True))

@@ -132,7 +132,7 @@ def test_a_finite_video_behind_an_address_goes_on_where_it_was(tmp_path: Path) -
     assert [row["frame"] for row in rows_of(tmp_path / "run")] == list(range(9))
     assert not any("time" in row for row in rows_of(tmp_path / "run"))
     assert summary.num_frames == 9 and summary.exit_reason == "completed"
-    with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frame\(s\), and the run had seen 9"):
+    with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frames, and the run had seen 9"):
         adapt_tiny(finite(5), tmp_path / "run", resume=True)
 
 

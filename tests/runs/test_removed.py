@@ -49,7 +49,7 @@ def test_a_run_goes_on_unless_it_used_what_was_removed(
     assert adapt_tiny(frames, tmp_path / "run", resume=True).num_resumed == 1
     as_earlier(tmp_path / "run", group, **{entry: used})
     with pytest.raises(
-        UsageError, match=f"run was begun with .*{what}.*, which was removed .* choose another --output"
+        UsageError, match=f"run was started with .*{what}.*, which remtta no longer has.* choose another --output"
     ):
         adapt_tiny(frames, tmp_path / "run", resume=True)
 
@@ -59,7 +59,7 @@ def test_a_state_goes_on_unless_it_has_what_was_removed(tmp_path: Path) -> None:
     save_state(tmp_path / STATE, {}, tensors)
     assert load_state(tmp_path / STATE)[1].keys() == {"delta.norm"}
     save_state(tmp_path / STATE, {}, {**tensors, "memory.seen": torch.tensor(20)})
-    with pytest.raises(UsageError, match="was begun with --memory, which was removed"):
+    with pytest.raises(UsageError, match="was started with --memory, which remtta no longer has"):
         load_state(tmp_path / STATE)
 
 
@@ -75,7 +75,7 @@ def test_an_evaluation_goes_on_unless_it_used_what_was_removed(name: str, tmp_pa
     record = json_of(out / RESULTS)
     record["settings"]["methods"][name] = record["settings"]["methods"].pop("tent")
     (out / RESULTS).write_text(json.dumps(record))
-    with pytest.raises(UsageError, match=re.escape(f"out was begun with {name}, which was removed")):
+    with pytest.raises(UsageError, match=re.escape(f"out was started with {name}, which remtta no longer has")):
         run(resume=True)
 
 
@@ -83,5 +83,5 @@ def test_answers_weighted_by_who_sees_more_are_gone(made: Path, tmp_path: Path) 
     shutil.copytree(made / "whole", tmp_path / "run")
     guard = record_of(tmp_path / "run")["options"]["guard"]
     as_earlier(tmp_path / "run", "options", guard={**guard, "answer": "auto"})
-    with pytest.raises(UsageError, match="run was begun with --answer auto, which was removed"):
+    with pytest.raises(UsageError, match="run was started with --answer auto, which remtta no longer has"):
         adapt_tiny(made / "frames", tmp_path / "run", resume=True)

@@ -214,7 +214,7 @@ def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     adapt_tiny(frames, run)
     left = {path.name: path.read_bytes() for path in run.iterdir()}
-    with pytest.raises(UsageError, match=r"holds 11 frame\(s\), and the run had seen 12"):
+    with pytest.raises(UsageError, match=r"holds 11 frames, and the run had seen 12"):
         adapt_tiny([frames / f"frame_{number}.png" for number in range(11)], run, resume=True)
     (frames / "frame_11.png").rename(frames / "frame_12.png")
     with pytest.raises(UsageError, match=r"frame 11 of .* is .*frame_12\.png, and was .*frame_11\.png"):
@@ -383,6 +383,6 @@ def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: 
     finish(frames, tmp_path / "run")
     (tmp_path / "run" / RECORD).unlink()
     before = (tmp_path / "run" / PREDICTIONS).read_bytes()
-    with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot go on; --overwrite"):
+    with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot be resumed; --overwrite"):
         adapt_tiny(frames, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before

@@ -72,7 +72,7 @@ def test_a_refused_connection_is_told_as_such(scheme: str) -> None:
 
 def test_addresses_that_tell_nothing_are_no_error() -> None:
     assert why_not_open("udp://@:1234") is None
-    assert why_not_open("http://host:port/") == "it is no valid address"
+    assert why_not_open("http://host:port/") == "it is not a valid address"
 
 
 def test_an_unknown_protocol_is_refused_at_once() -> None:

@@ -27,14 +27,14 @@ def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
     [
         (b"", "names no source; write name=address on each line"),
         (b"# only this\n", "names no source"),
-        (b"a=1\nrtsp://user:secret@host/live\n", "line 2 is no name and address"),
+        (b"a=1\nrtsp://user:secret@host/live\n", "line 2 is not a name and an address"),
         (b"rtsp://user:secret@host/live?a=1", "line 1: a name has letters, digits"),
-        (b"a=\n", "line 1 is no name and address"),
+        (b"a=\n", "line 1 is not a name and an address"),
         (b"../up=secret", "line 1: a name has letters"),
         (b"site.json=secret", "line 1: a name has letters"),
         (b"a=1\n\nA=secret\n", "line 3: there is a stream called A already"),
         (b"a=-\n", "a cannot be standard input"),
-        (b"\xff\xfe\x00", "is no text in UTF-8"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_other_lists_are_refused_in_a_line_that_tells_no_address(content: bytes, problem: str, tmp_path: Path) -> None:

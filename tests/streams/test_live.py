@@ -64,7 +64,7 @@ def test_without_patience_the_first_loss_is_the_end() -> None:
 
 
 def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    told = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or have it waited for with"
+    told = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or wait for it with"
     clock = Clock()
     source = LiveSource(
         "http://host/live", LiveOptions(buffer="all", reconnect_for=0), connect=lambda: Silent([10], clock), clock=clock
@@ -72,7 +72,7 @@ def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_told(caplog: pyte
     with pytest.raises(StreamError, match=told):
         list(source.frames())
     assert levels(list(web(FakeCamera([10]), Clock(), reconnect_for=0).frames())) == [10]
-    assert caplog.messages == ["http://host/live is at its end (the connection ended), and is not to be opened again"]
+    assert caplog.messages == ["http://host/live has ended (the connection ended) and is not opened again"]
 
 
 def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ def test_a_folder_is_read_in_natural_order(frames: Path) -> None:
 def test_videos_in_a_folder_of_images_are_left_out_and_counted(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
     (frames / "clip.mp4").touch()
     assert len(names(open_stream(frames))) == 12
-    assert caplog.messages == [f"{frames} is read as a folder of images: 1 video(s) in it are left out"]
+    assert caplog.messages == [f"{frames} is read as a folder of images: 1 video in it are ignored"]
 
 
 def test_a_folder_may_be_named_like_a_video_a_glob_or_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_nothing_but_a_health_file_is_replaced(vit: nn.Module, frames: Path, tmp
     (tmp_path / "link").symlink_to(frames / "frame_0.png")
     for path in (*map(tmp_path.joinpath, ("run.json", "list.json", "pipe", "link")), Path("/dev/full")):
         before = path.read_bytes() if path.is_file() else path.stat()
-        with pytest.raises(UsageError, match=f"--health: {path} is no health file, and would be replaced; name"):
+        with pytest.raises(UsageError, match=f"--health: {path} is not a health file, and would be replaced; name"):
             adapt_stream(vit, frames, tmp_path / "run", health=path)
         assert before == (path.read_bytes() if path.is_file() else path.stat())
     assert not (tmp_path / "run").exists()

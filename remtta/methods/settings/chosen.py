@@ -95,7 +95,7 @@ class MethodOptions:
                 )
         pairs = read_pairs(self.pairs, "--set")
         for name in set(pairs) & set(kind.unused):
-            _log.warning("%s has no use for the setting %s=%s", self.method, name, pairs[name])
+            _log.warning("%s ignores the setting %s=%s", self.method, name, pairs[name])
         return method_config(self.method, {**self.shared.given, **pairs}, batch_size=batch_size)
 
 
