@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet
+from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet, parts_of
 from remtta.errors import UsageError
 from remtta.options.option import Option, check_options
 from remtta.options.run import Engine
@@ -25,7 +26,7 @@ class CorruptOptions:
     """What is made of each image.
 
     With a file's corruption, severity and path below the source, `seed` decides every random choice. Corruptions and
-    severities are kept in their standard order, each once.
+    severities are kept in their standard order, each once; combinations such as fog+snow come last.
 
     Raises:
         UsageError: If a value is out of range; the text names it.
@@ -37,7 +38,7 @@ class CorruptOptions:
     corruptions: Annotated[
         tuple[str, ...],
         Option(
-            "standard (15), hold-out (4), all, or names with commas.",
+            "standard (15), hold-out (4), all, or names with commas; fog+snow is one after the other.",
             flags=("--corruptions", "-c"),
             default="standard",
             read=parse_corruptions,
@@ -69,14 +70,14 @@ class CorruptOptions:
     seed: Annotated[int, Option("Seed of every random choice.", min=0)] = 0
 
     def __post_init__(self) -> None:
-        for name in self.corruptions:
+        for name in (part for combined in self.corruptions for part in parts_of(combined)):
             if name not in CORRUPTIONS:
                 raise UsageError(f"no corruption {name!r}{_near(name)}; there are {', '.join(CORRUPTIONS)}")
         check_options(self)
         for field in ("corruptions", "severities"):
             if not getattr(self, field):
                 raise UsageError(f"{field} must name at least one")
-        object.__setattr__(self, "corruptions", tuple(name for name in CORRUPTIONS if name in self.corruptions))
+        object.__setattr__(self, "corruptions", tuple(in_order(self.corruptions)))
         object.__setattr__(self, "severities", tuple(sorted(set(self.severities))))
 
     @property
@@ -89,6 +90,12 @@ def parse_corruptions(text: str) -> tuple[str, ...]:
     """Names or groups ("all", "standard", "hold-out") with commas between them, to names."""
     parts = [part.strip() for part in text.split(",")]
     return tuple(name for part in parts for name in _GROUPS.get(part, (part,)))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once: single corruptions in their standard order, then combinations as given."""
+    given = list(dict.fromkeys(names))
+    return [name for name in CORRUPTIONS if name in given] + [name for name in given if name not in CORRUPTIONS]
 
 
 def _near(name: str) -> str:
