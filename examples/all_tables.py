@@ -6,8 +6,8 @@
 DATA holds photographs/ (ImageNet's wnids as folders), cifar10/test/, pacs/ (photo/, art_painting/, cartoon/, sketch/),
 vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors, efficientnet_lite0.safetensors and
 vit_cifar10.safetensors. What is finished in OUT stays, what was stopped goes on. Every table is printed as Markdown;
-OUT/figures.json has its numbers, commands, seconds and versions. --limit takes so many images of each domain, for a
-trial in a folder of its own.
+OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a copy of it, which a test holds
+README to. --limit takes so many images of each domain, for a trial in a folder of its own.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
     """What a table shows of an evaluation's results.json: by method, in % and percentage points."""
     found = {}
     for name, content in results["methods"].items():
-        losses = {domain: -gain for domain, gain in content.get("gain_by_domain", {}).items()}
+        losses = {domain: 0.0 - gain for domain, gain in content.get("gain_by_domain", {}).items()}
         found[name] = {
             "error": round(content["mean"], 1),
             "error_se": round(content["mean_se"], 1),
