@@ -52,10 +52,10 @@ def fitted(features: Tensor, labels: Tensor, num_classes: int, weight_decay: flo
     def loss() -> Tensor:
         optimizer.zero_grad()
         total = functional.cross_entropy(head(features), labels) + weight_decay * head.weight.square().sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         return total
 
-    optimizer.step(loss)  # type: ignore[arg-type]  # LBFGS takes a tensor, too
+    optimizer.step(loss)
     return head.requires_grad_(False)
 
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--std", type=float)
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     args = parser.parse_args(argv)
-    given = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
+    given: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
     model: Any = load_model(args.model, checkpoint=args.checkpoint, **given)
     classes = sorted(folder.name for folder in args.root.iterdir() if folder.is_dir())
     (domain,) = open_dataset(args.root, num_classes=len(classes)).domains

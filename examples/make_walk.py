@@ -90,6 +90,15 @@ def way(table: np.ndarray, accuracy: float) -> list[Levels]:
     return min((found[0, second] for second in range(1, LEVELS)), key=distance)
 
 
+def measured(model: nn.Module, domain: Domain, pair: tuple[str, str], args: argparse.Namespace) -> list[Levels]:
+    """The way between two corruptions at the accuracy asked for; it is printed."""
+    table = accuracies(model, domain, pair, args.calibration)
+    found = way(table, args.accuracy)
+    told = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in found)
+    print(f"{' to '.join(pair)}: {told}", flush=True)
+    return found
+
+
 def fading(severity: int) -> list[Levels]:
     """From one corruption at a severity to clear images, and on to the other at the same severity."""
     return [*((level, 0) for level in range(severity, 0, -1)), *((0, level) for level in range(severity + 1))]
@@ -149,13 +158,8 @@ def main() -> None:
     with tarfile.open(args.destination / "serial_00000.tar", "w") as tar:
         while made < args.images:
             pair = last, str(rng.choice([name for name in names if name != last]))
-            if pair not in ways and model is None:
-                ways[pair] = fading(args.severity)
-            elif pair not in ways:
-                table = accuracies(model, domain, pair, args.calibration)
-                ways[pair] = way(table, args.accuracy)
-                told = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in ways[pair])
-                print(f"{' to '.join(pair)}: {told}", flush=True)
+            if pair not in ways:
+                ways[pair] = measured(model, domain, pair, args) if model else fading(args.severity)
             for levels in ways[pair]:
                 for shot, label in itertools.islice(frames, min(args.speed, args.images - made)):
                     write(tar, f"sample_{made}", corrupted(shot, pair, levels, rng), label, pair, levels)
