@@ -214,7 +214,9 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
 
     Each half of a folder's images says what the other half should be
     predicted as. Where that is right far more often than the folder's own
-    class, the classes are in another order. None where there are too few images to say.
+    class, the classes are in another order. A class that several folders
+    mostly are predicted as is none of theirs: under a strong shift a model
+    takes most things for one. None where there are too few images to say.
 
     Args:
         findings: Of all candidates.
@@ -232,14 +234,15 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     whole = {name: places for name, places in members.items() if len(places) >= _LEAST_PER_CLASS}
     if len(whole) < _LEAST_CLASSES:
         return None
-    own, right, mistaken = [], [], {}
-    for name, places in sorted(whole.items(), key=lambda item: natural_key(item[0])):
+    own, right = [], []
+    mostly = {name: int(predicted[whole[name]].mode().values) for name in sorted(whole, key=natural_key)}
+    for name, places in whole.items():
+        others = {most for folder, most in mostly.items() if folder != name}
         for half, other in ((places[::2], places[1::2]), (places[1::2], places[::2])):
-            own.append(predicted[half] == predicted[other].mode().values)
+            said = int(predicted[other].mode().values)
+            own.append((predicted[half] == said) & (said not in others))
             right.append(predicted[half] == labels[half])
-        most = int(predicted[places].mode().values)
-        if most != int(labels[places[0]]):
-            mistaken[name] = most
+    mistaken = {name: most for name, most in mostly.items() if most != int(labels[whole[name][0]])}
     by_half, by_label = torch.cat(own).double(), torch.cat(right).double()
     gained = by_half - by_label
     error = float(gained.std()) / len(gained) ** 0.5
