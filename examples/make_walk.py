@@ -1,11 +1,14 @@
 """A walk through pairs of corruptions at a set accuracy, after CCC's generator, as a stream that remtta eval reads.
 
     python examples/make_walk.py photographs/ walk/ --checkpoint vit.safetensors --accuracy 0.4 --images 3000
+    python examples/make_walk.py photographs/ video/ --severity 3 --pan 25
     remtta eval walk/ --checkpoint vit.safetensors --methods source,rem,remtta
 
 Every image has two corruptions. While one fades the next grows, by a severity at a time of 0 to 5, each for --speed
 images; and the way from one to the other is that on which the source model's accuracy stays nearest to --accuracy, by
-a table that is measured first: of all pairs of severities, on --calibration images each.
+a table that is measured first: of all pairs of severities, on --calibration images each. With --severity no model is
+asked: a corruption fades from there to clear images, and then the next sets in. With --pan N each photograph is N
+frames of a camera that moves and zooms over it.
 
 SRC is a tree of class folders. After Continually Changing Corruptions (Press et al., NeurIPS 2023, arXiv:2306.05401),
 which has severities a quarter apart and a ResNet-50's table of all pairs: this is a benchmark of its own.
@@ -15,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +90,45 @@ def way(table: np.ndarray, accuracy: float) -> list[Levels]:
     return min((found[0, second] for second in range(1, LEVELS)), key=distance)
 
 
+def measured(model: nn.Module, domain: Domain, pair: tuple[str, str], args: argparse.Namespace) -> list[Levels]:
+    """The way between two corruptions at the accuracy asked for; it is printed."""
+    table = accuracies(model, domain, pair, args.calibration)
+    found = way(table, args.accuracy)
+    told = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in found)
+    print(f"{' to '.join(pair)}: {told}", flush=True)
+    return found
+
+
+def fading(severity: int) -> list[Levels]:
+    """From one corruption at a severity to clear images, and on to the other at the same severity."""
+    return [*((level, 0) for level in range(severity, 0, -1)), *((0, level) for level in range(severity + 1))]
+
+
+def panned(image: Image.Image, length: int, rng: np.random.Generator) -> Iterator[Image.Image]:
+    """So many frames of a camera that moves and zooms evenly from one window of an image to another.
+
+    Windows are squares of 70 to 100 % of the short side, where chance puts them; frames are as large as the short side.
+    """
+    side = min(image.size)
+    windows = []
+    for _ in range(2):
+        width = side * rng.uniform(0.7, 1)
+        left, top = rng.uniform(0, 1, 2) * (np.array(image.size) - width)
+        windows.append(np.array([left, top, left + width, top + width]))
+    for part in np.linspace(0, 1, length):
+        box = tuple((1 - part) * windows[0] + part * windows[1])
+        yield image.resize((side, side), Image.Resampling.BICUBIC, box=box)
+
+
+def scenes(domain: Domain, pan: int, rng: np.random.Generator) -> Iterator[tuple[Image.Image, int]]:
+    """Photographs drawn by chance, with their labels, without an end; or so many panned frames of each."""
+    while True:
+        place = int(rng.integers(len(domain.labels)))
+        image, label = domain.load(place), int(domain.labels[place])
+        shots = panned(image, pan, rng) if pan > 1 else [image]
+        yield from ((shot, label) for shot in shots)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
@@ -94,6 +138,9 @@ def main() -> None:
     parser.add_argument("--mean", type=float)
     parser.add_argument("--std", type=float)
     parser.add_argument("--accuracy", type=float, default=0.4)
+    parser.add_argument("--severity", type=int, choices=range(1, LEVELS), help="fade from it to 0 and set in")
+    parser.add_argument("--num-classes", type=int, default=1000, help="with --severity: classes of the model")
+    parser.add_argument("--pan", type=int, default=1, metavar="N", help="frames of each photograph")
     parser.add_argument("--corruptions", default=CORRUPTIONS)
     parser.add_argument("--calibration", type=int, default=50, help="images for each number of the table")
     parser.add_argument("--speed", type=int, default=50, help="images between two steps")
@@ -101,28 +148,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     pixels: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
-    model = load_model(args.model, checkpoint=args.checkpoint, **pixels)
-    (domain,) = open_dataset(args.source, num_classes=card_of(model).num_classes).domains
+    model = None if args.severity else load_model(args.model, checkpoint=args.checkpoint, **pixels)
+    classes = args.num_classes if model is None else card_of(model).num_classes
+    (domain,) = open_dataset(args.source, num_classes=classes).domains
     rng, names = np.random.default_rng(args.seed), args.corruptions.split(",")
-    ways: dict[tuple[str, str], list[Levels]] = {}
+    frames, ways = scenes(domain, args.pan, rng), dict[tuple[str, str], list[Levels]]()
     last, made = str(rng.choice(names)), 0
     args.destination.mkdir(parents=True)
     with tarfile.open(args.destination / "serial_00000.tar", "w") as tar:
         while made < args.images:
             pair = last, str(rng.choice([name for name in names if name != last]))
             if pair not in ways:
-                table = accuracies(model, domain, pair, args.calibration)
-                ways[pair] = way(table, args.accuracy)
-                told = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in ways[pair])
-                print(f"{' to '.join(pair)}: {told}", flush=True)
+                ways[pair] = measured(model, domain, pair, args) if model else fading(args.severity)
             for levels in ways[pair]:
-                for place in rng.choice(len(domain.labels), min(args.speed, args.images - made)):
-                    image = corrupted(domain.load(int(place)), pair, levels, rng)
-                    write(tar, f"sample_{made}", image, int(domain.labels[place]), pair, levels)
+                for shot, label in itertools.islice(frames, min(args.speed, args.images - made)):
+                    write(tar, f"sample_{made}", corrupted(shot, pair, levels, rng), label, pair, levels)
                     made += 1
             last = pair[1]
     told_ways = {"+".join(pair): steps for pair, steps in ways.items()}
-    (args.destination / "walk.json").write_text(json.dumps({"accuracy": args.accuracy, "ways": told_ways}, indent=2))
+    goal = {"accuracy": args.accuracy} if model else {"severity": args.severity}
+    (args.destination / "walk.json").write_text(json.dumps({**goal, "pan": args.pan, "ways": told_ways}, indent=2))
 
 
 def write(

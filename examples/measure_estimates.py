@@ -63,8 +63,9 @@ class Said(NamedTuple):
 
 def told(observer: Observer, logits: Tensor) -> Tensor:
     """Return what an observer makes of an adapted model's answers (B, C)."""
-    none = torch.empty(len(logits), 0)
-    answers = Answers(cast(Any, SimpleNamespace(adapts=True)), none, none.bool(), logits=logits)
+    none, zero = torch.empty(len(logits), 0), torch.zeros(())
+    method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=zero, source_offset=zero))
+    answers = Answers(cast(Any, method), none, none.bool(), logits=logits)
     observer.answer(answers)
     return answers.logits
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import remtta
-from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
-from remtta.options import GuardOptions
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
 from tests.evaluation.trees import write_tree
@@ -57,19 +56,66 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Mod
     return module
 
 
-def test_the_guard_of_the_harmful_streams_is_set_by_name() -> None:
-    guard_options = script("guard_streams").guard_options
-    assert guard_options("default") == GuardOptions("rollback", "both") and guard_options("none") is None
-    wanted = GuardOptions(doubt=0.01, window=128, action="warn", answer="both")
-    assert guard_options("doubt=0.01,window=128,action=warn,answer=both") == wanted
-    for text, told in (
-        ("back_to=passed", r"of action, answer, retries, .*, got \"back_to=passed\"$"),
-        ("doubt", 'got "doubt"$'),
-        ("window=big", '^--guard window must be a number such as 100, got "big"$'),
-        ("window=8", "least frames must be in 2 to its 8 frames"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            guard_options(text)
+def test_a_linear_probe_is_a_whole_checkpoint(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Photographs of one colour each, which features of random weights tell apart, too."""
+    for number, name in enumerate(("blue", "green", "red")):
+        folder = tmp_path / "photographs" / name
+        folder.mkdir(parents=True)
+        for copy in range(5):
+            Image.new("RGB", (32, 32), tuple(40 * copy + (60 if place == number else 0) for place in range(3))).save(
+                folder / f"{copy}.png"
+            )
+    probe, output = example("linear_probe", monkeypatch, checkpoint), tmp_path / "probe.safetensors"
+    probe.main([str(tmp_path / "photographs"), str(output), "--model", "vit_tiny_patch16_224"])
+    assert capsys.readouterr().out.startswith("15 images of 3 classes (blue, green, red); ")
+    model = remtta.load_model("vit_tiny_patch16_224", checkpoint=output, num_classes=3, model_kwargs=TINY)
+    before, after = load_file(checkpoint), model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before if not name.startswith("head."))
+    assert after["head.weight"].shape[0] == 3 and after["head.weight"].abs().max() > 0
+
+
+def test_estimates_are_told_of_logits_alone() -> None:
+    measure = script("measure_estimates")
+    logits = torch.randn(measure.LEAST, 4, generator=torch.Generator().manual_seed(0))
+    none = torch.empty(len(logits))
+    clean = measure.Said(logits, logits.argmax(1), none, none)
+    sure, unsure = (measure.ours(clean)(scale * logits) for scale in (1, 0.1))
+    assert 0 <= unsure < sure <= 1
+
+
+def test_all_tables_makes_what_is_missing_once(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables, out, called = script("all_tables"), tmp_path / "out", list[str]()
+    write_tree(tmp_path / "data" / "photographs", ["."], severities=())
+    arguments = f"{{out}}/c --batch-size 10 --methods source,tent --checkpoint {checkpoint} {shlex.join(TINY_OPTIONS)}"
+    monkeypatch.setattr(tables, "MADE", {"c": "corrupt {data}/photographs {out}/c -c fog,snow+fog --jobs 1"})
+    monkeypatch.setattr(tables, "TABLES", {"one": tables.Table("One", {"a case": arguments}, ["c"])})
+
+    def call(words: list[str]) -> None:
+        called.append(words[0])
+        assert remtta_here(*words) == 0
+
+    monkeypatch.setattr(tables, "call", call)
+    told = []
+    for _ in range(2):
+        tables.main([str(tmp_path / "data"), str(out), "--limit", "14"])
+        told.append(capsys.readouterr().out.partition("### One")[2])
+    assert called == ["corrupt", "eval", "corrupt"]
+    figures = json.loads((out / "figures.json").read_text())["one"]["a case"]
+    errors = json.loads((out / "one" / "a_case" / "results.json").read_text())["methods"]
+    assert figures["images"] == 28 and figures["methods"]["tent"]["error"] == round(errors["tent"]["mean"], 1)
+    assert f"| a case | `source` | {errors['source']['mean']:.1f} ± " in told[1]
+
+
+def test_every_table_is_of_commands_that_are_there() -> None:
+    tables = script("all_tables")
+    for table in tables.TABLES.values():
+        assert set(table.needs) <= tables.MADE.keys()
+        for arguments in table.cases.values():
+            assert is_taken("eval", shlex.split(arguments.format(data="data", out="out")))
 
 
 def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
@@ -93,6 +139,25 @@ def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
     assert len(domain.labels) == 40 and domain.load(39).size == (32, 32)
     ways = json.loads((tmp_path / "walk/walk.json").read_text())["ways"]
     assert set(ways) <= {"contrast+brightness", "brightness+contrast"}
+
+
+def test_a_panned_walk_is_frames_of_each_photograph_in_conditions_that_set_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tree(tmp_path / "photographs", ["."], severities=(), classes=("cat", "dog", "ship"), each=2)
+    walk = script("make_walk")
+    assert walk.fading(2) == [(2, 0), (1, 0), (0, 0), (0, 1), (0, 2)]
+    args = ["--severity", "2", "--pan", "5", "--images", "30", "--speed", "4", "--num-classes", "3"]
+    for folder in ("one", "same"):
+        monkeypatch.setattr("sys.argv", ["make_walk", str(tmp_path / "photographs"), str(tmp_path / folder), *args])
+        walk.main()
+    (domain,) = open_dataset(tmp_path / "one", num_classes=3).domains
+    labels = domain.labels.reshape(6, 5)
+    assert (labels == labels[:, :1]).all()
+    frames = [domain.load(number).tobytes() for number in range(5)]
+    assert len(set(frames)) == 5
+    names = [tmp_path / folder / "serial_00000.tar" for folder in ("one", "same")]
+    assert len({open_dataset(name.parent, num_classes=3).domains[0].load(7).tobytes() for name in names}) == 1
 
 
 def draw_clip(path: Path) -> str:
@@ -350,3 +415,26 @@ def test_asking_what_the_growth_script_does_measures_nothing(
     with pytest.raises(SystemExit) as done:
         growth.main()
     assert done.value.code == 0 and "picture" in capsys.readouterr().out
+
+
+README_ROWS = {
+    "[ViT-Ti, ImageNet photographs]": "vit, severity 3",
+    "the same, severity 5": "vit, severity 5",
+    "[DeiT-Ti]": "deit, severity 5",
+}
+"""What a row of README's table begins with, and the case of docs/figures.json that it is of."""
+
+
+@pytest.mark.parametrize(("start", "case"), README_ROWS.items())
+def test_readme_has_the_figures_of_an_evaluation(start: str, case: str) -> None:
+    root = EXAMPLES.parent
+    methods = json.loads((root / "docs" / "figures.json").read_text())["centred"][case]["methods"]
+    (row,) = re.findall(rf"^\| {re.escape(start)}.*", (root / "README.md").read_text(), re.MULTILINE)
+    _, _, *errors, worst, _ = [cell.strip(" *") for cell in row.split("|")]
+    for told, name in zip(errors, ("source", "rem", "centre", "remtta"), strict=True):
+        assert told == (f"{methods[name]['error']:.1f}" if name in methods else "")
+    told_worst = dict(re.findall(r"(REM|`fast`|`remtta`) ([+-]?[\d.]+)", worst))
+    names = {"REM": "rem", "`fast`": "centre", "`remtta`": "remtta"}
+    assert {name: float(value) for name, value in told_worst.items()} == {
+        name: methods[method]["worst"] for name, method in names.items() if method in methods
+    }

@@ -17,6 +17,7 @@ from remtta.corruptions.parameters import (
     STANDARD,
     ParameterSet,
     parameter_set_of,
+    parts_of,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def corrupt(
     Args:
         image: RGB, of any size. Lengths in pixels grow with its short side: they hold as published at 224 px
             (ImageNet-C's) or 32 px (CIFAR-10-C's).
-        name: One of CORRUPTIONS.
+        name: One of CORRUPTIONS, or several with "+" between them, applied in this order at the same severity.
         severity: 1 to 5.
         rng: Source of every random choice; the same state makes the same image.
         parameter_set: "imagenet" or "cifar"; by default CIFAR-10-C's for a short side of up to 64 px.
@@ -52,8 +53,9 @@ def corrupt(
 
     Source: Hendrycks and Dietterich, 2019.
     """
-    if name not in PARAMETERS:
-        raise ValueError(f"no corruption {name!r}; there are {', '.join(CORRUPTIONS)}")
+    for part in parts_of(name):
+        if part not in PARAMETERS:
+            raise ValueError(f"no corruption {part!r}; there are {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
         raise ValueError(f"severity must be 1 to 5, got {severity}")
     if image.mode != "RGB":
@@ -66,6 +68,8 @@ def corrupt(
         raise ValueError(f"image must have sides of up to {MAX_SIDE} pixels, got {image.width}x{image.height}")
     short_side = min(image.size)
     chosen = parameter_set or parameter_set_of(short_side)
-    values = PARAMETERS[name].values(severity, chosen)
     scale = short_side / REFERENCE_SIZE[chosen]
-    return to_image(FUNCTIONS[name](to_float(image), rng, scale, **values))
+    for part in parts_of(name):
+        values = PARAMETERS[part].values(severity, chosen)
+        image = to_image(FUNCTIONS[part](to_float(image), rng, scale, **values))
+    return image

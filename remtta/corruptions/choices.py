@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet
+from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet, parts_of
 from remtta.errors import UsageError
 from remtta.options.option import Option, check_options
 from remtta.options.run_options import Engine
@@ -25,7 +26,8 @@ class CorruptOptions:
     """What to make of each image.
 
     `seed` together with a file's corruption, severity and path below the source determines every random choice.
-    Corruptions and severities are sorted into their standard order and deduplicated.
+    Corruptions and severities are sorted into their standard order and deduplicated; combinations such as fog+snow come
+    last.
 
     Raises:
         UsageError: If a value is out of range; the message names it.
@@ -37,7 +39,7 @@ class CorruptOptions:
     corruptions: Annotated[
         tuple[str, ...],
         Option(
-            "standard (15), hold-out (4), all, or names with commas.",
+            "standard (15), hold-out (4), all, or names with commas; fog+snow is one after the other.",
             flags=("--corruptions", "-c"),
             default="standard",
             read=parse_corruptions,
@@ -69,14 +71,14 @@ class CorruptOptions:
     seed: Annotated[int, Option("Seed of every random choice.", min=0)] = 0
 
     def __post_init__(self) -> None:
-        for name in self.corruptions:
+        for name in (part for combined in self.corruptions for part in parts_of(combined)):
             if name not in CORRUPTIONS:
                 raise UsageError(f"no corruption {name!r}{_near(name)}; there are {', '.join(CORRUPTIONS)}")
         check_options(self)
         for field in ("corruptions", "severities"):
             if not getattr(self, field):
                 raise UsageError(f"{field} must name at least one")
-        object.__setattr__(self, "corruptions", tuple(name for name in CORRUPTIONS if name in self.corruptions))
+        object.__setattr__(self, "corruptions", tuple(in_order(self.corruptions)))
         object.__setattr__(self, "severities", tuple(sorted(set(self.severities))))
 
     @property
@@ -89,6 +91,12 @@ def parse_corruptions(text: str) -> tuple[str, ...]:
     """Return the corruption names for comma-separated names and groups ("all", "standard", "hold-out")."""
     parts = [part.strip() for part in text.split(",")]
     return tuple(name for part in parts for name in _GROUPS.get(part, (part,)))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once: single corruptions in their standard order, then combinations as given."""
+    given = list(dict.fromkeys(names))
+    return [name for name in CORRUPTIONS if name in given] + [name for name in given if name not in CORRUPTIONS]
 
 
 def _near(name: str) -> str:

@@ -147,3 +147,8 @@ CORRUPTIONS = STANDARD + HOLD_OUTS
 def parameter_set_of(short_side: int) -> ParameterSet:
     """Return the parameter set for images with this short side in pixels."""
     return "cifar" if short_side <= CIFAR_UP_TO else "imagenet"
+
+
+def parts_of(name: str) -> list[str]:
+    """Names of the corruptions that are applied in a row under a name: two of "fog+gaussian_noise", one of "fog"."""
+    return name.split("+")

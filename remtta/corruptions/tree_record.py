@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.corruptions.choices import JPEG_QUALITY, CorruptOptions
-from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES
+from remtta.corruptions.choices import JPEG_QUALITY, CorruptOptions, in_order
+from remtta.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES, parts_of
 from remtta.errors import UsageError
 from remtta.files import check_can_hold, remove_leftovers, write_json, writing
 
@@ -65,7 +65,7 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
     contents = {} if earlier is None else _contents(earlier)
     for name in options.corruptions:
         contents[name] = sorted({*contents.get(name, []), *options.severities})
-    contents = {name: contents[name] for name in CORRUPTIONS if name in contents}
+    contents = {name: contents[name] for name in in_order(contents)}
     with writing(destination):
         destination.mkdir(parents=True, exist_ok=True)
     write_record(destination, source, options, contents, {"exit_reason": "unfinished"})
@@ -91,8 +91,9 @@ def finish(
         UsageError: If it was replaced by something that is not a record.
     """
     others = _contents(_read(destination) or {"corruptions": {}})
-    both = {name: sorted({*contents.get(name, []), *others.get(name, [])}) for name in CORRUPTIONS}
-    write_record(destination, source, options, {name: found for name, found in both.items() if found}, outcome)
+    names = in_order([*contents, *others])
+    both = {name: sorted({*contents.get(name, []), *others.get(name, [])}) for name in names}
+    write_record(destination, source, options, both, outcome)
 
 
 def write_record(
@@ -123,6 +124,8 @@ def write_record(
 
 
 def _parameters(name: str) -> dict[str, Any]:
+    if name not in PARAMETERS:
+        return {part: _parameters(part) for part in parts_of(name)}
     entry = PARAMETERS[name]
     return {kind: [entry.values(severity, kind) for severity in SEVERITIES] for kind in ("imagenet", "cifar")}
 
@@ -146,7 +149,7 @@ def _contents(record: dict[str, Any]) -> dict[str, list[int]]:
     return {
         name: [severity for severity in SEVERITIES if severity in entry["severities"]]
         for name, entry in record["corruptions"].items()
-        if name in CORRUPTIONS
+        if set(parts_of(name)) <= set(CORRUPTIONS)
     }
 
 

@@ -212,7 +212,8 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     """Check whether class folders are mapped to the right classes, using the most informative candidate.
 
     Each half of a folder's images predicts the class of the other half. If that is right far more often than the
-    folder's label, the classes are in another order.
+    folder's label, the classes are in another order. A class that several folders are mostly predicted as belongs to
+    none of them: under a strong shift a model predicts one class for most images. None for too few images.
 
     Args:
         findings: Of all candidates.
@@ -231,14 +232,15 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     whole = {name: places for name, places in members.items() if len(places) >= _LEAST_PER_CLASS}
     if len(whole) < _LEAST_CLASSES:
         return None
-    own, right, mistaken = [], [], {}
-    for name, places in sorted(whole.items(), key=lambda item: natural_key(item[0])):
+    own, right = [], []
+    mostly = {name: int(predicted[whole[name]].mode().values) for name in sorted(whole, key=natural_key)}
+    for name, places in whole.items():
+        others = {most for folder, most in mostly.items() if folder != name}
         for half, other in ((places[::2], places[1::2]), (places[1::2], places[::2])):
-            own.append(predicted[half] == predicted[other].mode().values)
+            said = int(predicted[other].mode().values)
+            own.append((predicted[half] == said) & (said not in others))
             right.append(predicted[half] == labels[half])
-        most = int(predicted[places].mode().values)
-        if most != int(labels[places[0]]):
-            mistaken[name] = most
+    mistaken = {name: most for name, most in mostly.items() if most != int(labels[whole[name][0]])}
     by_half, by_label = torch.cat(own).double(), torch.cat(right).double()
     gained = by_half - by_label
     error = float(gained.std()) / len(gained) ** 0.5

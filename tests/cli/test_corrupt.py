@@ -169,9 +169,10 @@ def test_more_corruptions_and_severities_are_added(photos: Path, tmp_path: Path)
     out = tmp_path / "out"
     assert remtta_here("corrupt", photos, out, "-c", "fog", "-j", "1") == 0
     assert remtta_here("corrupt", photos, out, "-c", "contrast,fog", "-s", "3", "-j", "1") == 0
+    assert remtta_here("corrupt", photos, out, "-c", "contrast+fog", "-j", "1") == 0
     contents = {name: entry["severities"] for name, entry in record_of(out)["corruptions"].items()}
-    assert contents == {"fog": [3, 5], "contrast": [3]}
-    assert len(tree_of(out)) == 18
+    assert contents == {"fog": [3, 5], "contrast": [3], "contrast+fog": [5]}
+    assert len(tree_of(out)) == 24
 
 
 def test_two_runs_at_one_target_make_one_tree(photos: Path, tmp_path: Path) -> None:

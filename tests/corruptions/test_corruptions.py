@@ -20,6 +20,7 @@ from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from remtta.corruptions.parameters import PARAMETERS, ParameterSet, parameter_set_of
 from remtta.corruptions.weather import fog, frost, plasma, snow, spatter
+from remtta.errors import UsageError
 from tests.conftest import draw_image
 
 # Where the published parameters themselves make a severity milder than the one before, or leave it as it was; or
@@ -392,15 +393,26 @@ def test_elastic_displacements_have_the_size_of_smoothed_noise(scale: int) -> No
     assert shifts.std() == pytest.approx(expected, rel=0.12)
 
 
+def test_a_combination_is_one_corruption_after_the_other() -> None:
+    image, shared = picture(64), rng()
+    expected = corrupt(corrupt(image, "fog", 3, shared), "gaussian_noise", 3, shared)
+    assert corrupt(image, "fog+gaussian_noise", 3, rng()) == expected
+    with pytest.raises(ValueError, match="no corruption 'rain'"):
+        corrupt(image, "fog+rain", 3, rng())
+
+
 # Options
 
 
 def test_options_are_put_in_order_and_checked() -> None:
     options = CorruptOptions(corruptions=parse_corruptions("hold-out, fog,fog"), severities=(5, 1, 5))
     assert options.corruptions == ("fog", *HOLD_OUTS)
+    assert CorruptOptions(corruptions=("snow+fog", "fog")).corruptions == ("fog", "snow+fog")
     assert options.severities == (1, 5)
     assert CorruptOptions().corruptions == STANDARD == parse_corruptions("standard")
     assert parse_corruptions("all") == CORRUPTIONS
     for wrong in ({"corruptions": ()}, {"severities": (0,)}, {"size": 0}, {"limit": 0}, {"jobs": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))[:6]):
             CorruptOptions(**wrong)
+    with pytest.raises(UsageError, match="no corruption 'fo', did you mean fog"):
+        CorruptOptions(corruptions=("snow+fo",))

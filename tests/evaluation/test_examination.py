@@ -114,3 +114,11 @@ def test_too_few_images_per_class_say_nothing_of_the_order() -> None:
     findings = [finding(EYE.repeat(3, 1))]
     labels = torch.arange(6).repeat(3)
     assert class_order(findings, labels, [str(number) for number in labels.tolist()], "number") is None
+
+
+def test_one_class_for_everything_is_no_other_order() -> None:
+    labels = torch.arange(6).repeat(8)
+    folders = [str(number) for number in labels.tolist()]
+    for predicted, fits in ((torch.full_like(labels, 3), True), ((labels + 1) % 6, False)):
+        order = class_order([finding(EYE[predicted])], labels, folders, "number")
+        assert order is not None and order["fits"] is fits

@@ -1,0 +1,261 @@
+"""Make the tables of docs/results.md anew, in one go.
+
+    python examples/all_tables.py data/ tables/
+    python examples/all_tables.py data/ tables/ --only pacs --limit 100
+
+DATA holds photographs/ (ImageNet's wnids as folders), cifar10/test/, pacs/ (photo/, art_painting/, cartoon/, sketch/),
+vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors, efficientnet_lite0.safetensors and
+vit_cifar10.safetensors. What is finished in OUT stays, what was stopped goes on. Every table is printed as Markdown;
+OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a copy of it, which a test holds
+README to. --limit takes so many images of each domain, for a trial in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+EXAMPLES = Path(__file__).parent
+SHORT = "source,centre,remtta,rem"
+PUBLISHED = f"{SHORT},tent,sar,roid"
+CONVOLUTIONAL = "source,norm,centre,remtta,rem,tent,sar,roid"
+AXES = "source,fast,remtta,rem,sar,roid"
+SMOOTHED = "source,fast,remtta,remtta+smooth"
+
+_HALF = "--mean 0.5 --std 0.5"
+_VIT, _DEIT = "--model vit_tiny_patch16_224", "--model deit_tiny_patch16_224"
+_LITE = "--model tf_efficientnet_lite0"
+_CIFAR = (
+    "--model vit_tiny_patch16_224 --checkpoint {data}/vit_cifar10.safetensors --num-classes 10 --crop-pct 1.0 "
+    f"{_HALF} --model-kwargs img_size=32 --model-kwargs patch_size=4 --model-kwargs depth=6"
+)
+MODELS = {
+    "vit": f"{_VIT} --checkpoint {{data}}/vit_tiny_imagenet.safetensors {_HALF}",
+    "deit": f"{_DEIT} --checkpoint {{data}}/deit_tiny_imagenet.safetensors",
+    "lite": f"{_LITE} --checkpoint {{data}}/efficientnet_lite0.safetensors {_HALF}",
+    "cifar": _CIFAR,
+}
+PROBES = {
+    "vit": f"{_VIT} --checkpoint {{out}}/pacs_vit.safetensors --num-classes 7 {_HALF}",
+    "deit": f"{_DEIT} --checkpoint {{out}}/pacs_deit.safetensors --num-classes 7",
+    "lite": f"{_LITE} --checkpoint {{out}}/pacs_lite.safetensors --num-classes 7 {_HALF}",
+}
+
+MADE = {
+    "photographs_c": "corrupt {data}/photographs {out}/photographs_c --severity 3,5",
+    "photographs_2c": "corrupt {data}/photographs {out}/photographs_2c --severity 3 "
+    "-c fog+gaussian_noise,snow+motion_blur,contrast+jpeg_compression",
+    "cifar10_c": "corrupt {data}/cifar10/test {out}/cifar10_c --limit 150",
+    "video": "make_walk.py {data}/photographs {out}/video --severity 4 --pan 25 --images 3000",
+    **{
+        f"pacs_{name}.safetensors": f"linear_probe.py {{data}}/pacs/photo {{out}}/pacs_{name}.safetensors {options}"
+        for name, options in MODELS.items()
+        if name in PROBES
+    },
+}
+"""What evaluations need, by its name in OUT: the command that makes it, of remtta or a script beside this one."""
+
+
+class Table(NamedTuple):
+    """Evaluations that stand in one table.
+
+    Attributes:
+        title: What it is of.
+        cases: Arguments of `remtta eval` for each part of the table.
+        needs: Names in `MADE`.
+    """
+
+    title: str
+    cases: Mapping[str, str]
+    needs: Sequence[str]
+
+
+def _on_corruptions(name: str, severity: int, batch: int, methods: str) -> str:
+    return (
+        f"{{out}}/photographs_c --continual --severity {severity} --batch-size {batch} --methods {methods} "
+        f"{MODELS[name]}"
+    )
+
+
+def _on_pacs(name: str, scenario: str, methods: str) -> str:
+    domains = "--domains art_painting,cartoon,sketch --batch-size 20"
+    return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]}"
+
+
+_BATCHES = (1, 8, 20, 50)
+_SEVERITY_3 = "{out}/photographs_c --severity 3"
+
+TABLES = {
+    "centred": Table(
+        "ImageNet ViTs, fifteen corruptions",
+        {
+            f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT)
+            for name in ("vit", "deit")
+            for level in (3, 5)
+        },
+        ["photographs_c"],
+    ),
+    "convolutional": Table(
+        "EfficientNet-Lite0, fifteen corruptions",
+        {
+            **{f"severity {level}": _on_corruptions("lite", level, 50, CONVOLUTIONAL) for level in (3, 5)},
+            **{f"batch {size}": _on_corruptions("lite", 5, size, "source,norm,centre,remtta") for size in (1, 4, 20)},
+        },
+        ["photographs_c"],
+    ),
+    "pacs": Table(
+        "PACS: a head on photographs; paintings, cartoons and sketches",
+        {
+            "vit, in a row": _on_pacs("vit", "continual", PUBLISHED),
+            "vit, each alone": _on_pacs("vit", "episodic", PUBLISHED),
+            "deit, in a row": _on_pacs("deit", "continual", SHORT),
+            "lite, in a row": _on_pacs("lite", "continual", f"{SHORT},norm"),
+        },
+        [f"pacs_{name}.safetensors" for name in PROBES],
+    ),
+    "video": Table(
+        "Photographs panned for 25 frames each, conditions that set in gradually",
+        {
+            f"batch {size}": f"{{out}}/video --batch-size {size} --methods {SMOOTHED} {MODELS['vit']}"
+            for size in _BATCHES
+        },
+        ["video"],
+    ),
+    "deployment": Table(
+        "Axes of deployment, ViT-Ti, severity 3",
+        {
+            "two corruptions at once": f"{{out}}/photographs_2c --continual --methods {AXES} {MODELS['vit']}",
+            "shifts that come back": f"{_SEVERITY_3} --domains gaussian_noise,fog,jpeg_compression "
+            f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']}",
+            "deadlines": f"{_SEVERITY_3} --scenario time-constrained --methods {AXES} {MODELS['vit']}",
+        },
+        ["photographs_c", "photographs_2c"],
+    ),
+    "cifar10": Table(
+        "A small ViT on CIFAR-10, fifteen corruptions at severity 5",
+        {"batch 20": f"{{out}}/cifar10_c --continual --batch-size 20 --methods {PUBLISHED},eta,deyo {MODELS['cifar']}"},
+        ["cifar10_c"],
+    ),
+}
+
+
+def call(words: Sequence[str]) -> None:
+    """Run a command of remtta, or a script beside this one."""
+    program = [str(EXAMPLES / words[0])] if words[0].endswith(".py") else ["-m", "remtta", words[0]]
+    subprocess.run([sys.executable, *program, *words[1:]], check=True)
+
+
+def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table shows of an evaluation's results.json: by method, in % and percentage points."""
+    found = {}
+    for name, content in results["methods"].items():
+        losses = {domain: 0.0 - gain for domain, gain in content.get("gain_by_domain", {}).items()}
+        found[name] = {
+            "error": round(content["mean"], 1),
+            "error_se": round(content["mean_se"], 1),
+            "gain": None if content["gain"] is None else round(content["gain"], 1),
+            "gain_se": round(content["gain_se"], 1) if content.get("gain_se") is not None else None,
+            "worst": round(max(losses.values()), 1) if losses else None,
+            "worst_domain": max(losses, key=lambda domain: losses[domain]) if losses else None,
+            "worse": sum(loss > 0 for loss in losses.values()),
+            "seconds": round(content["timing"]["seconds"]),
+        }
+    return found
+
+
+def markdown(table: Table, cases: Mapping[str, Any]) -> str:
+    """A table of the cases there are, and below it what it is of."""
+    lines = [
+        f"### {table.title}",
+        "",
+        "| | method | error | gain | worst domain, and how many are worse |",
+        "|---|---|---|---|---|",
+    ]
+    for case, entry in cases.items():
+        for number, (name, row) in enumerate(entry["methods"].items()):
+            cells = [case if number == 0 else "", f"`{name}`", f"{row['error']:.1f} ± {row['error_se']:.1f}"]
+            gained = row["gain"] is not None and row["worst"] is not None
+            cells.append(f"{row['gain']:+.1f} ± {row['gain_se']:.1f}" if gained else "")
+            cells.append(f"{row['worst']:+.1f} {row['worst_domain']}, {row['worse']}" if gained else "")
+            lines.append(f"| {' | '.join(cells)} |")
+    told = [
+        f"*{case}*: {entry['images']} images, {entry['seconds'] / 60:.0f} min, {entry['date']}, remtta "
+        f"{entry['version']}: `{entry['command']}`"
+        for case, entry in cases.items()
+    ]
+    return "\n".join([*lines, "", *told, ""])
+
+
+class Maker:
+    """Runs what is missing.
+
+    Args:
+        data: Folder of images and weights.
+        out: Folder of everything that is made.
+        limit: Images of each domain; None for all.
+    """
+
+    def __init__(self, data: Path, out: Path, limit: int | None) -> None:
+        self._places = {"data": str(data), "out": str(out)}
+        self._out, self._limit, self._path = out, limit, out / "figures.json"
+        self._figures = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def make(self, name: str, table: Table) -> str:
+        """Make a table and return it as Markdown."""
+        for need in table.needs:
+            self._prepare(need)
+        for case, arguments in table.cases.items():
+            self._evaluate(name, case, arguments)
+        return markdown(table, {case: self._figures[name][case] for case in table.cases})
+
+    def _words(self, command: str) -> list[str]:
+        return [word.format(**self._places) for word in shlex.split(command)]
+
+    def _prepare(self, need: str) -> None:
+        if MADE[need].startswith("corrupt") or not (self._out / need).exists():  # a tree keeps what it has
+            call(self._words(MADE[need]))
+
+    def _evaluate(self, name: str, case: str, arguments: str) -> None:
+        """Run an evaluation that is not finished with these arguments; note its figures."""
+        limit = [] if self._limit is None else ["--limit", str(self._limit)]
+        words, given = ["eval", *self._words(arguments), *limit], [*shlex.split(arguments), *limit]
+        told = shlex.join(["remtta", "eval", *given]).replace("'", "")
+        entry = self._figures.setdefault(name, {}).get(case, {})
+        if entry.get("command") == told:
+            return
+        folder, began = self._out / name / case.replace(", ", "_").replace(" ", "_"), time.monotonic()
+        call([*words, "--output", str(folder), "--resume", "--no-plots"])
+        results = json.loads((folder / "results.json").read_text())
+        self._figures[name][case] = {
+            "command": told,
+            "images": sum(domain["images"] for domain in results["settings"]["data"]["domains"]),
+            "seconds": round(time.monotonic() - began),
+            "date": time.strftime("%Y-%m-%d"),
+            "version": results["environment"]["remtta"],
+            "methods": figures_of(results),
+        }
+        self._path.write_text(json.dumps(self._figures, indent=1))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", action="append", choices=TABLES, metavar="NAME", help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--limit", type=int, help="images of each domain")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    maker = Maker(args.data, args.out, args.limit)
+    for name in args.only or TABLES:
+        print(maker.make(name, TABLES[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
