@@ -27,7 +27,7 @@ from remtta import load_model
 from remtta.backbones.backbone import Backbone
 from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
-from remtta.guard.accuracy import LEAST, WINDOW, Calibration, Estimator
+from remtta.guard.accuracy import MIN_FRAMES, WINDOW, Calibration, Estimator
 from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import build_method
@@ -38,7 +38,7 @@ from remtta.models.preprocessing import preprocessing_of
 BATCH = 50
 CALIBRATING = 500  # clean images at most, as in remtta adapt
 DROPOUTS = 10  # passes with dropout, in AETTA
-MOST_FOLLOWED = 100  # classes of which it is learned which follows which
+MAX_FOLLOWED = 100  # classes of which it is learned which follows which
 
 
 class Said(NamedTuple):
@@ -137,7 +137,7 @@ def estimate_table(clean: Said, told: dict[str, list[Said]], *, with_aetta: bool
     for name, estimate in (ways | ({"AETTA": aetta} if with_aetta else {})).items():
         cells = []
         for domains in told.values():
-            windows = [window for said in domains for window in said.windows() if len(window.labels) >= LEAST]
+            windows = [window for said in domains for window in said.windows() if len(window.labels) >= MIN_FRAMES]
             off = np.array([100 * (estimate(window) - accuracy(window)) for window in windows])
             cells.append(f"{np.abs(off).mean():.1f} ({off.mean():+.1f})")
         print(f"| {name} | {' | '.join(cells)} |")
@@ -202,7 +202,7 @@ def order_table(domains: list[Said], seeds: int = 3) -> None:
         "exponential, 0.8": lambda logits: smoothed(logits.softmax(-1), 0.8),
         "`--smooth auto`": lambda logits: told(Smoother(logits.shape[1]), logits),
     }
-    if domains[0].logits.shape[1] <= MOST_FOLLOWED:
+    if domains[0].logits.shape[1] <= MAX_FOLLOWED:
         ways["a learned matrix"] = lambda logits: transitions(logits.softmax(-1))
     print(f"| order | {' | '.join(ways)} |\n|---|{'---|' * len(ways)}")
     for order in (shuffled, in_classes, in_runs):

@@ -138,12 +138,12 @@ def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: flo
             found = re.fullmatch(r"\.(.+)\.(\d{1,9})\.tmp", path.name, re.DOTALL)
             if not found or not any(fnmatchcase(found[1], name) for name in names):
                 continue
-            if not _lives(int(found[2])) and time.time() - path.stat().st_mtime >= untouched_for_s:
+            if not _is_alive(int(found[2])) and time.time() - path.stat().st_mtime >= untouched_for_s:
                 path.unlink()
                 _log.debug("removed %s, which a killed process left behind", path)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -78,7 +78,7 @@ def test_a_linear_probe_is_a_whole_checkpoint(
 
 def test_estimates_are_told_of_logits_alone() -> None:
     measure = script("measure_estimates")
-    logits = torch.randn(measure.LEAST, 4, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(measure.MIN_FRAMES, 4, generator=torch.Generator().manual_seed(0))
     none = torch.empty(len(logits))
     clean = measure.Said(logits, logits.argmax(1), none, none)
     sure, unsure = (measure.ours(clean)(scale * logits) for scale in (1, 0.1))

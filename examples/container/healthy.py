@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-def trouble(file: Path, most_s: float) -> str | None:
+def trouble(file: Path, max_s: float) -> str | None:
     """What is wrong with the run that writes this file, if anything is."""
     try:
         health = json.loads(file.read_text())
         age_s = (datetime.now(UTC) - datetime.fromisoformat(health["time"])).total_seconds()
     except (OSError, ValueError, KeyError) as error:
         return f"no health file: {error}"
-    if age_s > most_s:
+    if age_s > max_s:
         return f"silent for {age_s:.0f} s"
     return str(health.get("reason", "failed")) if health.get("state") == "error" else None
 

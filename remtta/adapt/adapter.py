@@ -273,7 +273,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
     """
     adapter.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(str(source) if isinstance(source, int) else source)
-    batches, told = Batches(opened, adapter.options, adapter.card.preprocessing), _Told(adapter)
+    batches, told = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     session = Session(
         adapter,
         adapter.card,
@@ -290,7 +290,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
             yield from told.results
 
 
-class _Told:
+class _FrameResults:
     """Listens to a session: the answers to its last batch."""
 
     def __init__(self, adapter: Adapter) -> None:
@@ -313,14 +313,14 @@ class _Told:
                 frame.time_s,
                 frame.read_at,
                 probs,
-                result.adapted and frame.index not in result.unfit,
+                result.adapted and frame.index not in result.excluded,
                 self._labels,
                 frame,
             )
             for frame, probs in zip(result.batch.readable, logits.float().softmax(-1).numpy(), strict=True)
         ]
 
-    def pass_on(self, result: BatchResult) -> None:
+    def deliver(self, result: BatchResult) -> None:
         """The stream hands them out."""
 
 

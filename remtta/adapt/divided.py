@@ -19,7 +19,7 @@ from torch import nn
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import Site, SiteSummary, StreamReport
 from remtta.adapt.together import Together
-from remtta.engines.interrupts import Interrupts, Stopped, Told
+from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import WorkersDied, in_processes
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
@@ -127,8 +127,8 @@ class Divided(Site):
         ended: dict[str, RunSummary] = {}
         end: BaseException | None = None
         try:
-            with self._watched(), contextlib.closing(self._made()) as made:
-                for _, runs in made:
+            with self._watched(), contextlib.closing(self._worker_results()) as results:
+                for _, runs in results:
                     ended |= runs
         except (Stopped, WorkersDied) as error:
             end = error
@@ -141,7 +141,7 @@ class Divided(Site):
                     run.end(end)
             self.write()
 
-    def _made(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
+    def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
         """Yield the results of each worker's streams."""
         if self._engine == "ray":
             from remtta.engines.cluster import on_ray
@@ -180,7 +180,7 @@ class Divided(Site):
             for number, _ in self._shares:
                 self._reports |= _read_reports(_file(self.folder, number, ".json"))
             for tail in messages:
-                tail.pass_on()
+                tail.log_new()
             self._runs |= {name: _unpacked(report["summary"]) for name, report in self._reports.items()}
             states = [run.exit_reason for run in self._runs.values()]
             if self._reports and states != self._written:
@@ -195,15 +195,15 @@ class _Tail:
     """Log messages of a worker, read from its growing file."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._passed = path, 0
+        self._path, self._num_bytes = path, 0
 
-    def pass_on(self) -> None:
+    def log_new(self) -> None:
         """Log the messages written since the last call."""
         with contextlib.suppress(OSError):  # no messages yet
             with open(self._path, "rb") as file:
-                file.seek(self._passed)
+                file.seek(self._num_bytes)
                 lines = file.read().rpartition(b"\n")[0]
-            self._passed += len(lines) + bool(lines)
+            self._num_bytes += len(lines) + bool(lines)
             for line in lines.splitlines():
                 with contextlib.suppress(ValueError):  # a line left incomplete when the worker died
                     level, text = json.loads(line)
@@ -240,14 +240,14 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
             streams,
             common.folder,
             common.setup,
-            Told(stopped),
+            WorkerInterrupts(stopped),
             on_change=lambda: None,
             options_of=common.options_of,
         )
         if number == 0:
-            site.tell_plan()
-        told = HealthFile(_file(common.folder, number, ".json"), lambda: {"streams": site.reports()}, _EVERY_S)
-        with contextlib.closing(told):
+            site.log_plan()
+        health_file = HealthFile(_file(common.folder, number, ".json"), lambda: {"streams": site.reports()}, _EVERY_S)
+        with contextlib.closing(health_file):
             site.execute()
         return dict(site.summary.streams)
     return {}

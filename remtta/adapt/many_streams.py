@@ -71,7 +71,7 @@ def adapt_streams(
             check_health_path(Path(health), folder)
         if engine == "processes" and min(jobs, len(streams)) == 1:
             together = Together(model, streams, folder, setup, interrupts, on_batch=on_batch)
-            together.tell_plan()
+            together.log_plan()
             site: Site = together
         else:
             site = Divided(model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from torch import nn
 
-from remtta.adapt.planning import Setup, plan_run, tell_plan
+from remtta.adapt.planning import Setup, log_plan, plan_run
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig
@@ -91,7 +91,7 @@ def adapt_stream(
         else:
             check_folder(folder, overwrite=options.overwrite)
         plan = plan_run(model, card_of(model), stream, folder, setup, interrupts.check)
-        tell_plan(plan)
+        log_plan(plan)
         run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
         if health is not None:
             file = HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record))

@@ -85,8 +85,8 @@ def plan_run(
         DeltaError: If the delta does not fit the model.
     """
     options = own_guard(setup.method, setup.options)
-    going_on = options.resume and (folder / RECORD).exists()
-    earlier = read_record(folder / RECORD) if going_on else None
+    resuming = options.resume and (folder / RECORD).exists()
+    earlier = read_record(folder / RECORD) if resuming else None
     adapter, config, learned = set_up(model, card, replace(setup, options=options), wait, earlier)
     return Plan(card, adapter, setup.method, config, options, stream, setup.delta, learned, earlier=earlier)
 
@@ -132,7 +132,7 @@ def set_up(
     )
 
 
-def tell_plan(plan: Plan) -> None:
+def log_plan(plan: Plan) -> None:
     """Log what is about to run, and warn about surprising settings."""
     adapter, card, options = plan.adapter.method, plan.card, plan.options
     every, size = options.reset_every, options.batch_size

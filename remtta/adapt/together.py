@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
-from remtta.adapt.planning import Setup, plan_run, tell_plan
+from remtta.adapt.planning import Setup, log_plan, plan_run
 from remtta.adapt.site import Site, SiteSummary, StreamReport, report_of
 from remtta.adapt.turns import SharingAdapter, Turns
 from remtta.engines.interrupts import Interrupts
@@ -61,18 +61,18 @@ class Together(Site):
         options_of: Callable[[str], RunOptions] | None = None,
     ) -> None:
         self._turns, self._interrupts = Turns(), interrupts
-        self._on_batch, self._telling = on_batch, threading.Lock()
+        self._on_batch, self._reporting = on_batch, threading.Lock()
         self._changed = on_change or self.write
         self._plans = dict(self._planned(model, streams, folder, setup, options_of or (lambda name: setup.options)))
         self._runs = {
-            name: Run(plan, folder / name, on_batch=lambda run: self._tell(), interrupts=interrupts.part())
+            name: Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=interrupts.part())
             for name, plan in self._plans.items()
         }
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 
-    def tell_plan(self) -> None:
+    def log_plan(self) -> None:
         """Log what is about to run."""
-        tell_plan(next(iter(self._plans.values())))
+        log_plan(next(iter(self._plans.values())))
 
     def _planned(
         self,
@@ -121,8 +121,8 @@ class Together(Site):
         """Return a report on each stream; can be called at any time from any thread."""
         return {name: report_of(self._plans[name], run) for name, run in self._runs.items()}
 
-    def _tell(self) -> None:
-        with self._telling:
+    def _report_batch(self) -> None:
+        with self._reporting:
             if self._on_batch:
                 self._on_batch(self.summary)
 

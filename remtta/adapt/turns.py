@@ -25,7 +25,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
 
     def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
         """Run work in the serving thread, and wait for it.
@@ -35,7 +35,7 @@ class Turns:
             BaseException: Any exception of the work.
         """
         turn: Future[object] = Future()
-        self._asked.put((turn, contextvars.copy_context(), work))
+        self._queue.put((turn, contextvars.copy_context(), work))
         while not wait([turn], timeout=_POLL_S).done:
             try:
                 interrupts.check()
@@ -48,7 +48,7 @@ class Turns:
         """Run submitted work in this thread until `done` returns true."""
         while not done():
             try:
-                turn, context, work = self._asked.get(timeout=_POLL_S)
+                turn, context, work = self._queue.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
             if turn.set_running_or_notify_cancel():

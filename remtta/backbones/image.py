@@ -53,7 +53,7 @@ class _Shape:
 
     grid: tuple[int, int]  # rows and columns of the last feature map
     num_tokens: int  # positions of the map after the first stage
-    most_values: int  # size of the largest tensor
+    max_values: int  # size of the largest tensor
 
 
 _SHAPES: WeakKeyDictionary[nn.Module, dict[tuple[int, int], _Shape]] = WeakKeyDictionary()
@@ -122,7 +122,7 @@ class ImageBackbone(Backbone):
 
     @property
     def num_passing(self) -> int:
-        return _HELD * self._own_shape.most_values
+        return _HELD * self._own_shape.max_values
 
     @property
     def input_size(self) -> tuple[int, int] | None:

@@ -21,8 +21,8 @@ from remtta.models.described import Described
 from remtta.models.inside import Inside
 
 _PATCH = 16  # pixels
-_LEAST_PATCHES = 7  # on a side, of images that are smaller than so many of them
-_MOST_PREFIX = 8  # class, register and other tokens before the patches
+_MIN_PATCHES = 7  # on a side, of images that are smaller than so many of them
+_MAX_PREFIX = 8  # class, register and other tokens before the patches
 _MAIN = 0.8  # share of the norms of a level from which on one of its parts is looked into
 _TOLERANCE = 1e-4  # of the largest logit
 
@@ -70,7 +70,7 @@ def lay_out(inside: Inside) -> Layout:
     if said is None and place is not None:
         shape = trace.calls[place][1]
         return Layout(blocks, stem, _positions(shape, axis), map=place, channel_axis=axis)
-    height, width = said or (min(_PATCH, max(1, min(size) // _LEAST_PATCHES)),) * 2
+    height, width = said or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
     grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
     return Layout(blocks, stem, grid, map=place, channel_axis=axis)
 
@@ -180,7 +180,7 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
     if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or device.type == "meta":
         return None
     first = inside.module.get_submodule(blocks[0])
-    for prefix in range(min(_MOST_PREFIX + 1, shape[1])):
+    for prefix in range(min(_MAX_PREFIX + 1, shape[1])):
         grid = _grid_of(shape[1] - prefix, size)
         if grid is not None:
             images = _with_corners(size, grid, device)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from remtta.errors import UsageError
 from remtta.options.model import ModelOptions
 from remtta.options.option import Only, Option, check_options
-from remtta.options.run_options import MOST_SEED
+from remtta.options.run_options import MAX_SEED
 
 FORWARD = "forward"
 SOURCE = "source"
@@ -40,7 +40,7 @@ class BenchOptions:
     )
     device: str = "auto"
     threads: int | None = None
-    seed: Annotated[int, Option("Seed of the random weights and images.", min=0, max=MOST_SEED)] = 0
+    seed: Annotated[int, Option("Seed of the random weights and images.", min=0, max=MAX_SEED)] = 0
     mask_ratios: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:

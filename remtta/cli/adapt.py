@@ -90,15 +90,15 @@ def adapt(
         classifier = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
         running.compile(classifier)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
-        told = _Told(echo, metrics, during.enter_context(own.viewers(folder, run)), advance, interrupts)
+        outputs = _Outputs(echo, metrics, during.enter_context(own.viewers(folder, run)), advance, interrupts)
         setup = Setup(method.method, config, run, start, method.shared.source_data)
-        summary = _adapt(classifier, frames, folder, setup, own, told)
+        summary = _adapt(classifier, frames, folder, setup, own, outputs)
         during.close()
         _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
 
 
-class _Told(NamedTuple):
+class _Outputs(NamedTuple):
     """The outputs of a run in progress, and what stops it."""
 
     echo: BinaryIO | None
@@ -114,7 +114,7 @@ def _adapt(
     folder: Path,
     setup: Setup,
     own: AdaptOptions,
-    told: _Told,
+    outputs: _Outputs,
 ) -> RunSummary | SiteSummary:
     """Adapt to one stream, or to many."""
     from remtta.adapt.many_streams import adapt_streams
@@ -129,9 +129,9 @@ def _adapt(
             engine=own.engine,
             jobs=own.jobs,
             health=own.health,
-            metrics=told.metrics,
-            on_batch=told.advance,
-            interrupts=told.interrupts,
+            metrics=outputs.metrics,
+            on_batch=outputs.advance,
+            interrupts=outputs.interrupts,
         )
     return adapt_stream(
         classifier,
@@ -142,12 +142,12 @@ def _adapt(
         options=setup.options,
         delta=setup.delta,
         source_data=setup.source_data,
-        echo=told.echo,
+        echo=outputs.echo,
         health=own.health,
-        metrics=told.metrics,
-        on_batch=told.advance,
-        viewers=told.viewers,
-        interrupts=told.interrupts,
+        metrics=outputs.metrics,
+        on_batch=outputs.advance,
+        viewers=outputs.viewers,
+        interrupts=outputs.interrupts,
     )
 
 

@@ -134,7 +134,7 @@ class AdaptOptions:
         from remtta.streams.sources import open_streams, open_with
 
         if self.streams:
-            return open_streams(read_sources(Path(source)), stream, going_on=run.resume)
+            return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
         return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
 
     def echo(self) -> BinaryIO | None:

@@ -53,8 +53,8 @@ def bench(
             typer.echo(_table(measured))
 
 
-def _machine(told: Mapping[str, Any]) -> str:
-    return f"{told['cpu']}, {counted(told['cores'], 'core')}; PyTorch uses {told['used_by_torch']}"
+def _machine(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cpu']}, {counted(machine['cores'], 'core')}; PyTorch uses {machine['used_by_torch']}"
 
 
 def _table(measured: list[Measurement]) -> str:

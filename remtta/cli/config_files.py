@@ -13,7 +13,7 @@ from remtta.errors import UsageError
 from remtta.options.option import read_regular
 
 _NOT_IN_FILES = ("help", "config", "print_config")
-_MOST_BYTES = 1024**2
+_MAX_BYTES = 1024**2
 _TRUTH = {"true": True, "false": False}
 
 
@@ -69,7 +69,7 @@ def _load(path: Path) -> list[tuple[str, Any]]:
     """Return a file's options; every value is a string, a list or mapping of them, or None."""
     import yaml
 
-    text = read_regular(path, _MOST_BYTES, "a file of options")
+    text = read_regular(path, _MAX_BYTES, "a file of options")
     try:
         node = yaml.compose(text, yaml.SafeLoader)
         if node is None:

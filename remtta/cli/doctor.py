@@ -121,13 +121,13 @@ def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str,
     if better is None:
         return ["The preprocessing fits: nothing tried is better by more than chance."]
     by, lead, error = better["by"], better["lead"], better["standard_error"]
-    told = f"{lead:.2f} ± {error:.2f} nats of mutual information"
+    advantage = f"{lead:.2f} ± {error:.2f} nats of mutual information"
     if by == "accuracy":
-        told = f"{100 * lead:.1f} ± {100 * error:.1f} points of accuracy"
+        advantage = f"{100 * lead:.1f} ± {100 * error:.1f} points of accuracy"
     way = next(each for each in candidates if each["title"] == better["title"])
     swapped = "Red and blue are swapped in the images or in the checkpoint; no option undoes it."
     return [
-        f"Fits better, by {told}: {way['title']}",
+        f"Fits better, by {advantage}: {way['title']}",
         *([swapped] if way["red_and_blue_swapped"] else []),
         f"try      {options_text(way)}",
     ]

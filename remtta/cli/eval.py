@@ -85,11 +85,11 @@ class TableOptions:
             UsageError: If several scenarios are given.
         """
         flags = {"continual": self.continual, "episodic": self.episodic}
-        asked = {name for name, given in flags.items() if given}
-        asked |= {options.scenario} - {EvalOptions.scenario}
-        if len(asked) > 1:
-            raise UsageError(f"choose one scenario, got {', '.join(sorted(asked))}")
-        return replace(options, scenario=asked.pop()) if asked else options
+        requested = {name for name, given in flags.items() if given}
+        requested |= {options.scenario} - {EvalOptions.scenario}
+        if len(requested) > 1:
+            raise UsageError(f"choose one scenario, got {', '.join(sorted(requested))}")
+        return replace(options, scenario=requested.pop()) if requested else options
 
     def folder(self, options: EvalOptions) -> AbstractContextManager[Path]:
         """Return a context manager for the folder of the results.

@@ -154,14 +154,14 @@ def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
 
 def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
     """Return lines on the run that made a delta, its source, and its parent deltas."""
-    told = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
+    source = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
     run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
     parents = [
         f"from         {parent['file_sha256'][:12]}, {parent['method']}, {_counts(parent)}"
         f"{', ' + parent['source'] if parent.get('source') else ''}"
         for parent in lineage.get("parents", [])
     ]
-    made = ", ".join(filter(None, [" ".join(filter(None, told)), run]))
+    made = ", ".join(filter(None, [" ".join(filter(None, source)), run]))
     return [*([f"lineage      {made}"] if made else []), *parents]
 
 

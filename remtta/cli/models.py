@@ -50,8 +50,8 @@ def models(
             raise _nothing(part, names_with(part))
         found = [support_of(model, known.get(model)) for model in chosen]
         if printed.as_json:
-            told = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
-            typer.echo(json.dumps(told, indent=2))
+            content = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
+            typer.echo(json.dumps(content, indent=2))
         elif one:
             typer.echo(whole_text(found[0]))
         else:

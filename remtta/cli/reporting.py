@@ -75,11 +75,11 @@ def command(
     except Exception as error:
         if as_json:
             more = {"traceback": traceback.format_exc()} if debug else {}
-            say(_told(error, debug), "error", as_json=True, **more)
+            say(_error_text(error, debug), "error", as_json=True, **more)
         else:
             if debug:
                 traceback.print_exc()
-            say(f"Error: {_told(error, debug)}")
+            say(f"Error: {_error_text(error, debug)}")
         raise typer.Exit(_exit_code(error)) from None
 
 
@@ -109,7 +109,7 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _told(error: Exception, debug: bool) -> str:
+def _error_text(error: Exception, debug: bool) -> str:
     text = one_line(str(error))
     if isinstance(error, RemttaError):
         return text

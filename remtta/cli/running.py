@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _output = partial(Option, panel="Output and running")
 
-_MOST_THREADS = 4 * (os.cpu_count() or 1)
+_MAX_THREADS = 4 * (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RunningOptions:
         bool, _output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
     ] = False
     threads: Annotated[
-        int | None, _output("CPU threads of the model.", min=1, max=_MOST_THREADS, default="all cores", common=True)
+        int | None, _output("CPU threads of the model.", min=1, max=_MAX_THREADS, default="all cores", common=True)
     ] = None
     log_format: Annotated[
         Literal["text", "json"], _output("Messages as text, or as JSON Lines with time, level and message.")

@@ -28,7 +28,7 @@ _WORDS = {
     "Input should be less than": "must be less than",
 }
 
-_MOST_SHOWN, _MOST_OPTIONS = 3, 30
+_MAX_SHOWN, _MAX_OPTIONS = 3, 30
 _ALL = "remtta.help_all"
 
 
@@ -97,7 +97,7 @@ class Command(TyperCommand):
         members = getattr(self.callback, "members", {})
         common = {name for name, each in members.items() if each.option and each.option.common}
         rare = [each for each in options if each.name not in common and each.name != "help"]
-        if len(options) <= _MOST_OPTIONS or ctx.meta.get(_ALL):
+        if len(options) <= _MAX_OPTIONS or ctx.meta.get(_ALL):
             rare = []
         for option in rare:
             option.hidden = True
@@ -207,8 +207,8 @@ def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
 def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:
     """Return the message for unexpected arguments; several sources suggest an unquoted pattern."""
     if not source:
-        more = f" and {len(rest) - _MOST_SHOWN} more" if len(rest) > _MOST_SHOWN else ""
-        return f"unexpected argument{'s' if rest[1:] else ''}: {', '.join(rest[:_MOST_SHOWN])}{more}"
+        more = f" and {len(rest) - _MAX_SHOWN} more" if len(rest) > _MAX_SHOWN else ""
+        return f"unexpected argument{'s' if rest[1:] else ''}: {', '.join(rest[:_MAX_SHOWN])}{more}"
     paths = [PurePath(path) for path in (*source, *rest)]
     folders, suffixes = {path.parent for path in paths}, {path.suffix for path in paths}
     pattern = f": '{folders.pop() / ('*' + suffixes.pop())}'" if len(folders) == len(suffixes) == 1 else ""

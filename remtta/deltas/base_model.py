@@ -34,7 +34,7 @@ _OPTIONS = (
 )
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
-_MOST = {
+_MAX = {
     "img_size": 8_192,
     "patch_size": 1_024,
     "num_classes": 1_000_000,
@@ -57,7 +57,7 @@ _MOST = {
 }
 """Model arguments that a header may set, with the largest value of each; booleans count as 0 and 1."""
 _POOLS = ("", "avg", "avgmax", "max", "token", "map")
-_MOST_WEIGHTS = 20e9
+_MAX_WEIGHTS = 20e9
 
 
 def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOptions:
@@ -73,7 +73,7 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
         UsageError: If the user has to name the base: it is another file, a download, or a model that `load_model` did
             not build.
     """
-    chosen = _said(vars(given or ModelOptions()))
+    chosen = _only_set(vars(given or ModelOptions()))
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
     if delta.model == UNKNOWN and not chosen.get("name"):
@@ -82,7 +82,7 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
     own = dict(delta.model_options)
     if delta.path is not None:
         own = _safe_options(delta, own, chosen)
-    options = ModelOptions(**_said({**preprocessing, **own, "name": delta.model, **chosen}))
+    options = ModelOptions(**_only_set({**preprocessing, **own, "name": delta.model, **chosen}))
     if options.checkpoint and not chosen.get("checkpoint") and not Path(options.checkpoint).is_file():
         raise UsageError(
             f"the delta was made on {options.checkpoint}, which is not there; name that file with --checkpoint"
@@ -90,7 +90,7 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
     return options
 
 
-def _said(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _only_set(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that are set: not None, False or empty, but including 0, which `load_model` rejects."""
     return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
 
@@ -129,7 +129,7 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
         raise DeltaError("the delta's header holds class names or templates that are not text")
     sizes = {"num_classes": options.get("num_classes"), "img_size": options.get("input_size")}
     large = [name for name, value in sizes.items() if value is not None and not _is_safe(name, value)]
-    if large or _weights(kwargs, options.get("num_classes")) > _MOST_WEIGHTS:
+    if large or _weights(kwargs, options.get("num_classes")) > _MAX_WEIGHTS:
         what = ", ".join(large) or "too many weights"
         raise DeltaError(f"the delta's header asks for a model of absurd size ({what}); it was refused")
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
@@ -166,11 +166,11 @@ def _is_safe(name: str, value: Any) -> bool:
     """Return whether a header may set this model argument to this value."""
     if name == "global_pool":
         return value in _POOLS
-    if name not in _MOST:
+    if name not in _MAX:
         return False
     values = value if isinstance(value, (list, tuple)) else [value]
     numbers = len(values) <= 2 and all(value is None or isinstance(value, (bool, int, float)) for value in values)
-    return numbers and all(value is None or 0 <= value <= _MOST[name] for value in values)
+    return numbers and all(value is None or 0 <= value <= _MAX[name] for value in values)
 
 
 def _weights(kwargs: Mapping[str, Any], num_classes: Any) -> float:

@@ -24,7 +24,7 @@ CHECKSUM = "content_sha256"
 UNREADABLE = (SafetensorError, OSError, ValueError)
 """Exceptions raised on reading a file that is damaged or not a safetensors file."""
 
-_MOST_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
+_MAX_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
 
@@ -149,7 +149,7 @@ def check_header_size(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file")
     with open(path, "rb") as content:
         num_bytes = int.from_bytes(content.read(8), "little")
-    if num_bytes > _MOST_HEADER_BYTES:
+    if num_bytes > _MAX_HEADER_BYTES:
         raise ValueError("its header is too long")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from remtta.errors import DeltaError
 
-_MOST_CLASSES = 5
+_MAX_CLASSES = 5
 _LONGEST_NUMBER = 10  # digits; longer ones are not block numbers
 
 
@@ -27,7 +27,7 @@ def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     if not alone:
         return []
     change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in alone], axis=0)
-    most = np.argsort(-np.abs(change), kind="stable")[:_MOST_CLASSES]
+    most = np.argsort(-np.abs(change), kind="stable")[:_MAX_CLASSES]
     return [{"class": int(number), "bias": float(change[number])} for number in most if change[number]]
 
 

@@ -94,5 +94,5 @@ def _result(ray: Any, reference: Any) -> Any:
 
 def _call(work: Work[Any, T, R], folder: str, shared: Any, task: T) -> R:
     os.chdir(folder)  # for relative paths
-    with Interrupts() as told, told.finishing():
-        return work(shared, task, lambda: signal.SIGTERM if told.pending else 0)
+    with Interrupts() as received, received.finishing():
+        return work(shared, task, lambda: signal.SIGTERM if received.pending else 0)

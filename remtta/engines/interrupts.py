@@ -104,16 +104,16 @@ class Interrupts:
         self.check()
 
 
-class Told(Interrupts):
+class WorkerInterrupts(Interrupts):
     """Stops once a function returns a signal number: used in workers, which another process stops."""
 
     def __init__(self, stopped: Callable[[], int]) -> None:
         super().__init__()
         self._stopped = stopped
 
-    def part(self) -> Told:
+    def part(self) -> WorkerInterrupts:
         """Return an equal object for another thread."""
-        return Told(self._stopped)
+        return WorkerInterrupts(self._stopped)
 
     @property
     def _signum(self) -> int | None:

@@ -68,7 +68,7 @@ def map_classes(
     )
 
 
-def spoken_names(folders: Sequence[str], root: Path) -> list[str] | None:
+def zero_shot_names(folders: Sequence[str], root: Path) -> list[str] | None:
     """Return the class names for a zero-shot model, from a dataset's class folders.
 
     Returns:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remtta.errors import UsageError
-from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_set, spoken_names
+from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_set, zero_shot_names
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
@@ -100,7 +100,9 @@ def class_names(root: Path) -> list[str] | None:
         UsageError: If the classes have no names, as in arrays and tar files.
     """
     tree = {} if (root / LABELS).is_file() or find_shards(root) else scan_tree(root)[1]
-    return spoken_names([folder for levels in tree.values() for folders in levels.values() for folder in folders], root)
+    return zero_shot_names(
+        [folder for levels in tree.values() for folders in levels.values() for folder in folders], root
+    )
 
 
 def labels_by_folder(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
-from remtta.engines.interrupts import Interrupts, Stopped, Told
+from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes, num_jobs
 from remtta.errors import UsageError, counted
 from remtta.evaluation.domains import Dataset
@@ -131,11 +131,11 @@ class _Evaluation:
             if source_data is not None:
                 self._refuse_earlier()
                 self._plan.learn(source_data, self._interrupts.check)
-            return self._go()
+            return self._run_or_resume()
         finally:
             lock.release()
 
-    def _go(self) -> dict[str, Any]:
+    def _run_or_resume(self) -> dict[str, Any]:
         plan, folder, record = self._plan, self._folder, self._folder / RESULTS
         methods = list(plan.methods)
         if plan.options.resume and record.exists():
@@ -144,7 +144,7 @@ class _Evaluation:
             if earlier["status"] == "completed" and list(earlier["settings"]["methods"]) == list(plan.methods):
                 _log.info("the evaluation in %s is complete", folder)
                 return earlier
-            progress, state = self._go_on(earlier, methods)
+            progress, state = self._resume(earlier, methods)
         else:
             self._begin()
             progress, state = Progress(), {}
@@ -152,27 +152,27 @@ class _Evaluation:
         with Ledger(folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             left = list(itertools.product(methods, plan.options.seeds))[len(progress.finished) :]
             while left and (self._packed is None or progress.position.frames):  # finish here what was begun here
-                ledger.finish(self._try(*left.pop(0), ledger, state))
+                ledger.finish(self._run_trial(*left.pop(0), ledger, state))
                 state = {}
             if left:
-                self._have_made(left, ledger)
+                self._run_in_workers(left, ledger)
         results = self._results(progress.finished)
         with writing(folder / PROGRESS):
             (folder / PROGRESS).unlink(missing_ok=True)
         return results
 
-    def _try(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _run_trial(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
         """Run a trial, resuming from `state` if it was interrupted, and return its record."""
         torch.manual_seed(seed)
         with self._plan.adapter(name) as adapter:
             return Trial(self._plan, name, seed, adapter, ledger, self._interrupts).run(state)
 
-    def _have_made(self, trials: Sequence[tuple[str, int]], ledger: Ledger) -> None:
+    def _run_in_workers(self, trials: Sequence[tuple[str, int]], ledger: Ledger) -> None:
         """Run trials in workers, then copy their rows, events and deltas in order, as if they had run here."""
         folders = [self._folder / TRIALS / f"{name}_seed{seed}" for name, seed in trials]
         tasks = list(zip(trials, folders, strict=True))
-        with contextlib.closing(self._made(tasks)) as made:
-            whole = (trials[position] for position, is_whole in made if is_whole)  # others follow a stop
+        with contextlib.closing(self._worker_results(tasks)) as finished_trials:
+            whole = (trials[position] for position, is_whole in finished_trials if is_whole)  # others follow a stop
             for number, (name, seed) in enumerate(whole, 1):
                 _log.info("%s, seed %d: done, %d of %d runs", name, seed, number, len(trials))
         for (name, seed), folder in tasks:
@@ -186,15 +186,15 @@ class _Evaluation:
             ledger.finish(read_earlier(folder / RESULTS)["methods"][name]["seeds"][str(seed)])
         shutil.rmtree(self._folder / TRIALS)
 
-    def _made(self, tasks: Sequence[_Task]) -> Generator[tuple[int, bool]]:
+    def _worker_results(self, tasks: Sequence[_Task]) -> Generator[tuple[int, bool]]:
         options, gpus = self._plan.options, int(self._plan.card.device.type == "cuda")
         shared: _Shared = self._packed, self._plan.learned, torch.get_num_threads()
         if options.engine == "ray":
             from remtta.engines.cluster import on_ray
 
-            return on_ray(_make, shared, tasks, interrupts=self._interrupts, gpus=gpus)
+            return on_ray(_run_task, shared, tasks, interrupts=self._interrupts, gpus=gpus)
         jobs = num_jobs(options.jobs or gpus or None)  # on a GPU, one at a time unless more are requested
-        return in_processes(_make, shared, tasks, jobs=jobs, interrupts=self._interrupts)
+        return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
     def _refuse_earlier(self) -> None:
         earlier = [name for name in (RESULTS, PREDICTIONS) if (self._folder / name).exists()]
@@ -222,7 +222,7 @@ class _Evaluation:
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
 
-    def _go_on(self, earlier: Mapping[str, Any], methods: Sequence[str]) -> tuple[Progress, dict[str, Tensor]]:
+    def _resume(self, earlier: Mapping[str, Any], methods: Sequence[str]) -> tuple[Progress, dict[str, Tensor]]:
         """Return the saved progress and method state, and record methods that were added since."""
         if earlier["status"] == "completed":
             progress = Progress.of_completed(self._folder, earlier)
@@ -259,7 +259,7 @@ class _Evaluation:
         return content
 
 
-def _make(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:
+def _run_task(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:
     """Run or resume a trial in a folder of its own; return False if it was stopped."""
     (packed, learned, threads), ((name, seed), folder) = shared, task
     torch.set_num_threads(threads)
@@ -269,6 +269,6 @@ def _make(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:
     own = {each: what for each, what in learned.items() if each == name}
     plan = replace(plan, methods={name: plan.methods[name]}, options=options, learned=own)
     with contextlib.suppress(Stopped):
-        _Evaluation(plan, folder, Told(stop)).execute()
+        _Evaluation(plan, folder, WorkerInterrupts(stop)).execute()
         return True
     return False

@@ -27,7 +27,7 @@ from remtta.streams.images import natural_key
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
 
-LEAST_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
+MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "0.5": (constants.IMAGENET_INCEPTION_MEAN, constants.IMAGENET_INCEPTION_STD),
     "ImageNet's": (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD),
@@ -39,7 +39,7 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 _CROPS, _FILTERS = (0.875, 1.0), ("bilinear", "bicubic")
 _RESAMPLINGS = 200
 _SURE, _SURE_BY_LABELS = 2.0, 3.0  # standard errors of a significant lead; with labels, more candidates compete
-_LEAST_PER_CLASS, _LEAST_CLASSES = 4, 3
+_MIN_PER_CLASS, _MIN_CLASSES = 4, 3
 _COMMON = 3
 _BATCH = 25
 
@@ -229,8 +229,8 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     """
     predicted = max(findings, key=lambda finding: finding.information).logits.argmax(-1)
     members = {name: [place for place, other in enumerate(folders) if other == name] for name in folders}
-    whole = {name: places for name, places in members.items() if len(places) >= _LEAST_PER_CLASS}
-    if len(whole) < _LEAST_CLASSES:
+    whole = {name: places for name, places in members.items() if len(places) >= _MIN_PER_CLASS}
+    if len(whole) < _MIN_CLASSES:
         return None
     own, right = [], []
     mostly = {name: int(predicted[whole[name]].mode().values) for name in sorted(whole, key=natural_key)}
@@ -265,11 +265,9 @@ def _read(source: str, limit: int, ways: Collection[Preprocessing], wait: Callab
         frames = list(prefetch(chosen, partial(_stacked, transforms), ahead=2 * _BATCH, memory=memory, wait=wait))
     finally:
         stream.close()
-    if (readable := sum(frame.image is not None for frame in frames)) < LEAST_IMAGES:
+    if (readable := sum(frame.image is not None for frame in frames)) < MIN_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
-        raise StreamError(
-            f"{source}: {counted(readable, 'readable image')}, and the doctor needs {LEAST_IMAGES}{reason}"
-        )
+        raise StreamError(f"{source}: {counted(readable, 'readable image')}, and the doctor needs {MIN_IMAGES}{reason}")
     return frames
 
 

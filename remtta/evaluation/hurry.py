@@ -19,7 +19,7 @@ _TIMED_BATCHES = 3  # timed per side of the measured cost ratio
 _log = logging.getLogger("remtta")
 
 
-class Hurry:
+class TimeConstrainedPolicy:
     """Learns from a batch, then skips the updates of as many batches as would have arrived meanwhile.
 
     Args:
@@ -34,7 +34,7 @@ class Hurry:
         self._method, self._position, self._given = method, position, cost_ratio
         self._next: tuple[float, int] | None = None
 
-    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+    def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return all frames of a batch that arrives while an update is still running."""
         labels = None if batch.labels is None else batch.labels.to(pixels.device)
         ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._method, pixels, labels)

@@ -16,7 +16,7 @@ from remtta.runs.batch import Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import read_rows
 from remtta.runs.saving import SaveRhythm
-from remtta.runs.session import Moment
+from remtta.runs.session import Snapshot
 from remtta.runs.states import load_state, other_version, save_state
 from remtta.runs.writer import RowWriter
 
@@ -157,18 +157,18 @@ class Ledger(contextlib.ExitStack):
         """Whether it is time to save again."""
         return self._rhythm.allows(self._save_every_s)
 
-    def save(self, moment: Moment[Position] | None) -> None:
+    def save(self, snapshot: Snapshot[Position] | None) -> None:
         """Save the progress, so that the evaluation can resume from this moment; do nothing if it is None.
 
         Raises:
             OutputError: If the file cannot be written.
         """
-        if moment is None:
+        if snapshot is None:
             return
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
         with self._rhythm.timed():
-            replace(self.progress, position=moment.counts).save(self.folder, moment.state)
+            replace(self.progress, position=snapshot.counts).save(self.folder, snapshot.state)
 
     def finish(self, trial: dict[str, Any]) -> None:
         """Record a finished trial, and save that the next one has not begun.
@@ -178,4 +178,4 @@ class Ledger(contextlib.ExitStack):
         """
         self.progress.finished.append(trial)
         self.progress.position = Position()
-        self.save(Moment(self.progress.position, {}))
+        self.save(Snapshot(self.progress.position, {}))

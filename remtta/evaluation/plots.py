@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _LABEL_SHARE = 0.024  # of the axis' height, per line of text
 WINDOW = 200  # maximum number of images in the running error
 _LEAST, _PARTS = 20, 4  # in short domains: at least this many images, or this fraction
-_MOST_POINTS = 2000  # per visit
-_MOST_STARTS = 50  # of labelled domains; some streams change domain at every image
+_MAX_POINTS = 2000  # per visit
+_MAX_STARTS = 50  # of labelled domains; some streams change domain at every image
 _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
@@ -131,12 +131,12 @@ def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours:
     for name, domains, missed in _visits(folder / PREDICTIONS, seed):
         if not done.keys() - {name}:
             starts += [(done[name] + place, domain) for place, domain in domains]
-        step = math.ceil(len(missed) / _MOST_POINTS)
+        step = math.ceil(len(missed) / _MAX_POINTS)
         places, label = range(done[name], done[name] + len(missed), step), None if name in done else name
         axes.plot(places, running_error(missed)[::step], color=colours[name], label=label, lw=1.2)
         done[name] += len(missed)
     starts = [next(same) for _, same in groupby(starts, key=lambda start: start[1])]
-    mixed = len(starts) > _MOST_STARTS
+    mixed = len(starts) > _MAX_STARTS
     if not mixed:
         ends = [*(place for place, _ in starts[1:]), next(iter(done.values()))]
         for (start, domain), end in zip(starts, ends, strict=True):
@@ -156,7 +156,7 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
         starts: list[tuple[int, str]] = []
         missed = bytearray()
         for row in visit:
-            if len(starts) <= _MOST_STARTS and (not starts or starts[-1][1] != row["domain"]):
+            if len(starts) <= _MAX_STARTS and (not starts or starts[-1][1] != row["domain"]):
                 starts.append((len(missed), row["domain"]))
             missed.append(row["class"] != row["label_true"])
         yield name, starts, missed

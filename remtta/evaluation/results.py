@@ -17,7 +17,7 @@ from remtta.files import write_atomically, write_json, writing
 from remtta.runs.folder import RESULTS
 
 CONFUSION = "confusion"
-MOST_CLASSES = 1000  # listed individually in results.json
+MAX_CLASSES = 1000  # listed individually in results.json
 
 _AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
 _AGAIN = ("unseen", "revisit")
@@ -190,7 +190,7 @@ def class_errors(tally: Tally) -> dict[str, float] | None:
     """
     truths, predicted, times = tally.confusion
     numbers, images = counts_by(truths, times)
-    if len(numbers) > MOST_CLASSES:
+    if len(numbers) > MAX_CLASSES:
         return None
     _, right = counts_by(truths, times * (truths == predicted))
     errors = 100 * (1 - right / images)
@@ -215,7 +215,9 @@ def standard_error(trials: Sequence[Outcomes], domains: Iterable[str]) -> float:
         domains: Domains to include.
     """
     tallies = [trial[domain] for domain in domains for trial in trials]
-    return _root_of_squares([(tally.wrong - tally.asked * (tally.error / 100), len(tally)) for tally in tallies])
+    return _root_of_squares(
+        [(tally.wrong - tally.num_predictions * (tally.error / 100), len(tally)) for tally in tallies]
+    )
 
 
 def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes], domains: Iterable[str]) -> float:
@@ -237,10 +239,10 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
 
 def _differences(first: Tally, second: Tally) -> tuple[np.ndarray, int]:
     """Return first minus second errors by image, and the number of shared predictions; either may lack some."""
-    size = min(len(first.asked), len(second.asked))
-    asked = np.minimum(first.asked[:size], second.asked[:size])
-    share = [tally.wrong[:size] / np.maximum(1, tally.asked[:size]) for tally in (first, second)]
-    return asked * (share[0] - share[1]), int(asked.sum())
+    size = min(len(first.num_predictions), len(second.num_predictions))
+    num_predictions = np.minimum(first.num_predictions[:size], second.num_predictions[:size])
+    share = [tally.wrong[:size] / np.maximum(1, tally.num_predictions[:size]) for tally in (first, second)]
+    return num_predictions * (share[0] - share[1]), int(num_predictions.sum())
 
 
 def _root_of_squares(parts: Sequence[tuple[np.ndarray, int]]) -> float:

@@ -67,12 +67,12 @@ def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
     header, rows = table or table_rows(results)
     cells = " ".join(cell for row in rows for cell in row[1:])
     num_seeds = len(next(iter(results["methods"].values()))["seeds"])
-    said = {
+    meanings = {
         SAME: f"{SAME} at most {WITHIN} standard errors from source, compared image by image",
         "±": f"± standard deviation over {num_seeds} seeds",
     }
-    told = [text for sign, text in said.items() if sign in cells]
-    return [*told, *(["SE standard error of the mean, by the number of images"] if "SE" in header else [])]
+    entries = [text for sign, text in meanings.items() if sign in cells]
+    return [*entries, *(["SE standard error of the mean, by the number of images"] if "SE" in header else [])]
 
 
 def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
@@ -161,8 +161,8 @@ def markdown_table(results: Mapping[str, Any]) -> str:
     return "\n".join([first, *_legend(notes(results)), *others])
 
 
-def _legend(told: Sequence[str]) -> list[str]:
-    return [f"{'; '.join(told)}.\n"] if told else []
+def _legend(entries: Sequence[str]) -> list[str]:
+    return [f"{'; '.join(entries)}.\n"] if entries else []
 
 
 def _markdown(table: Table) -> str:

@@ -28,7 +28,7 @@ class Tally:
     """Counts of predictions; memory grows with images and classes, not with predictions.
 
     Attributes:
-        asked: Number of predictions by image number.
+        num_predictions: Number of predictions by image number.
         wrong: Number of wrong predictions by image number.
         pairs: Pairs of a true and a predicted class, as 2**32 * true + predicted, ascending.
         times: Number of occurrences of each pair.
@@ -41,7 +41,7 @@ class Tally:
         entropies: The sum of the entropies of each view.
     """
 
-    asked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    num_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     wrong: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     pairs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -66,7 +66,7 @@ class Tally:
         ranks = [row["rank_true"] for row in rows if "rank_true" in row]
         viewed = [row for row in rows if "tvd" in row]
         return cls(
-            asked=np.bincount(images).astype(np.int32),
+            num_predictions=np.bincount(images).astype(np.int32),
             wrong=np.bincount(images, ~right).astype(np.int32),
             pairs=pairs,
             times=times,
@@ -84,10 +84,10 @@ class Tally:
         total.times = np.bincount(places, np.concatenate([self.times, other.times])).astype(np.int64)
         return total
 
-    def start_at_first(self) -> None:
+    def renumber_from_first(self) -> None:
         """Renumber images from the first one present: an array holds its severities in sequence."""
-        first = np.flatnonzero(self.asked)[0]
-        self.asked, self.wrong = self.asked[first:], self.wrong[first:]
+        first = np.flatnonzero(self.num_predictions)[0]
+        self.num_predictions, self.wrong = self.num_predictions[first:], self.wrong[first:]
 
     def __len__(self) -> int:
         return int(self.times.sum())
@@ -100,8 +100,8 @@ class Tally:
     @property
     def top5_error(self) -> float | None:
         """Top-5 error in percent; None unless every row has the true class's rank."""
-        told, beyond = self.ranks.tolist()
-        return 100 * beyond / len(self) if told == len(self) else None
+        num_ranked, beyond = self.ranks.tolist()
+        return 100 * beyond / len(self) if num_ranked == len(self) else None
 
     @property
     def confusion(self) -> np.ndarray:
@@ -165,7 +165,7 @@ def tally_rows(path: Path) -> Tallies:
             places[tuple(place)] = places.get(tuple(place), Tally()) + Tally.of(own, numbers)
     if not numbers:
         for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
-            tally.start_at_first()
+            tally.renumber_from_first()
     return tallies
 
 

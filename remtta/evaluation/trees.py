@@ -56,7 +56,7 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
 
 
 def choose_folders(
-    root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None
+    root: Path, tree: Tree, names: Sequence[str], requested: Sequence[int] | None
 ) -> list[tuple[str, int | None, ClassFolders]]:
     """Return the requested domains and severities with their class folders.
 
@@ -66,7 +66,7 @@ def choose_folders(
         UsageError: If a severity does not exist or has no class folders, or several exist, none of them 5, and none was
             requested.
     """
-    severities, chosen = _severities(root, tree, names, asked), []
+    severities, chosen = _severities(root, tree, names, requested), []
     for name in names:
         levels: Sequence[int | None] = [None] if None in tree[name] else list(severities)
         for severity in levels:
@@ -79,10 +79,10 @@ def choose_folders(
     return chosen
 
 
-def _severities(root: Path, tree: Tree, names: Sequence[str], asked: Sequence[int] | None) -> Sequence[int]:
+def _severities(root: Path, tree: Tree, names: Sequence[str], requested: Sequence[int] | None) -> Sequence[int]:
     there = sorted({level for name in names for level in tree[name] if level is not None})
-    if asked is not None or not there or DEFAULT_SEVERITY in there:
-        return asked or (DEFAULT_SEVERITY,)
+    if requested is not None or not there or DEFAULT_SEVERITY in there:
+        return requested or (DEFAULT_SEVERITY,)
     if len(there) > 1:
         levels = ", ".join(map(str, there))
         raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose with --severity")

@@ -18,7 +18,7 @@ from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError, counted
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.hurry import Hurry
+from remtta.evaluation.hurry import TimeConstrainedPolicy
 from remtta.evaluation.ledger import PROGRESS, Ledger, Position, delta_path
 from remtta.evaluation.plan import EvalPlan, settings_of
 from remtta.evaluation.scenarios import Visit, plan_visits
@@ -32,7 +32,7 @@ from remtta.runs.policy import AllFrames
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import Moment, Session
+from remtta.runs.session import Session, Snapshot
 from remtta.streams.batches import in_batches
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame
@@ -67,12 +67,14 @@ class Trial:
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
         self._outcomes: _Outcomes = {}
         position, options = ledger.progress.position, plan.options
-        hurried = options.scenario == "time-constrained"
+        time_constrained = options.scenario == "time-constrained"
         self._session = Session(
             adapter,
             plan.card,
             position,
-            policy=Hurry(adapter.method, position, options.cost_ratio) if hurried else AllFrames(),
+            policy=TimeConstrainedPolicy(adapter.method, position, options.cost_ratio)
+            if time_constrained
+            else AllFrames(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -100,7 +102,7 @@ class Trial:
         """
         plan, position = self._plan, self._position
         if state:
-            self._session.go_on(self._ledger.folder / PROGRESS, Moment(position, state))
+            self._session.resume_from(self._ledger.folder / PROGRESS, Snapshot(position, state))
         elif plan.start:
             self._adapter.method.load_delta(plan.start.tensors, plan.start.updates)
             position.frames_in_delta = plan.start.frames
@@ -109,7 +111,7 @@ class Trial:
         with contextlib.closing(self._frames()) as frames:
             try:
                 while position.visit < len(self._visits):
-                    self._pay(frames)
+                    self._run_visit(frames)
             except Stopped:
                 self._save()
                 _log.info("progress is saved: the same command with --resume continues")
@@ -136,10 +138,10 @@ class Trial:
         if self._ledger.save_is_due:
             self._save()
 
-    def pass_on(self, result: BatchResult) -> None:
+    def deliver(self, result: BatchResult) -> None:
         """Do nothing: an evaluation has no viewers."""
 
-    def _pay(self, frames: Iterator[DecodedFrame]) -> None:
+    def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
         """Run the current visit, or the rest of it."""
         position, visit = self._position, self._visit
         self._outcomes = {}
@@ -205,7 +207,7 @@ class Trial:
 
     def _save(self) -> None:
         self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._plan.card.device))
-        self._ledger.save(self._session.moment)
+        self._ledger.save(self._session.snapshot)
 
     def _save_delta(self) -> None:
         plan, method, name = self._plan, self._adapter.method, self._trial["method"]
@@ -224,7 +226,7 @@ class Trial:
         position, method, guard = self._position, self._adapter.method, self._adapter.guard
         num_images = position.frames - position.skipped
         forwards, backwards = method.objective.passes()
-        looked = guard.num_looked / max(1, num_images) if guard else 0.0
+        looked = guard.num_source_predictions / max(1, num_images) if guard else 0.0
         return {
             **self._trial,
             "config": settings_of(self._plan.methods[self._trial["method"]]),

@@ -15,7 +15,7 @@ from remtta.errors import DeltaError, RemttaError, UsageError, needed
 from remtta.export.adapted import AdaptedModel
 
 FILE = "model.onnx"
-_MOST_BYTES = 2**31 - 1  # of a protobuf message
+_MAX_BYTES = 2**31 - 1  # of a protobuf message
 _INT8 = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
 
 _log = logging.getLogger("remtta")
@@ -40,7 +40,7 @@ def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) ->
     for entry in [entry for entry in proto.metadata_props if entry.key in known]:
         proto.metadata_props.remove(entry)
     onnx.helper.set_model_props(proto, {**{entry.key: entry.value for entry in proto.metadata_props}, **adapted.facts})
-    if proto.ByteSize() > _MOST_BYTES:
+    if proto.ByteSize() > _MAX_BYTES:
         raise UsageError(
             f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds at most 2; use --format timm"
         )

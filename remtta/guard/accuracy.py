@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from remtta.guard.observer import Answers, Observer
-from remtta.guard.smoothing import Past
+from remtta.guard.smoothing import FilterState
 
 WINDOW = 500
 """Number of frames in an estimate."""
 
-LEAST = 100
+MIN_FRAMES = 100
 """Minimum number of frames for an estimate."""
 
 _LIKELIEST = 10
@@ -133,7 +133,7 @@ class Estimator(Observer):
         self._events: list[dict[str, Any]] = []
         self._log_classes = math.log(num_classes)
         self._windows = {name: torch.empty(0, 3, dtype=torch.float64) for name in _MODELS}
-        self._past = Past.nothing(num_classes)
+        self._filter = FilterState.initial(num_classes)
         self._weight = 1.0
 
     def answer(self, answers: Answers) -> None:
@@ -143,16 +143,19 @@ class Estimator(Observer):
         adapts = answers.method.adapts
         self._weight = answers.weight if adapts else 0.0
         alone = "source" if self._weight == 0 else "adapted"
-        told = {"source": answers.source, "adapted": answers.adapted if adapts else None}
+        predictions = {"source": answers.source, "adapted": answers.adapted if adapts else None}
         net = answers.method.net
         offsets = {"source": net.source_offset, "adapted": net.offset}
-        for name, logits in {**told, alone: answers.logits if told[alone] is None else told[alone]}.items():
+        for name, logits in {
+            **predictions,
+            alone: answers.logits if predictions[alone] is None else predictions[alone],
+        }.items():
             if logits is None:
                 self._windows[name] = self._windows[name][:0]
             else:  # without centring, whose effect on classes and confidence the clean images do not cover
                 facts = self._facts((logits.cpu() + offsets[name].cpu()).double())
                 self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
-        *_, self._past = self._past.through(answers.logits.cpu())
+        *_, self._filter = self._filter.after(answers.logits.cpu())
         self._judge()
 
     def _judge(self) -> None:
@@ -180,7 +183,7 @@ class Estimator(Observer):
 
         If both models contribute, `answers` is the better one's.
         """
-        found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= LEAST}
+        found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
         answering = list(found.values()) if self._weight > 0 else [found[name] for name in ("source",) if name in found]
         if answering:
             found["answers"] = max(answering)
@@ -195,7 +198,7 @@ class Estimator(Observer):
     def _of(self, window: Tensor) -> float:
         known = self.calibration
         likeliest, among_all = (window[:, :2].mean(0) - known.accuracy).tolist()
-        if self._past.ordered:
+        if self._filter.ordered:
             change = min(0.0, _ORDERED_WEIGHT * likeliest)
         else:
             less = min(0.0, _fewer(window[:, 2], known)) / self._log_classes
@@ -209,7 +212,7 @@ class Estimator(Observer):
     def state(self) -> dict[str, Tensor]:
         """Return everything the next estimate depends on."""
         now = torch.tensor([self._weight, self._expired], dtype=torch.float64)
-        tensors = {**self._windows, "now": now, **self._past.state()}
+        tensors = {**self._windows, "now": now, **self._filter.state()}
         return {_PREFIX + name: tensor for name, tensor in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -217,4 +220,4 @@ class Estimator(Observer):
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
         self._windows = {name: own[name].clone() for name in _MODELS}
         self._weight, expired = own["now"].tolist()
-        self._expired, self._past = bool(expired), Past.of(own)
+        self._expired, self._filter = bool(expired), FilterState.of(own)

@@ -12,9 +12,9 @@ from remtta.guard.window import Window
 from remtta.methods.losses import entropy
 
 _BISECTIONS = 14  # precision of the scale: 1 in 2000
-_LEAST_INFORMATION = 0.5  # nats; below this, chance would outdo an uninformative source model
+_MIN_INFORMATION = 0.5  # nats; below this, chance would outdo an uninformative source model
 _STRETCH = 20  # frames; the median over stretches is a class's typical share
-_LEAST_STRETCHES = 5
+_MIN_STRETCHES = 5
 _PARKED = 0.3  # share beyond 1 / C of the dominant class of a camera that sees little else
 
 
@@ -43,7 +43,7 @@ def evidence_of(window: Window) -> Evidence:
     gap, information = information_gap(window.adapted, window.source)
     parked = parked_class(window.votes, window.source.shape[1])
     if parked is None:
-        return Evidence(gap / max(information, _LEAST_INFORMATION), gap, information)
+        return Evidence(gap / max(information, _MIN_INFORMATION), gap, information)
     seen, seen_by_source = (float(each.float().exp()[:, parked].mean()) for each in (window.adapted, window.source))
     return Evidence(seen - seen_by_source, gap, information)
 
@@ -58,7 +58,7 @@ def parked_class(votes: Tensor, num_classes: int) -> int | None:
         num_classes: C; a fair share is 1 / C.
     """
     stretches = votes.flip(0).split(_STRETCH)[: len(votes) // _STRETCH]
-    if len(stretches) < _LEAST_STRETCHES:
+    if len(stretches) < _MIN_STRETCHES:
         return None
     counts = torch.stack([torch.bincount(stretch, minlength=num_classes) for stretch in stretches])
     shares = counts.float().median(dim=0).values / _STRETCH

@@ -34,7 +34,7 @@ def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) 
     if options is None or method.objective.is_source or forgets:
         return None
     options = options.filled()
-    if not method.lasts:
+    if not method.persists:
         options = replace(options, action="off")
     if (options.action, options.answer) == ("off", "adapted"):
         return None
@@ -58,10 +58,10 @@ class Guard(Observer):
 
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
-        self._between = method if sparing and method.blends else None
+        self._between = method if sparing and method.interpolates else None
         self.options = (options or GuardOptions()).filled()
         self.judge = Judge(self.options)
-        self.num_looked = 0  # images predicted by the source model
+        self.num_source_predictions = 0  # images predicted by the source model
 
     @property
     def watches(self) -> bool:
@@ -86,8 +86,8 @@ class Guard(Observer):
             return
         if not answers.undone and self._diverged(answers):
             answers.learned, weight = torch.zeros_like(answers.learned), 0.0
-        answers.answer_by(weight)
-        self.num_looked += len(answers.images) * (answers.source is not None)
+        answers.mix(weight)
+        self.num_source_predictions += len(answers.images) * (answers.source is not None)
 
     def events(self) -> list[dict[str, Any]]:
         """Return its decisions since the last call."""
@@ -97,19 +97,19 @@ class Guard(Observer):
         """Record that the source weights were restored."""
         self.judge.reset()
 
-    def most_bytes(self, num_classes: int) -> int:
+    def max_bytes(self, num_classes: int) -> int:
         """Return the approximate size of its state once the window is full."""
         return self.options.window * 4 * num_classes + 4 * self.options.memory
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next decision depends on, beside the method's state."""
-        own = {_LOOKED: torch.tensor(self.num_looked), **self.judge.state()}
+        own = {_LOOKED: torch.tensor(self.num_source_predictions), **self.judge.state()}
         return {_PREFIX + name: tensor for name, tensor in own.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned; call it before the method's own."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        self.num_looked = int(own[_LOOKED])
+        self.num_source_predictions = int(own[_LOOKED])
         self.judge.load_state(own)
         self._apply(undo=False)
 
@@ -127,7 +127,7 @@ class Guard(Observer):
         """Add both models' predictions of the learned images to the judge's window."""
         views = self.method.last_views
         assert views is not None
-        self.judge.see(answers.ask_source()[answers.learned.to(views.device)], views[0])
+        self.judge.observe(answers.compute_source()[answers.learned.to(views.device)], views[0])
 
     def _apply(self, *, undo: bool) -> None:
         """Restore the source weights if `undo`, and set the current learning rate."""

@@ -18,7 +18,7 @@ NOT_FINITE = "outputs that are not finite numbers"
 
 
 @dataclass
-class _Standing:
+class _JudgeState:
     """The judge's state beside the window."""
 
     unjudged: int = 0  # frames since the last verdict
@@ -42,7 +42,7 @@ class Judge:
     def __init__(self, options: GuardOptions) -> None:
         self.window = Window(options.window, options.memory)
         self._options = options.filled()
-        self._now = _Standing()
+        self._now = _JudgeState()
         self._events: list[dict[str, Any]] = []
 
     @property
@@ -51,7 +51,7 @@ class Judge:
         return self._now.retired
 
     @property
-    def standing(self) -> str:
+    def verdict(self) -> str:
         """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
         return "retired" if self.retired else "doubt" if self._now.doubting else "trust"
 
@@ -80,7 +80,7 @@ class Judge:
             return 0.5
         return 0.0 if now.doubting and options.acts else 1.0
 
-    def see(self, source: Tensor, adapted: Tensor) -> None:
+    def observe(self, source: Tensor, adapted: Tensor) -> None:
         """Add the source and adapted models' logits (B, C) of the same frames."""
         self.window.add(source, adapted)
         self._now.unjudged += len(source)
@@ -155,22 +155,22 @@ class Judge:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next decision depends on."""
-        standing = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
-        return {**standing, **self.window.state()}
+        verdict = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
+        return {**verdict, **self.window.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        kinds = {name: type(value) for name, value in asdict(_Standing()).items()}
-        self._now = _Standing(**{name: kind(state[name].item()) for name, kind in kinds.items()})
+        kinds = {name: type(value) for name, value in asdict(_JudgeState()).items()}
+        self._now = _JudgeState(**{name: kind(state[name].item()) for name, kind in kinds.items()})
         self.window.load_state(state)
 
     def _note(self, event: str, **details: Any) -> None:
         if self._options.action == "off":
             return
         numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
-        standing = {"alarms": self._now.alarms, "lr_scale": self.lr_scale}
+        verdict = {"alarms": self._now.alarms, "lr_scale": self.lr_scale}
         rest = {"frames": len(self.window), "action": self._options.action, "answer": self._options.answer}
-        self._events.append({"event": event, **numbers, **standing, **rest})
+        self._events.append({"event": event, **numbers, **verdict, **rest})
 
 
 def describe(event: Mapping[str, Any]) -> str:

@@ -97,12 +97,12 @@ class ObservedMethod:
         answers = Answers(self.method, images, learned, fit=fit, early=early)
         if learned.any():
             if self.guard is not None:  # source predictions first: the adapted model's centring uses them
-                answers.ask_source()
+                answers.compute_source()
             answers.adapted = self._step(images, learned, labels, later=later)
             if not later:
                 self._note_update(answers)
         if self.guard is None:
-            answers.answer_by(1.0)
+            answers.mix(1.0)
         for observer in self.observers:
             observer.answer(answers)
         self._waiting = answers if later else None

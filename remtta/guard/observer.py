@@ -51,29 +51,29 @@ class Answers:
         smoothed: list[bool] = (self.logits != self.raw).any(1).tolist()
         return smoothed
 
-    def ask_adapted(self) -> Tensor:
+    def compute_adapted(self) -> Tensor:
         """Return the adapted model's logits (B, C), computing them if necessary."""
         if self.adapted is None:
             self.adapted = self.method.predict(self.images, self.fit)
         return self.adapted
 
-    def ask_source(self) -> Tensor:
+    def compute_source(self) -> Tensor:
         """Return the source model's logits (B, C), computing them if necessary."""
         if self.source is None:
             self.source = self.method.predict_source(self.images, self.fit)
         return self.source
 
     @torch.no_grad()
-    def answer_by(self, weight: float) -> None:
+    def mix(self, weight: float) -> None:
         """Mix the models' predictions, the adapted model's with this weight."""
         self.weight = weight
         if weight == 0:
-            self.logits = self.ask_source()
+            self.logits = self.compute_source()
         elif weight == 1:
-            self.logits = self.ask_adapted()
+            self.logits = self.compute_adapted()
         else:
-            source = self.ask_source()  # first: the adapted model's centring uses them
-            self.logits = mixture(self.ask_adapted(), source, weight)
+            source = self.compute_source()  # first: the adapted model's centring uses them
+            self.logits = mixture(self.compute_adapted(), source, weight)
 
 
 class Observer:

@@ -26,7 +26,7 @@ def pace_of(method: Method) -> EveryNth | None:
     every = method.objective.config.adapt_every
     if every == 1:
         return None
-    if not method.lasts:
+    if not method.persists:
         raise UsageError(
             "--adapt-every skips updates, and this method has none that last to the next batch; leave it out, or "
             "choose another method"

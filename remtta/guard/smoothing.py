@@ -26,12 +26,12 @@ from torch import Tensor
 from remtta.guard.observer import Answers, Observer
 
 _STAYS = 0.7  # assumed probability that the next frame shows the same class, for the test of order
-_MOST_STAYS = 0.98  # upper bound of that probability in predictions
+_MAX_STAYS = 0.98  # upper bound of that probability in predictions
 _COMPARED = 0.01  # weight of the newest frame in the rate of repeats: about the last 100 frames
 _RENEWED = 0.02  # weight of the newest frame in the class frequencies: about the last 50 frames
 _UNKNOWN = 5  # number of frames by which the uniform prior counts at the start
 _ENOUGH = 20.0  # nats of evidence for order: exceeded by chance once in e^20 streams
-_MOST, _LEAST = 40.0, -10.0  # bounds in nats, so that a change is noticed soon
+_MAX, _LEAST = 40.0, -10.0  # bounds in nats, so that a change is noticed soon
 _FLOOR = 1e-9  # minimum probability
 _PREFIX = "smooth."
 
@@ -45,20 +45,20 @@ class _Repeats:
     last: int = -1
     before: int = -1
 
-    def then(self, said: int, newest: float) -> _Repeats:
+    def updated(self, prediction: int, newest: float) -> _Repeats:
         """Return an update with one more prediction, weighted by `newest`."""
-        once = (1 - newest) * self.once + newest * (said == self.last)
-        twice = (1 - newest) * self.twice + newest * (said == self.before)
-        return _Repeats(once, twice, said, self.last)
+        once = (1 - newest) * self.once + newest * (prediction == self.last)
+        twice = (1 - newest) * self.twice + newest * (prediction == self.before)
+        return _Repeats(once, twice, prediction, self.last)
 
     @property
-    def stays(self) -> float:
+    def persistence(self) -> float:
         """Probability that the next frame shows the same class."""
-        return min(self.twice / self.once, _MOST_STAYS) ** 2 if self.once > 0 else 0.0
+        return min(self.twice / self.once, _MAX_STAYS) ** 2 if self.once > 0 else 0.0
 
 
 @dataclass(frozen=True)
-class Past:
+class FilterState:
     """The state of the filter after the frames so far.
 
     Attributes:
@@ -78,7 +78,7 @@ class Past:
     repeats: _Repeats = _Repeats()
 
     @classmethod
-    def nothing(cls, num_classes: int) -> Past:
+    def initial(cls, num_classes: int) -> FilterState:
         """Return the state for C classes before the first frame."""
         any_class = np.full(num_classes, 1 / num_classes)
         return cls(any_class, any_class, any_class)
@@ -88,12 +88,12 @@ class Past:
         """Whether frames come in order."""
         return self.evidence > _ENOUGH
 
-    def through(self, logits: Tensor) -> Iterator[Past]:
+    def after(self, logits: Tensor) -> Iterator[FilterState]:
         """Yield the state after each of the next frames, with logits (B, C) on the CPU."""
-        past = self
+        state_now = self
         for probs in logits.double().softmax(-1).clamp(min=_FLOOR).numpy():
-            past = past._then(probs)
-            yield past
+            state_now = state_now._step(probs)
+            yield state_now
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on."""
@@ -102,29 +102,29 @@ class Past:
         return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor]) -> Past:
+    def of(cls, state: Mapping[str, Tensor]) -> FilterState:
         """Restore what `state` returned."""
         usual, expected, belief = state["classes"].double().numpy()
         evidence, frames, once, twice, last, before = state["numbers"].tolist()
         repeats = _Repeats(once, twice, int(last), int(before))
         return cls(usual, expected, belief, evidence, int(frames), repeats)
 
-    def _then(self, probs: np.ndarray) -> Past:
+    def _step(self, probs: np.ndarray) -> FilterState:
         """Return the state after one more frame with predicted probabilities (C,), all above 0."""
-        foretold = (_STAYS * self.expected / self.usual + 1 - _STAYS) * probs
-        ratio = foretold.sum()
+        predicted = (_STAYS * self.expected / self.usual + 1 - _STAYS) * probs
+        ratio = predicted.sum()
         # The square root is a compromise: it corrects a model that overpredicts a class, but believes a camera that
         # sees it often.
-        prior, stays = np.sqrt(self.usual), self.repeats.stays
-        belief = (stays * prior.sum() * self.belief / prior + 1 - stays) * probs
+        prior, persistence = np.sqrt(self.usual), self.repeats.persistence
+        belief = (persistence * prior.sum() * self.belief / prior + 1 - persistence) * probs
         newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
-        return Past(
+        return FilterState(
             usual=(1 - newest) * self.usual + newest * probs,
-            expected=foretold / ratio,
+            expected=predicted / ratio,
             belief=belief / belief.sum(),
-            evidence=min(max(self.evidence + math.log(ratio), _LEAST), _MOST),
+            evidence=min(max(self.evidence + math.log(ratio), _LEAST), _MAX),
             frames=self.frames + 1,
-            repeats=self.repeats.then(int(probs.argmax()), max(_COMPARED, 1 / (self.frames + 1))),
+            repeats=self.repeats.updated(int(probs.argmax()), max(_COMPARED, 1 / (self.frames + 1))),
         )
 
 
@@ -136,26 +136,26 @@ class Smoother(Observer):
     """
 
     def __init__(self, num_classes: int) -> None:
-        self._past = self._ahead = Past.nothing(num_classes)
+        self._filter = self._early_filter = FilterState.initial(num_classes)
 
     def answer(self, answers: Answers) -> None:
         """Smooth the predictions of the next frames."""
         answers.raw = raw = answers.logits.cpu()
-        past = self._ahead if answers.early else self._past
+        state_now = self._early_filter if answers.early else self._filter
         answers.logits = raw.clone()
-        for place, now in enumerate(past.through(raw)):
-            past = now
+        for place, now in enumerate(state_now.after(raw)):
+            state_now = now
             if now.ordered:
                 answers.logits[place] = torch.from_numpy(np.log(now.belief))
-        self._ahead = past
+        self._early_filter = state_now
         if not answers.early:
-            self._past = past
+            self._filter = state_now
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next prediction depends on."""
-        return {_PREFIX + name: tensor for name, tensor in self._past.state().items()}
+        return {_PREFIX + name: tensor for name, tensor in self._filter.state().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        self._past = self._ahead = Past.of(own)
+        self._filter = self._early_filter = FilterState.of(own)

@@ -14,18 +14,18 @@ from torchvision.transforms.v2 import functional as T
 from remtta.backbones.families import with_tokens
 from remtta.errors import check
 from remtta.methods.augmentations import spawn
-from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
+from remtta.methods.beside import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import Count, NonNegative, Positive
 
 _DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # factors of brightness, and the blur's standard deviation over 5 pixels
 _NUM_DOMAINS = 4
-_LEAST_NOISE = 1e-2
+_MIN_NOISE = 1e-2
 
 
 @dataclass(frozen=True)
-class BECoTTAConfig(BesideConfig):
+class BECoTTAConfig(SideNetworksConfig):
     """Settings of BECoTTA; the learning rate is the official code's, the others are this project's.
 
     Attributes:
@@ -47,7 +47,7 @@ class BECoTTAConfig(BesideConfig):
         check(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"in 1-{self.experts}, the number of experts")
 
 
-class BECoTTA(Beside[BECoTTAConfig]):
+class BECoTTA(SideNetworks[BECoTTAConfig]):
     """Predict, then train low-rank experts after each block, some of which a router of the image's domain selects.
 
     After a block, x becomes x + the sum over the selected experts of gate * up GELU(down x), with biases. Gates are the
@@ -108,9 +108,11 @@ class BECoTTA(Beside[BECoTTAConfig]):
             return changed
 
         with self.net.context(images.device):
-            logits, told = self.run(views, change), self.networks.discriminator(views)
+            logits, domain_logits = self.run(views, change), self.networks.discriminator(views)
         agree = F.cross_entropy(logits, labels.repeat(_NUM_DOMAINS))
-        return agree + F.cross_entropy(told.float(), domains) - self.config.synergy * torch.stack(shared).mean()
+        return (
+            agree + F.cross_entropy(domain_logits.float(), domains) - self.config.synergy * torch.stack(shared).mean()
+        )
 
     def _views(self, images: Tensor) -> list[Tensor]:
         """Return the same images (B, 3, H, W) in each domain."""
@@ -155,7 +157,7 @@ class _Layer(nn.Module):
         scores = (self.router[domains] @ mean).squeeze(-1)
         if generator is None:
             return scores
-        deviation = F.softplus((self.noise[domains] @ mean).squeeze(-1)) + _LEAST_NOISE
+        deviation = F.softplus((self.noise[domains] @ mean).squeeze(-1)) + _MIN_NOISE
         noise = torch.randn(scores.shape, generator=spawn(generator, scores.device), device=scores.device)
         return scores + deviation * noise
 

@@ -25,7 +25,7 @@ _SEED = 0  # networks are initialised and warmed up reproducibly
 
 
 @dataclass(frozen=True)
-class BesideConfig(MethodConfig):
+class SideNetworksConfig(MethodConfig):
     """What they share. No weight of the model changes.
 
     Attributes:
@@ -44,10 +44,10 @@ class BesideConfig(MethodConfig):
 WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
 """Settings that affect the warm-up."""
 
-Config = TypeVar("Config", bound=BesideConfig)
+Config = TypeVar("Config", bound=SideNetworksConfig)
 
 
-class Beside(Objective[Config]):
+class SideNetworks(Objective[Config]):
     """Predict with a frozen model and networks beside its parts; only the networks learn.
 
     They are first warmed up on source images, with the source model's predictions in place of labels, which streams do
@@ -65,7 +65,7 @@ class Beside(Objective[Config]):
         super().__init__(net, config)
         if any(block._compiled_call_impl is not None for block in net.backbone.blocks):
             raise UsageError(f"{type(self).__name__} runs code between blocks, which cannot be compiled then")
-        self.most_source_images = config.warmup_images
+        self.max_source_images = config.warmup_images
         self.margin = config.entropy_margin * math.log(net.num_classes)
         shapes_only = net.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):

@@ -67,9 +67,13 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
             image = F.normalize(self.net.logits(images), dim=-1)
         logits = self._head.logits(image)
         likely = logits.detach().topk(min(self.config.likeliest, logits.shape[-1])).indices
-        return logits.unsqueeze(0), transductive_loss(image, self._said_of(likely), self._head.scale), len(images)
+        return (
+            logits.unsqueeze(0),
+            transductive_loss(image, self._sentence_embeddings(likely), self._head.scale),
+            len(images),
+        )
 
-    def _said_of(self, classes: Tensor) -> Tensor:
+    def _sentence_embeddings(self, classes: Tensor) -> Tensor:
         """Return embeddings (B, E) of one sentence per row of classes (B, K), which names them in this order."""
         texts = self._head.texts
         sentences = [

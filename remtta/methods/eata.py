@@ -46,7 +46,7 @@ class EATA(ETA):
 
     def __init__(self, net: Net, config: EATAConfig) -> None:
         super().__init__(net, config)
-        self.most_source_images = config.fisher_images
+        self.max_source_images = config.fisher_images
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.methods.augmentations import jitter
-from remtta.methods.beside import WARM_UP, Beside, BesideConfig, Change
+from remtta.methods.beside import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Descent, Loss, Targets
 from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
 
-_MOST_STAGES = 5
+_MAX_STAGES = 5
 _ENDS = (1 / 6, 1 / 3, 2 / 3, 1)  # of more blocks than that: shallow parts are smaller
 _SHARE = 0.1  # initial scale of the convolution, relative to the frozen part's standard deviation
 
 
 @dataclass(frozen=True)
-class EcoTTAConfig(BesideConfig):
+class EcoTTAConfig(SideNetworksConfig):
     """Settings of EcoTTA; optimizer and rate are EATA's for a ResNet-50, which the authors' sample code points to.
 
     Attributes:
@@ -41,7 +41,7 @@ class EcoTTAConfig(BesideConfig):
     source_settings = WARM_UP
 
 
-class EcoTTA(Beside[EcoTTAConfig]):
+class EcoTTA(SideNetworks[EcoTTAConfig]):
     """Predict, then train a small network beside each part of a frozen model.
 
     The output of a part with input x is BN(part(x)) + ReLU(BN(conv(x))). The loss is the mean entropy of the images
@@ -69,7 +69,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
     def parts(self) -> Sequence[Sequence[nn.Module]]:
         blocks = self.net.backbone.blocks
         count = len(blocks)
-        ends = range(1, count + 1) if count <= _MOST_STAGES else [max(1, round(count * end)) for end in _ENDS]
+        ends = range(1, count + 1) if count <= _MAX_STAGES else [max(1, round(count * end)) for end in _ENDS]
         return [blocks[start:end] for start, end in itertools.pairwise([0, *ends])]
 
     def build(self) -> nn.Module:

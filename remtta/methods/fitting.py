@@ -19,7 +19,7 @@ _SPARE = 1.5  # overhead of allocator and libraries, as measured, with a margin
 _MIB = 2**20
 
 
-def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, most_bytes: int) -> int | None:
+def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, max_bytes: int) -> int | None:
     """Return the largest micro-batch that keeps memory within a limit; None if the method's usual one fits.
 
     The memory per image is measured: the method, ready on its device, learns from one and from two noise images, and
@@ -40,11 +40,11 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
     height, width = input_size
     per_image = _SPARE * (two - one + _passing_bytes(method))
     fixed = _used_bytes(method.net.device) + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
-    fits = int((most_bytes - fixed) / per_image)
+    fits = int((max_bytes - fixed) / per_image)
     if fits < 1:
         needed = (fixed + per_image) / _MIB
         raise UsageError(
-            f"--max-memory {most_bytes / _MIB:.0f}M is too little: one image at a time needs about {needed:.0f}M; "
+            f"--max-memory {max_bytes / _MIB:.0f}M is too little: one image at a time needs about {needed:.0f}M; "
             "allow more, or choose a smaller model or --batch-size"
         )
     return fits if fits < usual else None

@@ -182,12 +182,12 @@ class Updater(Generic[Kind]):
         return bool(self.objective.trained)
 
     @property
-    def lasts(self) -> bool:
+    def persists(self) -> bool:
         """Whether its updates last beyond their batch."""
         return self.trains and self.objective.accumulates and not self.objective.config.episodic
 
     @property
-    def blends(self) -> bool:
+    def interpolates(self) -> bool:
         """Whether interpolated weights can stand in for both models: only norms adapt, without batch statistics."""
         return self.norms_only and bool(self.adapted_names) and not self.net.batch_norms.mixes
 

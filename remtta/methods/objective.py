@@ -46,7 +46,7 @@ class Objective(Generic[Config]):
         predicts_after: Whether the prediction comes from after the update.
         needs_labels: Whether it learns from true labels.
         needs_source: Whether it first needs clean images of the source domain.
-        most_source_images: Maximum number of these; None for all.
+        max_source_images: Maximum number of these; None for all.
         delta_refusal: Why what it learns cannot be saved as a delta, or None.
         num_models: Number of copies of the model's weights that it holds.
         passes_per_step: Forward and backward passes per image and step; the maximum if that depends on the image.
@@ -64,7 +64,7 @@ class Objective(Generic[Config]):
     passes_per_step: ClassVar[tuple[float, float]] = 1, 1
     adapts: bool = True
     delta_refusal: str | None = None
-    most_source_images: int | None = None
+    max_source_images: int | None = None
 
     def __init__(self, net: Net, config: Config) -> None:
         self.net, self.config = net, config

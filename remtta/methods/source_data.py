@@ -120,7 +120,7 @@ def learn_from_source(
         if cached is None:
             _log.info("%s learns from source images (%d files), once", method, len(files))
             transform = _transform(preprocessing, fitting_as_they_are)
-            most, device = adapter.objective.most_source_images, next(model.parameters()).device
+            most, device = adapter.objective.max_source_images, next(model.parameters()).device
             batches = _batches(files, transform, preprocessing, device, most, wait)
             found = _learned(adapter, path, made_for, batches)
         else:

@@ -19,7 +19,7 @@ from remtta.errors import RemttaError
 from remtta.methods.method import build_method
 from remtta.methods.settings import ALGORITHMS
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _CLASSES = 1000  # classes of the head added to a model without one
 
 
@@ -73,7 +73,7 @@ def is_model(name: str) -> bool:
 
 def names_with(part: str) -> list[str]:
     """Return a few of timm's models with this in their names."""
-    return [name for name in timm.list_models() if part.lower() in name][:_MOST_NAMED]
+    return [name for name in timm.list_models() if part.lower() in name][:_MAX_NAMED]
 
 
 def modules_without_family() -> list[str]:

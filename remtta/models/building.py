@@ -23,10 +23,10 @@ from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaErro
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
-_LEAST_LIKE = 0.7  # difflib's ratio below which names have little in common
-_MOST_NAMED = 3  # suggestions for an unknown name
-_MOST_BYTES = 2**36  # of weights: twice timm's largest model
-_LEAST_BYTES, _MOST_TIMES = 2**30, 16  # above this, weights may take this many times their file's size
+_MIN_LIKE = 0.7  # difflib's ratio below which names have little in common
+_MAX_NAMED = 3  # suggestions for an unknown name
+_MAX_BYTES = 2**36  # of weights: twice timm's largest model
+_MIN_BYTES, _MAX_TIMES = 2**30, 16  # above this, weights may take this many times their file's size
 
 _log = logging.getLogger("remtta")
 
@@ -80,8 +80,8 @@ def _check_name(name: str) -> None:
     """Raise UsageError, with suggestions, if a name is unknown."""
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
-        like = [each for each in models if each.startswith(name)][:_MOST_NAMED]
-        like = like or difflib.get_close_matches(name, models, n=_MOST_NAMED, cutoff=_LEAST_LIKE)
+        like = [each for each in models if each.startswith(name)][:_MAX_NAMED]
+        like = like or difflib.get_close_matches(name, models, n=_MAX_NAMED, cutoff=_MIN_LIKE)
         hint = f"did you mean {', '.join(like)}?" if like else "remtta models lists the families that can be adapted"
         if "/" in name:
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
@@ -136,7 +136,7 @@ def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, A
     num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     files = Path(name.removeprefix(_LOCAL)).iterdir() if local and checkpoint is None else [Path(checkpoint or "")]
     largest = max((file.stat().st_size for file in files if file.is_file()), default=0)
-    if num_bytes > min(_MOST_BYTES, max(_LEAST_BYTES, _MOST_TIMES * largest) if largest else _MOST_BYTES):
+    if num_bytes > min(_MAX_BYTES, max(_MIN_BYTES, _MAX_TIMES * largest) if largest else _MAX_BYTES):
         beside = f", and the file of its weights is of {largest / 2**20:,.1f} MiB" if largest else ""
         text = f"{name} could not be built: it would take {num_bytes / 2**20:,.0f} MiB{beside}"
         raise CheckpointError(f"{text}; its config.json is damaged") if local else ModelError(text)

@@ -23,7 +23,7 @@ from remtta.models.heads import classifiers_of
 
 _log = logging.getLogger("remtta")
 
-_MOST_TOKENS = 1024  # a larger attention map would need more memory than everything else
+_MAX_TOKENS = 1024  # a larger attention map would need more memory than everything else
 
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
@@ -90,7 +90,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
     """
     given = (query, key, value)
     plain = not any(isinstance(v, Tensor) or v for v in (*args, *kwargs.values()))  # no mask, dropout or custom scale
-    small = key.shape[-2] <= _MOST_TOKENS
+    small = key.shape[-2] <= _MAX_TOKENS
     if not plain or not small or any(t.dtype != torch.bfloat16 or t.device.type != "cpu" for t in given):
         return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
     attention: Tensor = (query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)

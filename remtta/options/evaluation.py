@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from remtta.errors import UsageError, check
 from remtta.options.guard_options import GuardOptions
 from remtta.options.option import Fixed, Only, Option, check_options
-from remtta.options.run_options import DEFAULT_BATCH_SIZE, MOST_SEED
+from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED
 
 _method = partial(Option, panel="Method")
 _output = partial(Option, panel="Output and running")
@@ -180,7 +180,7 @@ class EvalOptions:
         check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
         check_options(self)
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
-        check(0 <= min(self.seeds) <= max(self.seeds) <= MOST_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
+        check(0 <= min(self.seeds) <= max(self.seeds) <= MAX_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
         shifting = self.scenario == "label-shift"
         check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
         in_bursts = shifting or self.scenario == "irregular"
@@ -189,5 +189,10 @@ class EvalOptions:
         )
         again = self.scenario == "recurring"
         check(again or self.visits is None, "visits", self.visits, "left out but in recurring")
-        hurried = self.scenario == "time-constrained"
-        check(hurried or self.cost_ratio is None, "cost ratio", self.cost_ratio, "left out but in time-constrained")
+        time_constrained = self.scenario == "time-constrained"
+        check(
+            time_constrained or self.cost_ratio is None,
+            "cost ratio",
+            self.cost_ratio,
+            "left out but in time-constrained",
+        )

@@ -279,7 +279,7 @@ def read_size(text: str) -> int:
     return int(size)
 
 
-def read_regular(path: str | Path, most_bytes: int, what: str) -> bytes:
+def read_regular(path: str | Path, max_bytes: int, what: str) -> bytes:
     """Return the content of a small file.
 
     Raises:
@@ -289,7 +289,7 @@ def read_regular(path: str | Path, most_bytes: int, what: str) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a regular file, so it cannot be {what}")
-        if path.stat().st_size > most_bytes:
+        if path.stat().st_size > max_bytes:
             raise UsageError(f"{path} has {path.stat().st_size} bytes, too many for {what}")
         return path.read_bytes()
     except FileNotFoundError:

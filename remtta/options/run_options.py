@@ -20,7 +20,7 @@ DEFAULT_BATCH_SIZE = 50
 Smooth = Literal["off", "auto"]
 Engine = Literal["processes", "ray"]
 _BY_METHOD = GuardOptions()
-MOST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 
 
 @documented
@@ -114,7 +114,7 @@ class RunOptions:
         _output("Memory limit, such as 2G: as many images at a time as fit.", metavar="SIZE", read=read_size),
     ] = None
     on_error: Annotated[Literal["skip", "stop"], _output("What to do at a frame that cannot be read.")] = "skip"
-    seed: Annotated[int, _output("Seed of every random choice.", min=0, max=MOST_SEED), Fixed()] = 0
+    seed: Annotated[int, _output("Seed of every random choice.", min=0, max=MAX_SEED), Fixed()] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -22,8 +22,8 @@ _INK = "#010203"
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
 _EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
 _WIDTH = 5.0  # inches
-_MOST_BARS = 12
-_MOST_LAYERS = 40
+_MAX_BARS = 12
+_MAX_LAYERS = 40
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -62,7 +62,7 @@ def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:
     return chart
 
 
-def _svg(figure: Figure, told: str) -> str:
+def _svg(figure: Figure, text: str) -> str:
     content = io.BytesIO()
     figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
@@ -82,7 +82,7 @@ def _svg(figure: Figure, told: str) -> str:
     for name in ("width", "height"):
         del root.attrib[name]
     root.set("role", "img")
-    root.set("aria-label", told)
+    root.set("aria-label", text)
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -126,12 +126,12 @@ def over_time(series: Series) -> tuple[Figure, str]:
         signal.set_ylabel("lead at events (dots)")
     bottom.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
     kinds = Counter(event["event"] for event in series.events)
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
     return (
         figure,
         f"Entropy over {len(frames)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
         f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean share in the answers is "
-        f"{np.mean(series.share):.2f}. Events: {told}.",
+        f"{np.mean(series.share):.2f}. Events: {text}.",
     )
 
 
@@ -148,17 +148,17 @@ def accuracy(series: Series) -> tuple[Figure, str]:
     axes.set_ylabel("estimate in %")
     _mark_events(axes, [event for event in series.events if event["event"] == "expired"])
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
-    told = [
+    text = [
         f"{name} {100 * points[0][1]:.0f} % at first, {100 * points[-1][1]:.0f} % at last"
         for name, points in sorted(series.estimates.items())
     ]
-    return figure, f"Estimated accuracy of the last frames: {'; '.join(told)}."
+    return figure, f"Estimated accuracy of the last frames: {'; '.join(text)}."
 
 
 @_drawn
 def classes(series: Series) -> tuple[Figure, str]:
     """Plot how often each class was predicted, before and after adaptation."""
-    names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MOST_BARS)]
+    names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MAX_BARS)]
     titles = ("source model", "adapted model") if series.by_both else ("first half", "second half")
     shares = [[100 * counts[name] / max(1, counts.total()) for name in names] for counts in series.halves]
     figure, axes = _axes(0.8 + 0.28 * len(names))
@@ -176,7 +176,7 @@ def classes(series: Series) -> tuple[Figure, str]:
 @_drawn
 def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     """Plot how far each layer of a delta moved."""
-    largest = sorted(range(len(moved)), key=lambda place: -moved[place]["rms"])[:_MOST_LAYERS]
+    largest = sorted(range(len(moved)), key=lambda place: -moved[place]["rms"])[:_MAX_LAYERS]
     shown = [moved[place] for place in sorted(largest)]
     figure, axes = _axes(0.8 + 0.17 * len(shown))
     axes.barh(range(len(shown)), [layer["rms"] for layer in shown], color=_BLUE)

@@ -57,7 +57,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
             body += _evaluation(name, folder, content)
     body.append(f"<p>Made by remtta {__version__} from the files in {page.text(', '.join(map(str, folders)))}.</p>")
     whole = page.whole(f"remtta: {', '.join(names)}", body).encode()
-    if len(whole) > page.MOST_BYTES:
+    if len(whole) > page.MAX_BYTES:
         raise UsageError(f"the page would take {len(whole) / 1e6:.1f} MB, and the limit is 5; give fewer runs")
     write_atomically(output, lambda temporary: temporary.write_bytes(whole))
 
@@ -77,8 +77,8 @@ def _summary(runs: Sequence[_Run]) -> str:
 def _facts(run: _Run) -> dict[str, str]:
     facts, latency = run_facts(run.content), run.content["run"]["timing"].get("latency_ms")
     if isinstance(latency, dict):
-        told = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
-        facts["latency of a full batch in ms"] = ", ".join(told)
+        percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
+        facts["latency of a full batch in ms"] = ", ".join(percentiles)
     if run.series.by_both:
         facts["adapted and source differ"] = f"{run.series.num_differing} frames"
     return facts
@@ -119,16 +119,16 @@ def _hatched(method: Mapping[str, Any]) -> str:
 
 
 def _differing(row: Row) -> str:
-    said = (f"{who}: {name_of(row['each'][who])}, {row['each'][who]['prob']:.2f}" for who in ("adapted", "source"))
-    return _captioned(row, "; ".join(said))
+    caption = (f"{who}: {name_of(row['each'][who])}, {row['each'][who]['prob']:.2f}" for who in ("adapted", "source"))
+    return _captioned(row, "; ".join(caption))
 
 
 def _unsure(row: Row) -> str:
     return _captioned(row, f"{name_of(row)}, {row['prob']:.2f}")
 
 
-def _captioned(row: Row, said: str) -> str:
-    return f"{row['index']}, {Path(row['source']).name}. {said}"
+def _captioned(row: Row, caption: str) -> str:
+    return f"{row['index']}, {Path(row['source']).name}. {caption}"
 
 
 def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ from remtta.errors import counted
 Facts = dict[str, str]
 
 
-def state_of(told: str, alive: bool | None, end: str = "killed") -> str:
+def state_of(reported: str, alive: bool | None, end: str = "killed") -> str:
     """Return a run's state; if it says "running" but no process is writing to it, say that it was interrupted."""
-    return f"was {end}; --resume continues it" if told == "running" and alive is False else told
+    return f"was {end}; --resume continues it" if reported == "running" and alive is False else reported
 
 
 def run_facts(content: Mapping[str, Any]) -> Facts:
@@ -38,8 +38,12 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
     ended = "; adaptation has ended" if guard.get("retired") else ""
     both = guard.get("answered_by_both", 0)
     shared = f", {both} by both models" if both else ""
-    asked = options.get("guard") if isinstance(options, dict) else None
-    kinds = [f"{name} {asked[name]}" for name in ("action", "answer") if isinstance(asked, dict) and name in asked]
+    requested = options.get("guard") if isinstance(options, dict) else None
+    kinds = [
+        f"{name} {requested[name]}"
+        for name in ("action", "answer")
+        if isinstance(requested, dict) and name in requested
+    ]
     alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
     source = f"{counted(by_source, 'frame')} answered by the source{shared}{ended}"
     return ", ".join([*kinds, counted(alarms, "alarm"), source])

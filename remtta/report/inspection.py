@@ -14,7 +14,7 @@ from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
 
-_MOST_COMMON = 5
+_MAX_COMMON = 5
 
 _RUN: Shape = {
     "exit_reason": str,
@@ -120,7 +120,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     if (folder / RESULTS).is_file():
         return _describe_evaluation(folder)
     below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
-    hint = f"; there are runs in {', '.join(below[:_MOST_COMMON])}" if below else ""
+    hint = f"; there are runs in {', '.join(below[:_MAX_COMMON])}" if below else ""
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
 
 
@@ -153,17 +153,17 @@ def _describe_site(folder: Path) -> dict[str, Any]:
     """Describe each stream of a site, preferring the stream's own record, which is newer."""
     try:
         site = checked_record(folder / SITE, _SITE)
-        streams = {name: _stream(folder / name, told) for name, told in site["streams"].items()}
+        streams = {name: _stream(folder / name, recorded) for name, recorded in site["streams"].items()}
     except ValueError as error:
         raise RemttaError(f"{folder / SITE} is damaged: {error}") from error
     return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
 
 
-def _stream(folder: Path, told: Any) -> dict[str, Any]:
-    check_entries({"stream": told}, {"stream": dict})
-    check_entries(told, _STREAM)
-    stream = {name: told[name] for name in _STREAM}
-    if told["exit_reason"] == "running" and (folder / RECORD).is_file():
+def _stream(folder: Path, recorded: Any) -> dict[str, Any]:
+    check_entries({"stream": recorded}, {"stream": dict})
+    check_entries(recorded, _STREAM)
+    stream = {name: recorded[name] for name in _STREAM}
+    if recorded["exit_reason"] == "running" and (folder / RECORD).is_file():
         counts = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)["counts"]
         stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
     return stream
@@ -205,7 +205,7 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
         "classes_predicted": len(classes),
         "most_common": [
             {"class": number, "label": label, "frames": frames}
-            for (number, label), frames in classes.most_common(_MOST_COMMON)
+            for (number, label), frames in classes.most_common(_MAX_COMMON)
         ],
     }
 

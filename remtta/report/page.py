@@ -10,7 +10,7 @@ from importlib import resources
 
 from remtta.runs.reading import printable
 
-MOST_BYTES = 5_000_000
+MAX_BYTES = 5_000_000
 
 
 def text(content: object) -> str:
@@ -42,7 +42,7 @@ def _images(addresses: Sequence[str], caption: str) -> str:
     if not addresses:
         return '<p class="gone">no longer readable</p>'
     words = (caption, f"{caption}; hatched: the patches that the mask hides")
-    return "".join(f'<img src="{each}" alt="{text(said)}">' for each, said in zip(addresses, words, strict=False))
+    return "".join(f'<img src="{each}" alt="{text(alt)}">' for each, alt in zip(addresses, words, strict=False))
 
 
 def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:

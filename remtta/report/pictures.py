@@ -14,7 +14,7 @@ from remtta.runs.reading import Row
 from remtta.streams.images import load_image
 
 _THUMB = 160
-_MOST_WIDE = 1_200
+_MAX_WIDE = 1_200
 STILLS = ("folder", "glob", "image", "paths")
 """Kinds of sources whose frames are image files that can be opened again."""
 
@@ -29,7 +29,7 @@ def thumbnails(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def picture(path: Path) -> tuple[str, ...]:
     """Return a plot as a data URL, if the file exists."""
-    return _of_file(path, _MOST_WIDE) if path.is_file() else ()
+    return _of_file(path, _MAX_WIDE) if path.is_file() else ()
 
 
 def _of_file(path: Path, side: int) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def _of_file(path: Path, side: int) -> tuple[str, ...]:
 
 def address_of(image: Image.Image, side: int = _THUMB) -> str:
     """Return a downscaled image as a data URL."""
-    image.thumbnail((side, side * 4 if side == _MOST_WIDE else side), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side * 4 if side == _MAX_WIDE else side), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -16,7 +16,7 @@ import numpy as np
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, check_entries, read_rows
 
-MOST_FRAMES = 8  # shown per kind
+MAX_FRAMES = 8  # shown per kind
 
 _NEEDED = {"index": int, "source": str, "class": int, "prob": float, "entropy": float}
 _OPTIONAL = {
@@ -73,11 +73,11 @@ def read_series(folder: Path, predicted: int) -> Series:
     events, path = folder / EVENTS, folder / PREDICTIONS
     series = Series(events=list(read_rows(events, _check_event)) if events.is_file() else [])
     if path.is_file():
-        series.unsure = nsmallest(MOST_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
+        series.unsure = nsmallest(MAX_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
         if series.num_differing:
             differing = (row for row in _predicted(path) if _differ(row))
-            step = max(1, series.num_differing // MOST_FRAMES)
-            series.differing = list(islice(differing, 0, step * MOST_FRAMES, step))
+            step = max(1, series.num_differing // MAX_FRAMES)
+            series.differing = list(islice(differing, 0, step * MAX_FRAMES, step))
     return series
 
 
@@ -117,9 +117,9 @@ def _check_prediction(row: Row) -> None:
         return
     check_entries(row, _NEEDED, _OPTIONAL)
     check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
-    for said in (row.get("each") or {}).values():
-        check_entries({"said": said}, {"said": dict})
-        check_entries(said, {"class": int, "prob": float}, {"label": str})
+    for prediction in (row.get("each") or {}).values():
+        check_entries({"said": prediction}, {"said": dict})
+        check_entries(prediction, {"class": int, "prob": float}, {"label": str})
 
 
 def _check_event(event: Row) -> None:

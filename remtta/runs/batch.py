@@ -47,14 +47,14 @@ class Batch:
         labels: Class indices (K,) of the readable ones, if known.
         learn: Whether the method may learn from them.
         early: Whether they are only predicted now, and come again with the rest of their batch.
-        num_told: Number of leading frames whose predictions were already reported early.
+        num_reported: Number of leading frames whose predictions were already reported early.
     """
 
     frames: Sequence[DecodedFrame]
     labels: Tensor | None = None
     learn: bool = True
     early: bool = False
-    num_told: int = 0
+    num_reported: int = 0
 
     @property
     def readable(self) -> list[DecodedFrame]:
@@ -62,14 +62,14 @@ class Batch:
         return [frame for frame in self.frames if frame.image is not None]
 
     @property
-    def untold(self) -> Sequence[DecodedFrame]:
+    def unreported(self) -> Sequence[DecodedFrame]:
         """The frames whose predictions are still to be reported."""
-        return self.frames[self.num_told :]
+        return self.frames[self.num_reported :]
 
     @property
-    def num_told_readable(self) -> int:
+    def num_reported_readable(self) -> int:
         """Number of already reported frames with an image."""
-        return sum(frame.image is not None for frame in self.frames[: self.num_told])
+        return sum(frame.image is not None for frame in self.frames[: self.num_reported])
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class BatchResult:
         update: Number of updates since the last reset at the time of the prediction.
         updates_after: The same after the batch.
         adapted: Whether the batch led to an update.
-        unfit: Reasons why readable frames were excluded from learning, by frame index.
-        behind: `frames_in_delta` and `frames_since_reset` before the batch.
+        excluded: Reasons why readable frames were excluded from learning, by frame index.
+        counts_before: `frames_in_delta` and `frames_since_reset` before the batch.
         called: Whether the method was called on the batch, and has its views in `last_views`.
         answer_seconds: Duration of the prediction.
         seconds: Duration of the batch, including the update.
@@ -95,8 +95,8 @@ class BatchResult:
     update: int
     updates_after: int
     adapted: bool
-    unfit: Mapping[int, str]
-    behind: tuple[int, int]
+    excluded: Mapping[int, str]
+    counts_before: tuple[int, int]
     called: bool
     answer_seconds: float
     seconds: float
@@ -123,14 +123,14 @@ class BatchResult:
         return [] if self.answers is None else self.answers.smoothed
 
     @property
-    def update_told(self) -> int:
+    def reported_update(self) -> int:
         """`update` as written in rows: 0 if the source model predicted."""
         return 0 if self.by_source else self.update
 
     @property
     def num_learned(self) -> int:
         """Number of frames used in an update."""
-        return len(self.batch.readable) - len(self.unfit) if self.adapted else 0
+        return len(self.batch.readable) - len(self.excluded) if self.adapted else 0
 
     @property
     def new_updates(self) -> int:

@@ -231,21 +231,21 @@ class RunFolder:
         self.lock()
         claim_folder(self.path, overwrite=self._overwrite or self._resume)
 
-    def keep_room(self, num_bytes: int) -> None:
-        """Set disk space aside for the last files, until `give_room`.
+    def reserve_space(self, num_bytes: int) -> None:
+        """Set disk space aside for the last files, until `free_space`.
 
         Raises:
             OutputError: If there is not enough.
         """
         self._reserve = Reserve(self.path / RESERVE, num_bytes)
 
-    def give_room(self) -> None:
+    def free_space(self) -> None:
         """Free the space for the last files."""
         if self._reserve:
             self._reserve.release()
 
     def release(self) -> None:
         """Unlock the folder."""
-        self.give_room()
+        self.free_space()
         if self._lock:
             self._lock.release()

@@ -21,7 +21,7 @@ from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.frames import Gap
 
-_MOST_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
+_MAX_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
 _QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 
 _log = logging.getLogger("remtta")
@@ -70,7 +70,7 @@ class Journal:
         if self._eventful:
             self._events = RowWriter(self._folder / EVENTS, durable=True)
 
-    def go_on(self, place: Place) -> list[Row]:
+    def resume_from(self, place: Place) -> list[Row]:
         """Open the files of an earlier run, whose state was saved at `place`.
 
         Returns:
@@ -140,7 +140,7 @@ class Journal:
             ReaderGone, Stopped, OutputError: As for `echo`.
         """
         assert self._rows is not None
-        num_lines = self._rows.replay(max(0, place.passed_bytes - _MOST_IN_PIPE), interrupts)
+        num_lines = self._rows.replay(max(0, place.passed_bytes - _MAX_IN_PIPE), interrupts)
         _log.info("repeated the last %s", counted(num_lines, "row"))
 
     def expected_rows(self) -> list[Row]:

@@ -14,7 +14,7 @@ from remtta.streams.fitness import not_to_learn_from
 class AllFrames:
     """Learns from every frame."""
 
-    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+    def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return no exclusions."""
         return {}
 
@@ -37,7 +37,7 @@ class FitFrames:
         self.fingerprint = self._newest = fingerprint
         self._budget = budget
 
-    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+    def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index."""
         reasons, self._newest = not_to_learn_from(batch.frames, self.fingerprint)
         if self._budget.allows(batch.frames):

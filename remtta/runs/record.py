@@ -30,7 +30,7 @@ from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
 
 _HEADER_BYTES = 65_536  # more than run.json or the header of a delta or state takes
-_MOST_BYTES = 64 * 1024**2  # a method that changes all weights would need gigabytes
+_MAX_BYTES = 64 * 1024**2  # a method that changes all weights would need gigabytes
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Plan:
         # with its frames.
         room = delta + state + 2 * delta + 3 * _HEADER_BYTES
         if self.adapter.guard:
-            room += self.adapter.guard.most_bytes(self.card.num_classes)
-        return min(room, _MOST_BYTES)
+            room += self.adapter.guard.max_bytes(self.card.num_classes)
+        return min(room, _MAX_BYTES)
 
 
 def hyperparameters(config: MethodConfig, batch_size: int) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Record:
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 
-    def go_on(self, earlier: Mapping[str, Any], place: Place) -> None:
+    def resume_from(self, earlier: Mapping[str, Any], place: Place) -> None:
         """Continue an earlier run's record from this place."""
         timing = earlier.get("timing", {})
         self.run = earlier.get("run") or self.run

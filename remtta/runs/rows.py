@@ -63,7 +63,7 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
     answers = iter(_answer_rows(result, form))
     rows: list[Row] = []
-    for frame in result.batch.untold:
+    for frame in result.batch.unreported:
         if frame.gap:
             rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **_read_at(frame)})
         row = _origin(frame)
@@ -71,7 +71,7 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
             row["error"] = frame.error
         else:
             row |= next(answers)
-            if reason := result.unfit.get(frame.index):
+            if reason := result.excluded.get(frame.index):
                 row |= {"adapted": False, "not_adapted": reason}
             row |= {"early": True} if result.batch.early else {}
             row |= {"estimate": dict(result.estimates)} if result.estimates else {}
@@ -83,8 +83,8 @@ def _answer_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     """Return the prediction of each readable frame, and which model made it."""
     if result.answers is None:
         return []
-    answers, start = result.answers, result.batch.num_told_readable
-    common = {"update": result.update_told, "adapted": result.adapted, **_answered_by(answers.weight)}
+    answers, start = result.answers, result.batch.num_reported_readable
+    common = {"update": result.reported_update, "adapted": result.adapted, **_answered_by(answers.weight)}
     rows = [{**row, **common} for row in form.rows(answers.logits[start:])]
     for kind, parts in (("each", _differing(answers, form)), ("raw", _raw(answers, form))):
         for row, part in zip(rows, parts[start:], strict=False):

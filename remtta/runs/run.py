@@ -25,7 +25,7 @@ from remtta.runs.policy import FitFrames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
-from remtta.runs.session import Moment, Session
+from remtta.runs.session import Session, Snapshot
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
@@ -99,7 +99,7 @@ class Run:
         self._scribe.started = time.monotonic()
         try:
             with self._interrupts.held():
-                self._go_on()
+                self._resume()
             self._stop_if_ended()
             batches = self._stream_batches
             unseen = unseen_frames(stream, summary.place, self._plan.card.preprocessing.transform())
@@ -107,7 +107,7 @@ class Run:
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    _refuse_none(stream)
+                    _raise_if_empty(stream)
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a half-claimed folder could not be finished
@@ -119,7 +119,7 @@ class Run:
                     f"{stream.name}: none of {counted(summary.num_frames, 'frame')} could be read (see {PREDICTIONS})"
                 )
             summary.exit_reason = "completed"
-            _tell_unjudged(summary, self._plan.options)
+            _warn_if_unjudged(summary, self._plan.options)
         except (Stopped, ReaderGone, GuardStop) as end:
             summary.end(end)
             self._predict_waiting()
@@ -135,7 +135,7 @@ class Run:
                 self._close(refused=refused)
         return summary
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Resume the run in the folder, if requested and there is one."""
         folder, earlier = self._folder.path, self._plan.earlier
         if earlier is None:
@@ -143,15 +143,15 @@ class Run:
         self._folder.lock()
         check_same_run(earlier, self.record.content(self.summary))
         place, state = load_place(folder / STATE)
-        self._session.go_on(folder / STATE, Moment(place, state))
-        place.count(self._journal.go_on(place))  # their frames cannot be read again
+        self._session.resume_from(folder / STATE, Snapshot(place, state))
+        place.count(self._journal.resume_from(place))  # their frames cannot be read again
         self.summary.place, self._policy.fingerprint = place, place.fingerprint
         self.summary.num_alarms = self._plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
-        self.record.go_on(earlier, place)
+        self.record.resume_from(earlier, place)
         self._scribe.started -= place.seconds
         self._scribe.note_place()
-        self._folder.keep_room(self._plan.last_bytes)
+        self._folder.reserve_space(self._plan.last_bytes)
         if self._plan.options.replay:
             self._journal.replay(place, self._interrupts)
         _log.info(
@@ -163,7 +163,7 @@ class Run:
         if not self._journal.begun:
             self._folder.claim()
             self._journal.begin()
-            self._folder.keep_room(self._plan.last_bytes)
+            self._folder.reserve_space(self._plan.last_bytes)
 
     def _begin(self, first: DecodedFrame | None) -> None:
         self._claim()
@@ -173,14 +173,14 @@ class Run:
 
     def _batches(self, frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
         """Yield the stream's batches; code after each `yield` runs once the batch is finished."""
-        num_told = 0
+        num_reported = 0
         for batch in frames:
             if isinstance(batch, Early):
                 yield Batch(batch, early=True)
-                num_told += len(batch)
+                num_reported += len(batch)
                 continue
-            yield Batch(batch, num_told=num_told)
-            num_told = 0
+            yield Batch(batch, num_reported=num_reported)
+            num_reported = 0
             self._stop_if_ended()
             broken = next((frame for frame in batch if frame.error), None)
             if broken and self._plan.options.on_error == "stop":
@@ -218,7 +218,7 @@ class Run:
             if refused or not (self._journal.begun or self.summary.signum is not None):
                 return
             self._claim()
-            self._folder.give_room()
+            self._folder.free_space()
             last.callback(self._write_last_record)
             try:
                 self._saver.finish()
@@ -227,7 +227,7 @@ class Run:
                 raise
 
 
-def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
+def _warn_if_unjudged(summary: RunSummary, options: RunOptions) -> None:
     """Warn if there were too few frames for `expire_below`."""
     if options.expire_below is not None and summary.num_predicted < WINDOW:
         _log.warning(
@@ -235,7 +235,7 @@ def _tell_unjudged(summary: RunSummary, options: RunOptions) -> None:
         )
 
 
-def _refuse_none(stream: Stream) -> None:
+def _raise_if_empty(stream: Stream) -> None:
     """Raise if a source has no frames, unless it is a list, which may be empty."""
     if stream.kind != "paths":
         raise StreamError(f"{stream.name}: the source has no frames")

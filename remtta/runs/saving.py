@@ -88,12 +88,12 @@ class Saver:
             saves.callback(self._save_delta)
 
     def _save_state(self) -> None:
-        moment = self._session.moment
-        if moment is None:  # in the middle of a batch; keep the previous save
+        snapshot = self._session.snapshot
+        if snapshot is None:  # in the middle of a batch; keep the previous save
             return
-        moment.counts.dropped = self._record.num_dropped
+        snapshot.counts.dropped = self._record.num_dropped
         with self._rhythm.timed():
-            save_place(self._folder / STATE, moment.counts, moment.state)
+            save_place(self._folder / STATE, snapshot.counts, snapshot.state)
 
     def _save_delta(self) -> None:
         committed, plan = self._session.committed, self._plan

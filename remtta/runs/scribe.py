@@ -58,14 +58,14 @@ class Scribe:
     def answered(self, result: BatchResult) -> None:
         """Write a batch's predictions."""
         batch, place = result.batch, self._summary.place
-        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_told_readable)
+        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
         self._rows = self._journal.write(result)
         last = batch.frames[-1]
         place.last = last.source, last.number
         nats = None if result.logits is None else float(entropy(result.logits).mean())
         self._summary.note_answer(batch.frames[0].read_at, nats)
         if self._plan.options.on_error == "skip":
-            for frame in batch.untold:
+            for frame in batch.unreported:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
 
@@ -101,14 +101,14 @@ class Scribe:
                 max(2, round(rate / _VARIED_PER_S)),
             )
 
-    def pass_on(self, result: BatchResult) -> None:
+    def deliver(self, result: BatchResult) -> None:
         """Send a batch's predictions down the pipe, if any, and to the viewers."""
         self._journal.echo(self._interrupts)
         self._summary.place.passed_bytes = self._summary.place.num_bytes
         guard = self._plan.adapter.guard
         rows = [row for row in self._rows if "gap" not in row]
         for show in self._viewers:
-            show(View(result.batch.untold, rows, self._summary, guard.judge.standing if guard else None))
+            show(View(result.batch.unreported, rows, self._summary, guard.judge.verdict if guard else None))
 
     def note_place(self) -> None:
         """Store the sizes of the files and the running time in the place."""

@@ -23,7 +23,7 @@ from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.budget import OUT_OF_TIME
-from remtta.runs.states import take_back
+from remtta.runs.states import restore_state
 
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
@@ -34,7 +34,7 @@ C = TypeVar("C", bound=Counts)
 class Policy(Protocol):
     """Decides which frames are excluded from learning."""
 
-    def unfit(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+    def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
 
     def finished(self, result: BatchResult) -> None:
@@ -50,12 +50,12 @@ class Listener(Protocol):
     def finished(self, result: BatchResult) -> None:
         """Write the rest; everything is counted."""
 
-    def pass_on(self, result: BatchResult) -> None:
+    def deliver(self, result: BatchResult) -> None:
         """Send the predictions to readers, at the end; with early answers, before anything is learned."""
 
 
 @dataclass(frozen=True)
-class Moment(Generic[C]):
+class Snapshot(Generic[C]):
     """Everything needed to resume a session from the end of a batch.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Mark(Generic[C]):
     """
 
     busy: bool = False
-    before: Moment[C] | None = None
+    before: Snapshot[C] | None = None
     counts: C | None = None
 
 
@@ -126,7 +126,7 @@ class Session(Generic[C]):
         """Process batches.
 
         Raises:
-            Stopped: If a signal arrived; `moment` is what to save.
+            Stopped: If a signal arrived; `snapshot` is what to save.
             RemttaError: If predictions are not finite.
         """
         for batch in batches:
@@ -134,34 +134,34 @@ class Session(Generic[C]):
 
     def answer(self, batch: Batch) -> None:
         """Predict and report frames now; they are learned from with the rest of their batch, if that comes."""
-        self.adapter.in_turn(partial(self._tell_early, batch))
+        self.adapter.in_turn(partial(self._predict_early, batch))
 
     def _take(self, batch: Batch) -> None:
         if batch.early:
             with self._interrupts.held():
-                self._tell_early(batch)
+                self._predict_early(batch)
             return
         with self._stoppable():
             self._work(batch)
 
-    def _tell_early(self, batch: Batch) -> None:
+    def _predict_early(self, batch: Batch) -> None:
         if self._mark.counts is None:
             self._mark.counts = replace(self.counts)
         result = self._answer(replace(batch, learn=False))
         result = replace(result, batch=batch, adapted=self.adapter.learns)  # the row says what is intended
         self._write(result)
-        self._listener.pass_on(result)
+        self._listener.deliver(result)
 
-    def go_on(self, path: Path, moment: Moment[C]) -> None:
+    def resume_from(self, path: Path, snapshot: Snapshot[C]) -> None:
         """Resume from a snapshot loaded from a file, before the first batch.
 
         Raises:
             UsageError: If its state does not match this session.
         """
-        if moment.state:
-            self.adapter.in_turn(partial(take_back, path, moment.state, self.adapter))
+        if snapshot.state:
+            self.adapter.in_turn(partial(restore_state, path, snapshot.state, self.adapter))
             self.committed = self.adapter.method.committed
-        self.counts = moment.counts
+        self.counts = snapshot.counts
 
     @property
     def quick(self) -> bool:
@@ -169,10 +169,10 @@ class Session(Generic[C]):
         return self._seconds < PATIENCE_S
 
     @property
-    def moment(self) -> Moment[C] | None:
+    def snapshot(self) -> Snapshot[C] | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
         mark = self._mark
-        return mark.before if mark.busy else Moment(mark.counts or self.counts, self.adapter.state())
+        return mark.before if mark.busy else Snapshot(mark.counts or self.counts, self.adapter.state())
 
     def reset(self) -> None:
         """Restore the source weights, between two batches."""
@@ -184,7 +184,7 @@ class Session(Generic[C]):
     def _stoppable(self) -> Iterator[None]:
         """Defer a stop until the batch is done, if batches are fast; otherwise keep the state to be saved on a stop."""
         if not self.quick and self.adapter.method.norms_only:  # do not hold gigabytes of state twice
-            self._mark.before = Moment(self._mark.counts or replace(self.counts), self.adapter.state())
+            self._mark.before = Snapshot(self._mark.counts or replace(self.counts), self.adapter.state())
         with self._interrupts.held() if self.quick else contextlib.nullcontext():
             self._mark.busy = True
             yield
@@ -195,7 +195,7 @@ class Session(Generic[C]):
         if self._answer_early:
             with self._interrupts.held():
                 self._write(result)
-                self._listener.pass_on(result)
+                self._listener.deliver(result)
             # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
             self.adapter.learn()
         result = self._after_learning(result, started)
@@ -204,29 +204,29 @@ class Session(Generic[C]):
                 self._write(result)
             self._finish(result)
             if not self._answer_early:
-                self._listener.pass_on(result)
+                self._listener.deliver(result)
 
     def _answer(self, batch: Batch) -> BatchResult:
         """Return the predictions of a batch, and update unless that comes later."""
         method, frames = self.adapter.method, batch.readable
         answers: Answers | None = None
-        unfit: dict[int, str] = {}
+        excluded: dict[int, str] = {}
         called = False
-        behind = self.counts.frames_in_delta, self.counts.frames_since_reset
+        counts_before = self.counts.frames_in_delta, self.counts.frames_since_reset
         if self._adapt_for is not None and self.counts.frames >= self._adapt_for:
             self.adapter.frozen = True
         if frames and self._reset_is_due(batch):
             self.adapter.reset()
-            behind = 0, 0
+            counts_before = 0, 0
         answer_seconds, update = 0.0, method.num_updates
         if frames:
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
             learn = batch.learn and method.adapts and not self.adapter.frozen
-            unfit = dict(self._policy.unfit(batch, pixels)) if learn else {}
-            fit = torch.tensor([learn and unfit.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
-            why = OUT_OF_TIME if OUT_OF_TIME in unfit.values() else self.adapter.left_out(pixels, fit)
-            unfit = {frame.index: why for frame in frames if why} | unfit
+            excluded = dict(self._policy.excluded(batch, pixels)) if learn else {}
+            fit = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
+            why = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.adapter.left_out(pixels, fit)
+            excluded = {frame.index: why for frame in frames if why} | excluded
             called = bool(fit.any()) and not why and not self.adapter.retired
             labels = None if batch.labels is None else batch.labels.to(self._card.device)
             started = time.monotonic()
@@ -244,8 +244,8 @@ class Session(Generic[C]):
             update=update,
             updates_after=update,
             adapted=called and self.adapter.learns,  # assumed, if the update comes later
-            unfit=unfit,
-            behind=behind,
+            excluded=excluded,
+            counts_before=counts_before,
             called=called,
             answer_seconds=answer_seconds,
             seconds=answer_seconds,
@@ -264,19 +264,21 @@ class Session(Generic[C]):
 
     def _write(self, result: BatchResult) -> None:
         self._listener.answered(result)
-        untold = result.batch.untold
-        num_readable = sum(frame.image is not None for frame in untold)
-        self.counts.frames += len(untold)
-        self.counts.skipped += len(untold) - num_readable
+        unreported = result.batch.unreported
+        num_readable = sum(frame.image is not None for frame in unreported)
+        self.counts.frames += len(unreported)
+        self.counts.skipped += len(unreported) - num_readable
         self.counts.by_source += num_readable * result.by_source
         self.counts.by_both += num_readable * result.by_both
-        self.counts.smoothed += sum(result.smoothed[result.batch.num_told_readable :])
+        self.counts.smoothed += sum(result.smoothed[result.batch.num_reported_readable :])
 
     def _finish(self, result: BatchResult) -> None:
         counts, kept = self.counts, result.updates_after >= result.update
-        counts.frames_in_delta, counts.frames_since_reset = (result.num_learned + kept * each for each in result.behind)
+        counts.frames_in_delta, counts.frames_since_reset = (
+            result.num_learned + kept * each for each in result.counts_before
+        )
         counts.updates += result.new_updates
-        counts.not_adapted += len(result.unfit)
+        counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self.committed = self.adapter.method.committed
         self._mark = _Mark()

@@ -59,7 +59,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return position, kept_tensors(path, tensors)
 
 
-def take_back(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
+def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
     """Load a state into a method.
 
     Raises:

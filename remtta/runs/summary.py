@@ -135,7 +135,7 @@ class RunSummary:
         return self.num_alarms > 0 or self.num_by_source > 0
 
     @property
-    def _told_estimates(self) -> str:
+    def _estimates_text(self) -> str:
         names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
         return ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
 
@@ -177,7 +177,7 @@ class RunSummary:
             *([f"guard: {counted(self.num_alarms, 'alarm')}, {by_source} answered by the source"] * self._guarded),
             *([f"answered by both models: {counted(self.num_by_both, 'frame')}"] if self.num_by_both else []),
             *([f"smoothed over time: {self._smoothing}"] if self.smooths else []),
-            *([f"estimated accuracy of the last frames: {self._told_estimates}"] if self.estimates else []),
+            *([f"estimated accuracy of the last frames: {self._estimates_text}"] if self.estimates else []),
             *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
         ]
         return "\n".join(lines)

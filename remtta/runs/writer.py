@@ -194,7 +194,7 @@ class RowWriter:
         if self._pipe is None:
             return
         try:
-            _pass_on(self._pipe, data, interrupts)
+            _send_to_pipe(self._pipe, data, interrupts)
         except BrokenPipeError as error:
             raise ReaderGone from error
         except OSError as error:
@@ -203,7 +203,7 @@ class RowWriter:
             ) from error
 
 
-def _pass_on(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:
+def _send_to_pipe(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:
     """Write to a pipe in parts that never block, so that signals are handled even if the reader is stuck."""
     raw = pipe.raw if isinstance(pipe, io.BufferedWriter) else pipe
     if not isinstance(raw, io.FileIO) or os.name == "nt":  # where select supports only sockets

@@ -16,7 +16,7 @@ from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
 BATCHES_AHEAD = 2  # decoded frames ahead of the model, in batches
-MOST_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
+MAX_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
 LIVE_FLUSH_AFTER_S = 2.0  # the default of --flush-after on a camera or network stream
 LOST_S = 2.0  # how long a batch waits for a lost live source
 
@@ -42,12 +42,12 @@ class Waiting:
     """The frames that wait for a full batch, and for how long."""
 
     def __init__(
-        self, most_s: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.monotonic
+        self, max_s: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Release frames early after `most_s()` seconds; None for never."""
-        self._most_s, self._clock = most_s, clock
+        """Release frames early after `max_s()` seconds; None for never."""
+        self._most_s, self._clock = max_s, clock
         self._since: float | None = None
-        self._told = 0
+        self._num_early = 0
         self.frames: list[DecodedFrame] = []
 
     def add(self, frame: DecodedFrame) -> None:
@@ -58,17 +58,17 @@ class Waiting:
     @property
     def due(self) -> bool:
         """True if frames not yet released early have waited long enough."""
-        most_s = self._most_s()
-        return most_s is not None and self._since is not None and self._clock() - self._since >= most_s
+        max_s = self._most_s()
+        return max_s is not None and self._since is not None and self._clock() - self._since >= max_s
 
-    def tell(self) -> Early:
+    def take_early(self) -> Early:
         """Return the frames not yet released early."""
-        early, self._told, self._since = Early(self.frames[self._told :]), len(self.frames), None
+        early, self._num_early, self._since = Early(self.frames[self._num_early :]), len(self.frames), None
         return early
 
     def take(self) -> list[DecodedFrame]:
         """Return the whole batch, and start the next."""
-        batch, self.frames, self._told, self._since = self.frames, [], 0, None
+        batch, self.frames, self._num_early, self._since = self.frames, [], 0, None
         return batch
 
 
@@ -130,7 +130,7 @@ class Batches:
 
     def waiting(self) -> Early:
         """Return the frames that wait for a full batch and were not predicted yet."""
-        return self._waiting.tell()
+        return self._waiting.take_early()
 
     def _want(self, num_frames: int) -> None:
         if self._demand and num_frames:
@@ -172,7 +172,7 @@ def in_batches(
                 readable += frame.image is not None
                 wants(frame.image is None)
                 # With no readable frame waiting, an unreadable one need not wait either.
-                full = readable in (0, size) or len(waiting.frames) >= MOST_WAITING * size
+                full = readable in (0, size) or len(waiting.frames) >= MAX_WAITING * size
                 ends = full or bool(frame.error and stop_at_errors)
             else:
                 ends = lost()
@@ -181,7 +181,7 @@ def in_batches(
                 wants(readable)
                 readable = 0
             elif waiting.due:
-                yield waiting.tell()
+                yield waiting.take_early()
     except StreamError:
         if waiting.frames:
             yield waiting.take()

@@ -10,10 +10,10 @@ from typing import Any
 
 from remtta.streams.watchdog import Watchdog
 
-MOST_WAITING_BYTES = 256 * 1024**2
+MAX_WAITING_BYTES = 256 * 1024**2
 """Memory for undecoded frames that wait for the model; 4K frames take 25 MB each."""
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Maximum number of waiting frames if every frame counts."""
 
 _POLL_S = 0.1
@@ -46,7 +46,7 @@ class Backlog:
     def most(self, shot: Shot) -> int:
         """Return how many frames of this size may wait."""
         size = 0 if shot.pixels is None else shot.pixels.nbytes
-        return min(self.keep if self.drops(shot) else MOST_WAITING, max(1, MOST_WAITING_BYTES // max(1, size)))
+        return min(self.keep if self.drops(shot) else MAX_WAITING, max(1, MAX_WAITING_BYTES // max(1, size)))
 
     def drops(self, shot: Shot) -> bool:
         """Return True if older frames are dropped to make room for this one."""

@@ -124,15 +124,15 @@ class Connection:
         arrived = watchdog.open()
         refused, tries = 0, _TRIES if "://" in self._feed.name and not finite else 1
         while self.shots.is_wanted:
-            asked = watchdog.wake()
+            began = watchdog.wake()
             grabbed, now = capture.grab(), watchdog.clock()
-            stalled = not finite and watchdog.timed_out(asked)
+            stalled = not finite and watchdog.timed_out(began)
             if not grabbed:
                 refused += 1
                 if stalled or refused >= tries or watchdog.starves(arrived):
                     return
                 continue
-            arrived = asked if stalled else now
+            arrived = began if stalled else now
             for _ in range(refused):  # packets that the decoder rejected; the stream goes on
                 if self._is_taken():
                     self.shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
@@ -156,10 +156,10 @@ class Connection:
         position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
         return Shot(self.number, arrived, pixels if whole else None, self._utc(arrived), position_s)
 
-    def _utc(self, moment: float) -> str | None:
+    def _utc(self, clock_time: float) -> str | None:
         """Convert a time of the clock to a UTC date, for live sources."""
         if self.promised:
             return None
-        return (datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - moment)).isoformat(
+        return (datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - clock_time)).isoformat(
             timespec="milliseconds"
         )

@@ -15,7 +15,7 @@ from remtta.errors import FrameError
 _MIB = 2**20
 _PART = 4  # one over the share of the available memory
 _LEAST = 256 * _MIB  # enough for a phone's photograph in any format
-_MOST, _FALLBACK = 2048 * _MIB, 1024 * _MIB
+_MAX, _FALLBACK = 2048 * _MIB, 1024 * _MIB
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -25,7 +25,7 @@ def decoding_bytes(max_memory: int | None) -> int:
     if max_memory is not None:
         return max(_LEAST, max_memory // _PART)
     there = machine_bytes()
-    return max(_LEAST, min(_MOST, there // _PART)) if there else _FALLBACK
+    return max(_LEAST, min(_MAX, there // _PART)) if there else _FALLBACK
 
 
 def machine_bytes() -> int:

@@ -21,7 +21,7 @@ DUPLICATE = "duplicate of the frame before"
 _BLACK_MEAN = 2.0  # of 255: leaves room for sensor noise and compression
 _BLACK_DEVIATION = 2.0
 
-_LEAST_PAIRS = 3  # of neighbours, to call a video's frames near-equal
+_MIN_PAIRS = 3  # of neighbours, to call a video's frames near-equal
 _NEAR = 3.0  # of 255: what noise and slow motion change from frame to frame
 _SLOW_S = 0.15  # between frames, from which on a video is slow enough
 
@@ -52,7 +52,7 @@ def near_equal(frames: Sequence[DecodedFrame]) -> float | None:
     """Return the frames per second of a video whose frames hardly differ from one to the next, else None."""
     shown = [frame for frame in frames if frame.image is not None and frame.time_s is not None]
     pairs = [(a, b) for a, b in pairwise(shown) if a.source == b.source and b.number == (a.number or 0) + 1]
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < _MIN_PAIRS:
         return None
     seconds = median((b.time_s or 0) - (a.time_s or 0) for a, b in pairs)
     if not 0 < seconds < _SLOW_S or median(_difference(a, b) for a, b in pairs) >= _NEAR:

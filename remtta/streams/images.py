@@ -21,7 +21,7 @@ from remtta.streams.pillow import load_plugins, opened
 _log = logging.getLogger("remtta")
 
 _BAND_PIXELS = 2**18
-_LEAST_REDUCED = 1024  # pixels of the short side: more than models use
+_MIN_REDUCED = 1024  # pixels of the short side: more than models use
 
 _SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
@@ -155,7 +155,7 @@ def _make_room(image: Image.Image, share: Share) -> None:
     if not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
-            if min(smaller) >= _LEAST_REDUCED and share.fits(*smaller, cost):
+            if min(smaller) >= _MIN_REDUCED and share.fits(*smaller, cost):
                 width, height = _reduce(image, power)
                 break
     share.reserve(width, height, cost)

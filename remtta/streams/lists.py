@@ -10,7 +10,7 @@ from remtta.options.option import read_regular
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
-_MOST_BYTES = 1024**2
+_MAX_BYTES = 1024**2
 
 
 def read_sources(path: Path) -> dict[str, str]:
@@ -43,7 +43,7 @@ def read_sources(path: Path) -> dict[str, str]:
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Return the lines with content, with their numbers."""
     try:
-        text = read_regular(path, _MOST_BYTES, f"a list of sources, {_FORM}").decode("utf-8-sig")
+        text = read_regular(path, _MAX_BYTES, f"a list of sources, {_FORM}").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text; --streams takes a list of sources, {_FORM}") from error
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 from remtta.errors import RemttaError
 
-_MOST_ALLOCATED = 256 * 2**20  # frames of 8K video take 100 MB
+_MAX_ALLOCATED = 256 * 2**20  # frames of 8K video take 100 MB
 
 
 def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
@@ -39,4 +39,4 @@ def bound_allocations(cv2: Any) -> None:
         with contextlib.suppress(OSError, AttributeError):  # built without FFmpeg, or with it linked statically
             limit = ctypes.CDLL(str(library)).av_max_alloc
             limit.argtypes, limit.restype = [ctypes.c_size_t], None
-            limit(_MOST_ALLOCATED)
+            limit(_MAX_ALLOCATED)

@@ -22,13 +22,13 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 _MIB = 2**20
 _CHUNK_BYTES, _LARGE_BYTES = 65_536, 4096
 _READS_PER_CLOCK = 64  # of small reads
-_MOST_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
-_MOST_SECONDS = 120.0  # of CPU time, without waits for a slow disk
-_MOST_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read completely before their size is known
+_MAX_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
+_MAX_SECONDS = 120.0  # of CPU time, without waits for a slow disk
+_MAX_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read completely before their size is known
 _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; smaller ones stay with their thread
-_MOST_BYTES_PER_PIXEL = 32
+_MAX_BYTES_PER_PIXEL = 32
 _READ_BY_PIXEL = ("QOI", "DDS")  # decoded in Python, reading no more than that
-_MOST_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
+_MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
 
 
 @functools.cache
@@ -78,18 +78,18 @@ class _File(io.BufferedReader):
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path))
         self._size = os.fstat(self.fileno()).st_size
-        self._left_reads, self._left_bytes = _MOST_READS, _MOST_HEADER_BYTES
+        self._left_reads, self._left_bytes = _MAX_READS, _MAX_HEADER_BYTES
         self._left_scans: int | None = None
         self._began = time.thread_time()
 
     def header_is_read(self, image: Image.Image) -> None:
         """Limit further reads according to the number of pixels."""
         pixels = image.width * image.height
-        self._left_bytes = _MOST_HEADER_BYTES + _MOST_BYTES_PER_PIXEL * pixels
+        self._left_bytes = _MAX_HEADER_BYTES + _MAX_BYTES_PER_PIXEL * pixels
         if image.format in _READ_BY_PIXEL:
             self.read = super().read  # type: ignore[method-assign]
         if image.info.get("progressive"):
-            self._left_scans = _MOST_SCANNED_PIXELS // pixels
+            self._left_scans = _MAX_SCANNED_PIXELS // pixels
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _CHUNK_BYTES:
@@ -112,8 +112,8 @@ class _File(io.BufferedReader):
         self._left_bytes -= num_bytes
         self._refuse_if(self._left_reads < 0 or self._left_bytes < 0)
         is_due = num_bytes >= _LARGE_BYTES or self._left_reads % _READS_PER_CLOCK == 0
-        if is_due and time.thread_time() - self._began > _MOST_SECONDS:
-            raise FrameError(f"it takes more than {_MOST_SECONDS:.0f} s to decode")
+        if is_due and time.thread_time() - self._began > _MAX_SECONDS:
+            raise FrameError(f"it takes more than {_MAX_SECONDS:.0f} s to decode")
 
     def _refuse_if(self, too_much: bool) -> None:
         if too_much:

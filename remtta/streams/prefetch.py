@@ -130,9 +130,9 @@ def _read(
     try:
         frames = iter(numbered)
         while demand is None or _acquire(demand, stop):
-            asked = time.monotonic()
+            began = time.monotonic()
             index, frame = next(frames, (0, None))
-            read_s = time.monotonic() - asked
+            read_s = time.monotonic() - began
             if frame is None:
                 break
             if not (_acquire(room, stop) and _acquire(waiting, stop)):

@@ -114,14 +114,14 @@ def open_with(
 
 
 def open_streams(
-    sources: Mapping[str, str], options: StreamOptions | None = None, *, going_on: bool = False
+    sources: Mapping[str, str], options: StreamOptions | None = None, *, resuming: bool = False
 ) -> dict[str, Stream]:
     """Open several sources as `open_stream` does; live ones that are unavailable at the start are waited for.
 
     Args:
         sources: Addresses by name.
         options: How each is read.
-        going_on: When resuming, let a missing source fail only once it is read.
+        resuming: Let a missing source fail only once it is read.
 
     Raises:
         UsageError: Naming a source that does not exist or holds no images, unless resuming.
@@ -134,7 +134,7 @@ def open_streams(
         try:
             stream = _open(source, options, live)
         except UsageError as error:
-            if not going_on:
+            if not resuming:
                 raise UsageError(f"{name}: {error}") from error
             stream = _missing(source, error)
         streams[name] = replace(stream, reopen=partial(_open_again, source, options, live))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remtta.runs.reading import Row
     from remtta.streams.prefetch import DecodedFrame
 
-LEAST_WIDTH = 320
+MIN_WIDTH = 320
 _BAND, _TEXT = 64, 16  # pixels
 _FRAME_S = 0.1  # duration of frames without a time of their own
 _MS = Fraction(1, 1000)
@@ -109,11 +109,11 @@ class AnnotatedVideo:
 
         assert frame.image is not None
         seen = Image.fromarray(frame.image.permute(1, 2, 0).numpy())
-        scale = 2 * math.ceil(LEAST_WIDTH / seen.width / 2) if seen.width < LEAST_WIDTH else 1
+        scale = 2 * math.ceil(MIN_WIDTH / seen.width / 2) if seen.width < MIN_WIDTH else 1
         width, height = (side * scale + side * scale % 2 for side in seen.size)
         sheet = Sheet(width, height + _BAND, "black", scale=1)
         sheet.paste(seen, 0, 0, width, height)
-        standing = f"guard: {guard}" if guard else "no guard"
-        for number, line in enumerate((answer_of(row), f"{answered_by(row)}; {standing}")):
+        verdict = f"guard: {guard}" if guard else "no guard"
+        for number, line in enumerate((answer_of(row), f"{answered_by(row)}; {verdict}")):
             sheet.text(8, height + 8 + number * _BAND // 2.3, line, anchor="la", size=_TEXT, colour="white")
         return sheet.image

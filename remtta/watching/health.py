@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 _FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, SITE)
-_MOST_BYTES = 65_536  # far more than it ever holds
+_MAX_BYTES = 65_536  # far more than it ever holds
 
 
 def check_health_path(path: Path, folder: Path) -> None:
@@ -58,7 +58,7 @@ def _is_health_file(path: Path) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            text = file.read(_MOST_BYTES)
+            text = file.read(_MAX_BYTES)
         content = json.loads(text or '{"time": "", "state": ""}')
     except (OSError, ValueError, RecursionError):
         return False
@@ -76,7 +76,7 @@ def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
         "updates": summary.num_updates,
         "last_frame": summary.last_frame,
         "lag_s": summary.lag_s,
-        "guard": guard.judge.standing if guard else None,
+        "guard": guard.judge.verdict if guard else None,
         "guard_alarms": guard.judge.total_alarms if guard else None,
         "estimate": summary.estimates or None,
         **record.live_counts(summary.place),

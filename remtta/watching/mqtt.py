@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0
-_MOST_UNDERWAY = 200  # messages not yet confirmed by the broker
+_MAX_UNDERWAY = 200  # messages not yet confirmed by the broker
 _RETRY_S = (1, 30)
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -99,8 +99,8 @@ class Publisher:
         if topic.secure:
             self._client.tls_set()
         self._client.reconnect_delay_set(*_RETRY_S)
-        self._client.on_connect = self._tell_connection
-        self._client.on_disconnect = self._tell_loss
+        self._client.on_connect = self._log_connection
+        self._client.on_disconnect = self._log_loss
         self._client.on_publish = lambda client, data, message, *more: self._confirmed.add(message)
         self._client.connect_async(topic.host, topic.port)
         self._client.loop_start()
@@ -149,7 +149,7 @@ class Publisher:
         while True:
             if self._begun.is_set():
                 self._send_new()
-                self._note_confirmed()
+                self._count_confirmed()
             ends = self._done.is_set()
             deadline = deadline or (time.monotonic() + PATIENCE_S if ends else None)
             if ends and (not self._begun.is_set() or not self._left or time.monotonic() > (deadline or 0)):
@@ -167,11 +167,11 @@ class Publisher:
             return
         with open(path, "rb") as file:
             file.seek(self._read)
-            while len(self._underway) < _MOST_UNDERWAY and (line := file.readline()).endswith(b"\n"):
+            while len(self._underway) < _MAX_UNDERWAY and (line := file.readline()).endswith(b"\n"):
                 self._read += len(line)
                 self._underway.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
 
-    def _note_confirmed(self) -> None:
+    def _count_confirmed(self) -> None:
         while self._underway and self._underway[0][0] in self._confirmed:
             message, self._sent = self._underway.popleft()
             self._confirmed.discard(message)
@@ -182,9 +182,9 @@ class Publisher:
                 write_json(self._folder / MQTT, {"to": self._topic.shown, "sent_bytes": self._sent})
                 self._noted = self._sent
 
-    def _tell_connection(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
+    def _log_connection(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
         if reason.is_failure:
             _log.warning("%s refuses: %s; predictions wait in the file", self._topic.shown, reason)
 
-    def _tell_loss(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
+    def _log_loss(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
         _log.warning("%s is lost (%s); predictions wait in the file until it is back", self._topic.shown, reason)

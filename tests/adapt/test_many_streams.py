@@ -198,7 +198,7 @@ def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
     for thread in threads:
         thread.start()
     asked.wait(10)
-    assert happens(lambda: turns._asked.qsize() == 2)
+    assert happens(lambda: turns._queue.qsize() == 2)
     turns.serve(lambda: not any(thread.is_alive() for thread in threads))
     assert order.count("fast") == 50 and order.count("slow") == 5
     assert "slow" in order[:2]

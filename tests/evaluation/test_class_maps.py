@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remtta.errors import UsageError
-from remtta.evaluation.class_maps import map_classes, read_class_map, spoken_names
+from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
 
 
 def test_wnids_are_mapped_by_wnid_and_never_by_position() -> None:
@@ -47,7 +47,7 @@ def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) 
 
 
 def test_folders_without_names_ask_for_labels() -> None:
-    assert spoken_names(["n01440764"], Path("d")) is None
+    assert zero_shot_names(["n01440764"], Path("d")) is None
     for folders in ([], ["0", "1"]):
         with pytest.raises(UsageError, match="name them with --labels FILE"):
-            spoken_names(folders, Path("d"))
+            zero_shot_names(folders, Path("d"))

@@ -148,9 +148,9 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
     tied = int(logits[3].softmax(-1).max(-1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
-    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "unfit": {}}
+    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "excluded": {}}
     answers = Answers(cast(Any, None), torch.empty(0), torch.empty(0), logits=logits)
-    result = BatchResult(batch, answers, **told, behind=(0, 0), called=False, answer_seconds=0.0, seconds=0.0)
+    result = BatchResult(batch, answers, **told, counts_before=(0, 0), called=False, answer_seconds=0.0, seconds=0.0)
 
     images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here
     rows = evaluation_rows(result, tree, images, RowFormat(None), None)

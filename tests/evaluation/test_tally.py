@@ -60,7 +60,7 @@ def test_memory_grows_with_images_and_not_with_rows(monkeypatch: pytest.MonkeyPa
     [places] = tally_module.tally_rows(Path())["rem", 0].values()
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(places["fog", 5]) == 30_000 and places["fog", 5].asked.tolist() == [30] * 1000
+    assert len(places["fog", 5]) == 30_000 and places["fog", 5].num_predictions.tolist() == [30] * 1000
     assert kept < 0.5e6 and peak < 4e6  # as lists it was some 7 MB
 
 
@@ -133,15 +133,15 @@ def test_an_image_has_one_name_in_all_corruptions_and_one_number_in_all_severiti
     assert image_name("c/fog/5/class_a/1.png") == image_name("c/snow/3/class_a/1.png") == "class_a/1.png"
     assert image_name(r"c\fog\5\class_a\1.png") == "class_a/1.png"
     common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "fog", "label_true": 1, "prob": 0.5}
-    asked = {4: {"40001": 0, "40000": 1, "40003": 0}, 1: {"1": 0, "0": 1}}
+    num_predictions = {4: {"40001": 0, "40000": 1, "40003": 0}, 1: {"1": 0, "0": 1}}
     rows = [
         common | {"severity": severity, "source": f"c/fog.npy[{row}]", "class": right}
-        for severity, of_rows in asked.items()
+        for severity, of_rows in num_predictions.items()
         for row, right in of_rows.items()
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     places = tally_rows(tmp_path / "rows.jsonl")["source", 0]["adapt"]
-    assert {place: (own.asked.tolist(), own.wrong.tolist()) for place, own in places.items()} == {
+    assert {place: (own.num_predictions.tolist(), own.wrong.tolist()) for place, own in places.items()} == {
         ("fog", 4): ([1, 1, 0, 1], [0, 1, 0, 1]),
         ("fog", 1): ([1, 1], [0, 1]),
     }

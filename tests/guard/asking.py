@@ -13,7 +13,7 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers, Observer
 
 
-def see(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
+def observe(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
     """What an observer makes of logits (B, C) of the next frames; `more` is other fields of `Answers`."""
     none = torch.empty(len(logits), 0)
     method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=torch.zeros(()), source_offset=torch.zeros(())))

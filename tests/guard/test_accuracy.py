@@ -16,7 +16,7 @@ from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
 from tests.conftest import draw_folder
-from tests.guard.asking import see
+from tests.guard.asking import observe
 from tests.records import json_of, lines_of, record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
 
@@ -54,7 +54,7 @@ def test_a_calibration_finds_the_scale_of_the_logits() -> None:
 def test_an_estimate_falls_with_the_accuracy(signal: float) -> None:
     logits, classes = seen(500, signal=signal)
     tells = estimator()
-    see(tells, 3 * logits)
+    observe(tells, 3 * logits)
     assert tells.estimates["answers"] <= accuracy(logits, classes) + 0.05
     assert tells.estimates["adapted"] == tells.estimates["answers"]
 
@@ -65,9 +65,9 @@ def test_fewer_classes_by_chance_alone_cost_nothing() -> None:
     logits = 20.0 * torch.nn.functional.one_hot(classes, many)  # sure, and known to be right in eight of ten
     for calibrating, least in ((200, 0.79), (1, 0.79)):
         tells = Estimator(Calibration.seen(0.8, logits[:calibrating]), many)
-        see(tells, logits[200:])
+        observe(tells, logits[200:])
         assert least <= tells.estimates["answers"] <= 0.8
-    see(tells, logits[200].expand(WINDOW, -1))
+    observe(tells, logits[200].expand(WINDOW, -1))
     assert tells.estimates["answers"] == 0.8  # a single image tells nothing of how diverse classes are
 
 
@@ -76,22 +76,22 @@ def test_a_model_that_collapses_to_a_class_with_certainty_is_told() -> None:
     collapsed = logits.clone()
     collapsed[:, 0] += 50
     tells = estimator()
-    see(tells, logits, weight=0.5, adapted=collapsed, source=logits)
+    observe(tells, logits, weight=0.5, adapted=collapsed, source=logits)
     assert tells.estimates["adapted"] < 0.4 < 0.8 < tells.estimates["source"] == tells.estimates["answers"]
-    see(tells, logits, weight=0.0, adapted=collapsed, source=logits)
+    observe(tells, logits, weight=0.0, adapted=collapsed, source=logits)
     assert tells.estimates["answers"] == tells.estimates["source"]
 
 
 def test_labels_that_persist_are_no_collapse() -> None:
     logits, classes = seen(500, labels=np.repeat([1, 5, 1, 5, 1, 5, 1, 5, 1, 5], 50))
     tells = estimator()
-    see(tells, 3 * logits)
+    observe(tells, 3 * logits)
     assert tells.estimates["answers"] == pytest.approx(accuracy(logits, classes), abs=0.05)
 
 
 def test_there_is_no_estimate_of_a_few_frames() -> None:
     tells = estimator()
-    see(tells, seen(99)[0])
+    observe(tells, seen(99)[0])
     assert tells.estimates == {} and tells.events() == []
 
 
@@ -103,15 +103,15 @@ def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
         tells = estimator(limit)
         order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
         for batch in (3 * photographs[order]).split(500):
-            see(tells, batch)
+            observe(tells, batch)
         assert tells.events() == []
     for _ in range(3):
-        see(tells, 3 * seen(500, signal=2.0)[0])
+        observe(tells, 3 * seen(500, signal=2.0)[0])
     (event,) = tells.events()
     assert event["event"] == "expired" and event["estimate"] < event["expire_below"] == limit
     assert "train the model again" in describe(event)
-    see(tells, 3 * photographs[:500])
-    see(tells, 3 * seen(500, signal=2.0)[0])
+    observe(tells, 3 * photographs[:500])
+    observe(tells, 3 * seen(500, signal=2.0)[0])
     assert len(tells.events()) == 1  # anew, once it was better
 
 
@@ -119,13 +119,13 @@ def test_a_state_brings_everything_back() -> None:
     parts = (3 * seen(WINDOW + 200, seed=3)[0]).split(70)
     whole, first = estimator(0.9), estimator(0.9)
     for part in parts[:5]:
-        see(whole, part)
-        see(first, part)
+        observe(whole, part)
+        observe(first, part)
     second = estimator(0.9)
     second.load_state(first.state())
     for part in parts[5:]:
-        see(whole, part)
-        see(second, part)
+        observe(whole, part)
+        observe(second, part)
         assert second.estimates == whole.estimates
     assert second.events() == whole.events()
 

@@ -37,7 +37,7 @@ from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
 
 
-def said(classes: list[int], certain: float = 4.0, num_classes: int = 5) -> Tensor:
+def prediction(classes: list[int], certain: float = 4.0, num_classes: int = 5) -> Tensor:
     """Logits that name these classes."""
     return torch.eye(num_classes)[classes] * certain
 
@@ -54,7 +54,7 @@ def window_of(source: Tensor, adapted: Tensor, size: int = 1000, memory: int = 1
 def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
     window = Window(3, 5)
     for start in range(0, 8, 2):
-        logits = said([(start + step) % 5 for step in range(2)])
+        logits = prediction([(start + step) % 5 for step in range(2)])
         window.add(logits, logits + 1)
     assert window.source.argmax(1).tolist() == [0, 1, 2]
     assert window.votes.tolist() == [3, 4, 0, 1, 2]
@@ -67,14 +67,14 @@ def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
 def test_the_window_comes_back_from_its_state_bit_for_bit() -> None:
     window, again = window_of(torch.randn(9, 4), torch.randn(9, 4), size=6), Window(6, 1000)
     again.load_state(window.state())
-    window.add(said([1, 2], num_classes=4), said([0, 2], num_classes=4))
-    again.add(said([1, 2], num_classes=4), said([0, 2], num_classes=4))
+    window.add(prediction([1, 2], num_classes=4), prediction([0, 2], num_classes=4))
+    again.add(prediction([1, 2], num_classes=4), prediction([0, 2], num_classes=4))
     assert all(torch.equal(value, again.state()[name]) for name, value in window.state().items())
 
 
 def test_of_many_classes_what_is_told_apart_decides() -> None:
     classes = [number % 5 for number in range(40)]
-    source = said(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    source = prediction(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     collapsed = source.clone()
     collapsed[:, 3] += 3
     assert evidence_of(window_of(source, source)).lead == pytest.approx(0, abs=1e-3)
@@ -99,12 +99,12 @@ def test_a_parked_camera_is_known_by_what_the_source_has_seen_for_long() -> None
 
 def test_of_one_class_who_sees_more_of_it_is_ahead() -> None:
     """The same predictions, of a camera that has seen nothing else, and of one that was pointed elsewhere before."""
-    source = said([3, 3, 1, 3, 2, 3, 3, 0] * 13)
-    adapted = said([3] * 104)
+    source = prediction([3, 3, 1, 3, 2, 3, 3, 0] * 13)
+    adapted = prediction([3] * 104)
     assert evidence_of(window_of(source, adapted)).lead > 0.2
     assert evidence_of(window_of(adapted, source)).lead < -0.2
     elsewhere = Window(104, 1000)
-    elsewhere.add(said([0, 1, 2, 4] * 200), said([0, 1, 2, 4] * 200))
+    elsewhere.add(prediction([0, 1, 2, 4] * 200), prediction([0, 1, 2, 4] * 200))
     elsewhere.add(source, adapted)
     assert evidence_of(elsewhere).lead < -0.2
 
@@ -158,7 +158,7 @@ def test_one_forward_pass_more_per_image_and_no_second_look() -> None:
     guard = make("tent", "both", action="rollback")
     for seed in range(5):
         ask(guard, random_images(6, seed))
-    assert guard.num_looked == 30
+    assert guard.num_source_predictions == 30
 
 
 def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
@@ -194,7 +194,7 @@ def test_answering_early_is_by_what_was_known_before() -> None:
         answers = adapter.predict(images, later=True)
         adapter.learn()
         torch.testing.assert_close(answers.logits, ask(late, images).logits, rtol=0, atol=1e-5)
-    assert early.num_looked == 15
+    assert early.num_source_predictions == 15
     torch.testing.assert_close(early.judge.window.adapted, late.judge.window.adapted, rtol=0, atol=1e-2)
 
 
@@ -356,21 +356,23 @@ def test_a_run_that_named_a_preset_goes_on_where_its_settings_are_the_same(
 def test_a_doubt_ends_within_its_patience() -> None:
     """Either the adapted model is trusted again, or it starts again; that is no alarm, and costs no learning rate."""
     judge = Judge(GuardOptions(answer="both", least=10, window=20, renewed=1, patience=60, memory=1))
-    source = torch.randn(20, 5, generator=torch.Generator().manual_seed(0)) + said([number % 5 for number in range(20)])
+    source = torch.randn(20, 5, generator=torch.Generator().manual_seed(0)) + prediction(
+        [number % 5 for number in range(20)]
+    )
     behind = source.clone()
     behind[:, 3] += 3
     verdicts = []
     for _ in range(8):
-        judge.see(source, behind)
+        judge.observe(source, behind)
         verdicts.append(judge.judge(20, drift=0.01))
     assert verdicts == [False, False, False, True] * 2
     events = judge.events()
     assert [event["event"] for event in events] == ["doubt", "restart"] * 2
-    assert judge.total_alarms == 0 and judge.lr_scale == 1 and judge.standing == "trust"
+    assert judge.total_alarms == 0 and judge.lr_scale == 1 and judge.verdict == "trust"
     assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
     for _ in range(2):
-        judge.see(source, behind)
+        judge.observe(source, behind)
         judge.judge(20, drift=0.01)
-    judge.see(source, source)
+    judge.observe(source, source)
     judge.judge(20, drift=0.01)
     assert [event["event"] for event in judge.events()] == ["doubt", "trust"]

@@ -71,7 +71,7 @@ def test_harm_is_undone_and_the_source_answers() -> None:
     events = guard.judge.events()
     assert [event["event"] for event in events].count("rollback") == 2
     assert (
-        events[-1]["event"] == guard.judge.standing == "retired"
+        events[-1]["event"] == guard.judge.verdict == "retired"
         and guard.judge.retired
         and guard.judge.total_alarms == 3
     )

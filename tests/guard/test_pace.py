@@ -61,7 +61,7 @@ def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.Monke
     halves = {name: delta / 2 for name, delta in adapted.items()}
     monkeypatch.setattr(method, "predict_source", None)
     answers = ask(guard, images, learn=False)
-    assert answers.weight == 0.5 and guard.num_looked == 0
+    assert answers.weight == 0.5 and guard.num_source_predictions == 0
     assert all(torch.equal(delta, method.delta()[name]) for name, delta in adapted.items())
     other = build_method("tent", tiny_vit(), CONFIG)
     other.load_delta(halves)

@@ -18,7 +18,7 @@ from remtta.options import EvalOptions, RunOptions
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.evaluation.trees import open_tree
-from tests.guard.asking import see
+from tests.guard.asking import observe
 from tests.records import record_of, rows_of
 from tests.runs.tiny import StopAfter, adapt_tiny
 
@@ -48,7 +48,7 @@ def error(logits: Tensor, labels: np.ndarray) -> float:
 def test_labels_that_persist_are_told_better(prefers: float, gain: float) -> None:
     labels = in_runs()
     logits = guesses(labels, prefers=prefers)
-    assert error(see(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
+    assert error(observe(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
 
 
 @pytest.mark.parametrize("prefers", [0.0, 3.0, 6.0])
@@ -56,7 +56,7 @@ def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
     for seed in range(5):
         labels = np.random.default_rng(seed).integers(CLASSES, size=FRAMES)
         logits = guesses(labels, prefers=prefers, seed=seed)
-        assert torch.equal(see(Smoother(CLASSES), logits), logits)
+        assert torch.equal(observe(Smoother(CLASSES), logits), logits)
 
 
 def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> None:
@@ -64,7 +64,7 @@ def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> N
     labels = np.repeat(np.arange(400), rng.integers(1, 3, size=400))
     own, alike = np.eye(400)[labels], np.arange(400) // 4 == labels[:, None] // 4
     logits = torch.from_numpy(1.5 * rng.standard_normal((len(labels), 400)) + 4 * own + 3 * alike)
-    answers = see(Smoother(400), logits)
+    answers = observe(Smoother(400), logits)
     assert not torch.equal(answers, logits)  # there is an order
     assert error(answers, labels) < error(logits, labels) + 0.01
 
@@ -73,19 +73,19 @@ def test_it_ends_soon_after_the_order_does() -> None:
     rng = np.random.default_rng(1)
     labels = np.concatenate([in_runs(), rng.integers(CLASSES, size=FRAMES)])
     logits = guesses(labels)
-    answers = see(Smoother(CLASSES), logits)
+    answers = observe(Smoother(CLASSES), logits)
     assert not torch.equal(answers[:FRAMES], logits[:FRAMES])
     assert torch.equal(answers[FRAMES + 200 :], logits[FRAMES + 200 :])
 
 
 def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
     logits = guesses(in_runs()[:300])
-    whole = see(Smoother(CLASSES), logits)
+    whole = observe(Smoother(CLASSES), logits)
     smoother, answers = Smoother(CLASSES), []
     for start in range(0, 300, 30):
         part = logits[start : start + 30]
-        early = [see(smoother, piece, early=True) for piece in part.split(7)]
-        answers.append(see(smoother, part))
+        early = [observe(smoother, piece, early=True) for piece in part.split(7)]
+        answers.append(observe(smoother, part))
         assert torch.equal(torch.cat(early), answers[-1])
         after = Smoother(CLASSES)
         after.load_state(smoother.state())
@@ -96,7 +96,7 @@ def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
 def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
-    assert torch.isfinite(see(Smoother(CLASSES), logits)).all()
+    assert torch.isfinite(observe(Smoother(CLASSES), logits)).all()
 
 
 def video(folder: Path) -> Path:

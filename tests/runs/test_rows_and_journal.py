@@ -33,11 +33,17 @@ def _unreadable(index: int) -> DecodedFrame:
 
 
 def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
-    unfit, weight = changes.pop("unfit", {}), changes.pop("weight", 1.0)
+    excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
     none = torch.empty(0)
     answers = None if answered is None else Answers(cast(Any, None), none, none, logits=answered, weight=weight)
-    told: dict[str, Any] = {"update": 3, "updates_after": 4, "adapted": True, "unfit": unfit, "behind": (0, 0)}
+    told: dict[str, Any] = {
+        "update": 3,
+        "updates_after": 4,
+        "adapted": True,
+        "excluded": excluded,
+        "counts_before": (0, 0),
+    }
     result = BatchResult(Batch(frames), answers, **told, called=True, answer_seconds=0.0, seconds=0.0)
     return prediction_rows(result, form)
 
@@ -46,7 +52,7 @@ def test_every_field_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     gap, read_at = Gap(2.0, "lost", 1), "2026-11-21T12:00:00.000+00:00"
     frame = DecodedFrame(0, "camera 0", 7, 0.5, IMAGE, gap=gap, read_at=read_at)
-    rows = _rows([frame, _unreadable(1)], LOGITS, unfit={0: "black frame"}, weight=0.0, **LISTED)
+    rows = _rows([frame, _unreadable(1)], LOGITS, excluded={0: "black frame"}, weight=0.0, **LISTED)
     fields = {field for row in rows for field in row}
     assert len(rows) == 3 and {"gap", "attempts", "logits", "answered_by", "time", "time_s", "error"} <= fields
     assert [field for field in fields if f"`{field}`" not in page] == []

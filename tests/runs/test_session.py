@@ -56,7 +56,7 @@ class Diary:
         self.told.append("finished")
         self.results.append(result)
 
-    def pass_on(self, result: BatchResult) -> None:
+    def deliver(self, result: BatchResult) -> None:
         self.told.append("pass on")
 
 

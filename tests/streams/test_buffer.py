@@ -31,7 +31,7 @@ def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep
 
 
 def test_all_has_the_source_wait_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_module, "MOST_WAITING", 3)
+    monkeypatch.setattr(buffer_module, "MAX_WAITING", 3)
     camera = FakeCamera(list(range(20)))
     source = source_of(camera, read_timeout_s=0.2, reconnect_for=0)
     frames = source.frames()
@@ -43,7 +43,7 @@ def test_all_has_the_source_wait_and_loses_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_frames_that_are_large_wait_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_module, "MOST_WAITING_BYTES", 2 * 36 * 40 * 3)
+    monkeypatch.setattr(buffer_module, "MAX_WAITING_BYTES", 2 * 36 * 40 * 3)
     camera = FakeCamera(list(range(20)))
     frames = source_of(camera, reconnect_for=0).frames()
     next(frames)

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _ADAMS = ("optimizer", "lr", "anchor")
-_MOST_ANCHOR = 0.9999  # limit of "auto", for large rates
+_MAX_ANCHOR = 0.9999  # limit of "auto", for large rates
 REACH = 0.1
 """How far an "auto" anchor lets Adam move a norm's weight from the source's, which is usually about 1."""
 
@@ -248,7 +248,7 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
     check(isinstance(lr, (int, float)) and not isinstance(lr, bool), f"{name}'s lr", lr, "a number")
     share = 1 - math.exp(-lr / REACH)
-    return min(share, _MOST_ANCHOR)
+    return min(share, _MAX_ANCHOR)
 
 
 def _of_type(member: Member, name: str, value: Any) -> Any:

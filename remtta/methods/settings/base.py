@@ -23,8 +23,8 @@ BelowOne = Annotated[float, Bounds(min=0, below=1)]
 PositiveShare = Annotated[float, Bounds(above=0, max=1)]
 ProperShare = Annotated[float, Bounds(above=0, below=1)]
 Count = Annotated[int, Bounds(min=1)]
-MOST_STEPS = 10_000
-Steps = Annotated[int, Bounds(min=1, max=MOST_STEPS)]
+MAX_STEPS = 10_000
+Steps = Annotated[int, Bounds(min=1, max=MAX_STEPS)]
 
 
 def _read_anchor(text: str) -> float | str:
@@ -91,7 +91,7 @@ class MethodConfig:
     )
     nesterov: bool = False
     steps: Annotated[
-        int, Option("Optimizer steps per batch.", min=1, max=MOST_STEPS, default="rem 1", panel="Method")
+        int, Option("Optimizer steps per batch.", min=1, max=MAX_STEPS, default="rem 1", panel="Method")
     ] = 1
     answer: Answer | None = None
     anchor: Annotated[
