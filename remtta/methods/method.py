@@ -98,11 +98,10 @@ class Updater(Generic[Kind]):
         What logits are centred by follows the fit ones (B,) of them, by default none. With a share the weights are
         this far from the source's towards the adapted ones.
         """
-        images = self.net.enter(images)
         if fit is not None:
             self.net.expect(fit)
         with contextlib.nullcontext() if share is None else self.net.weights.between(share):
-            return self.objective.predict(images)
+            return self.objective.predict(self.net.enter(images))
 
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
@@ -217,9 +216,7 @@ class Updater(Generic[Kind]):
         """Return the norm of the change since the source over that of the source weights."""
         return self.net.weights.drift()
 
-    @torch.no_grad()
     def _prepared(self, images: Tensor) -> Tensor:
-        """Return images (B, 3, H, W) as the method gets them, and be ready for a new batch."""
         images = self.net.enter(images)
         if not self._has_source:
             raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
