@@ -114,7 +114,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
             return {"logits": 2 * self.body(images)}
 
     names = list("abcdefg")
-    adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)  # type: ignore[no-any-return]
+    adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)
     results = list(stream(str(frames), adapter))
     assert caplog.text.count("they get ImageNet's mean and deviation at 32 x 32; say otherwise by preprocessing=") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
