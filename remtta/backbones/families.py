@@ -83,8 +83,16 @@ def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks with torch.compile, in place; parameter names do not change."""
-    for block in backbone_of(model).blocks:
+    """Compile the blocks with torch.compile, in place; parameter names do not change.
+
+    Raises:
+        ModelError: If the model is in no family; hooks and compiled blocks do not go together.
+    """
+    backbone = backbone_of(model)
+    if isinstance(backbone, AnyClassifier):
+        name = type(backbone.module).__name__
+        raise ModelError(f"{name} is in no family of models whose blocks remtta compiles; leave --compile out")
+    for block in backbone.blocks:
         block.compile(dynamic=True)  # the views differ in their number of tokens
 
 

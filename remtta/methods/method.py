@@ -95,11 +95,10 @@ class Updater(Generic[Kind]):
         The fit images (B,), by default none, update the centring. `share` interpolates the weights from the source's
         (0) to the adapted ones (1, the default).
         """
-        images = self.net.enter(images)
         if fit is not None:
             self.net.expect(fit)
         with contextlib.nullcontext() if share is None else self.net.weights.between(share):
-            return self.objective.predict(images)
+            return self.objective.predict(self.net.enter(images))
 
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
@@ -216,9 +215,7 @@ class Updater(Generic[Kind]):
         """Return the norm of the change relative to the norm of the source weights."""
         return self.net.weights.drift()
 
-    @torch.no_grad()
     def _prepared(self, images: Tensor) -> Tensor:
-        """Return images (B, 3, H, W) as the method gets them, and be ready for a new batch."""
         images = self.net.enter(images)
         if not self._has_source:
             raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))

@@ -50,6 +50,7 @@ class Front:
     def __init__(self, model: nn.Module, inner: nn.Module) -> None:
         self._model, self._inner = model, inner
 
+    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return what the classifier inside gets."""
         hook = self._inner.register_forward_pre_hook(_stop)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from remtta import REM, REMConfig, apply_delta
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.backbones.families import backbone_of
+from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta
 from remtta.errors import ModelError, RemttaError
@@ -288,6 +288,11 @@ def test_each_method_runs_or_says_why_not(name: str, model: str) -> None:
     assert torch.isfinite(method(images)).all() and torch.isfinite(method(images)).all()
     method.reset()
     assert method.net.num_classes == NUM_CLASSES
+
+
+def test_its_blocks_are_not_compiled() -> None:
+    with pytest.raises(ModelError, match="Net is in no family of models whose blocks remtta compiles"):
+        compile_blocks(Net())
 
 
 def test_traces_do_not_keep_models_alive() -> None:
