@@ -152,7 +152,7 @@ def test_values_of_a_file_are_checked_when_printing_too(
 @pytest.mark.parametrize("command", [("adapt", "x", "--config"), ("inspect",)])
 def test_a_device_without_an_end_is_not_read(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
     code, line = refusal_of(capfd, *command, "/dev/zero")
-    assert code in (2, 4) and "no regular file" in line
+    assert code in (2, 4) and "not a regular file" in line
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_inspect_tells_a_killed_run_from_a_live_one(
     assert "1 update; 8 not adapted on\n" in told
     lock.release()
     assert remtta_here("inspect", run) == 0
-    assert capfd.readouterr().out.startswith("run          was killed, and --resume continues it; started")
+    assert capfd.readouterr().out.startswith("run          was killed; --resume continues it; started")
     (run / "run.json").write_text(record)
     assert remtta_here("inspect", run, "--json") == 0
     assert json.loads(capfd.readouterr().out)["alive"] is False

@@ -105,7 +105,7 @@ def test_an_evaluation_is_shown_with_its_results(evaluation: Path, tmp_path: Pat
     del results["methods"]
     (tmp_path / "results.json").write_text(json.dumps({**results, "status": "running"}))
     out = told(tmp_path)[1]
-    assert out.startswith("evaluation   was stopped, and --resume continues it; ") and "; no results yet\n" in out
+    assert out.startswith("evaluation   was stopped; --resume continues it; ") and "; no results yet\n" in out
 
 
 def with_header(source: Path, target: Path, **changes: str) -> None:
