@@ -23,8 +23,8 @@ from torch import Tensor
 from remtta import load_model
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
@@ -209,9 +209,9 @@ def main() -> None:
                 guard = guarded(method, options, config)
                 weights: list[float] = []
 
-                adapter = Adapter(method, [guard] if guard else [])
+                adapter = ObservedMethod(method, [guard] if guard else [])
 
-                def step(images: Tensor, adapter: Adapter = adapter, by: list[float] = weights) -> Tensor:
+                def step(images: Tensor, adapter: ObservedMethod = adapter, by: list[float] = weights) -> Tensor:
                     answers = adapter.predict(images)
                     by.append(answers.weight)
                     return answers.logits

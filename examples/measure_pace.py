@@ -25,8 +25,8 @@ from torch import Tensor
 from remtta import load_model
 from remtta.evaluation import open_dataset
 from remtta.evaluation.domains import Domain
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.pace import Pace
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
@@ -76,7 +76,7 @@ def run(name: str, args: argparse.Namespace, domains: list[Domain], model: torch
     method = build_method(kind, model, config)
     options = GuardOptions(action=named.action, answer=named.answer)
     guard = guarded(method, options, config, sparing=name not in ("always", "confident"))
-    adapter, wants = Adapter(method, [guard] if guard else []), rule(name, method, args.every)
+    adapter, wants = ObservedMethod(method, [guard] if guard else []), rule(name, method, args.every)
     wrong: list[Tensor] = []
     learned, spent = 0, 0.0
     for pixels, labels in batches(args, domains, model):

@@ -11,16 +11,20 @@ from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 
 if TYPE_CHECKING:
+    from remtta.adapt.adapter import Adapter, stream
     from remtta.adapt.one_stream import adapt_stream
     from remtta.deltas.base_model import load_base
     from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
     from remtta.methods.rem import REM
     from remtta.models.loading import load_model
+    from remtta.models.preprocessing import Preprocessing
     from remtta.streams.sources import open_stream
 
 __all__ = [
     "REM",
+    "Adapter",
     "Delta",
+    "Preprocessing",
     "REMConfig",
     "RemttaError",
     "RunOptions",
@@ -32,12 +36,15 @@ __all__ = [
     "load_model",
     "open_stream",
     "save_delta",
+    "stream",
 ]
 
 # Imported when first used: torch takes seconds, and `remtta --help` does not need it.
 _HOMES = {
     "REM": "remtta.methods.rem",
+    "Adapter": "remtta.adapt.adapter",
     "Delta": "remtta.deltas.delta",
+    "Preprocessing": "remtta.models.preprocessing",
     "adapt_stream": "remtta.adapt.one_stream",
     "apply_delta": "remtta.deltas.delta",
     "load_base": "remtta.deltas.base_model",
@@ -45,6 +52,7 @@ _HOMES = {
     "load_model": "remtta.models.loading",
     "open_stream": "remtta.streams.sources",
     "save_delta": "remtta.deltas.delta",
+    "stream": "remtta.adapt.adapter",
 }
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.pace import pacing
 from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
@@ -64,7 +63,7 @@ def own_guard(method: str, options: RunOptions) -> RunOptions:
     if options.guard is None:
         return options
     named = METHOD_TABLE[method]
-    return dataclasses.replace(options, guard=options.guard.filled(named.action, named.answer))
+    return replace(options, guard=options.guard.filled(named.action, named.answer))
 
 
 def plan_run(
@@ -85,11 +84,33 @@ def plan_run(
         ModelError: If the method cannot adapt the model.
         DeltaError: If the delta does not fit the model.
     """
-    method, delta, source_data = setup.method, setup.delta, setup.source_data
-    options = own_guard(method, setup.options)
-    config = setup.config or method_config(method, {}, batch_size=options.batch_size)
+    options = own_guard(setup.method, setup.options)
     going_on = options.resume and (folder / RECORD).exists()
     earlier = read_record(folder / RECORD) if going_on else None
+    adapter, config, learned = set_up(model, card, replace(setup, options=options), wait, earlier)
+    return Plan(card, adapter, setup.method, config, options, stream, setup.delta, learned, earlier=earlier)
+
+
+def set_up(
+    model: nn.Module, card: ModelCard, setup: Setup, wait: Callable[[], None], earlier: Mapping[str, Any] | None = None
+) -> tuple[ObservedMethod, MethodConfig, Mapping[str, Any] | None]:
+    """Set a method and its observers up on a model at its source weights.
+
+    Args:
+        model: The model, which the delta's weights are put into.
+        card: The model's.
+        setup: How it is adapted, with the guard's action and answer filled in.
+        wait: Called now and then meanwhile; may raise to stop.
+        earlier: The record of the run that it goes on with.
+
+    Returns:
+        The method with its observers, its settings, and what it learned from source images, for the record.
+
+    Raises:
+        RemttaError: As of `plan_run`.
+    """
+    method, delta, source_data, options = setup.method, setup.delta, setup.source_data, setup.options
+    config = setup.config or method_config(method, {}, batch_size=options.batch_size)
     torch.manual_seed(options.seed)
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)
@@ -105,8 +126,7 @@ def plan_run(
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
     pace = pacing(built, options.adapt)
-    observers = [each for each in (pace, guard, estimator, smoother) if each]
-    return Plan(card, Adapter(built, observers), method, config, options, stream, delta, learned, earlier=earlier)
+    return ObservedMethod(built, [each for each in (pace, guard, estimator, smoother) if each]), config, learned
 
 
 def tell_plan(plan: Plan) -> None:
@@ -182,4 +202,4 @@ def _within_memory(
         return config
     adapter.net.micro_batch = size
     _log.info("--max-memory: %d images at a time", size)
-    return dataclasses.replace(config, micro_batch=size)
+    return replace(config, micro_batch=size)

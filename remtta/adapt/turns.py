@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 
 _POLL_S = 0.1
 
@@ -57,7 +57,7 @@ class Turns:
                     turn.set_exception(error)
 
 
-class SharingAdapter(Adapter):
+class SharingAdapter(ObservedMethod):
     """A method on a model that others adapt, too; between its turns the model has its source weights.
 
     Args:
@@ -66,7 +66,7 @@ class SharingAdapter(Adapter):
         interrupts: Ends the wait for a turn.
     """
 
-    def __init__(self, alone: Adapter, turns: Turns, interrupts: Interrupts) -> None:
+    def __init__(self, alone: ObservedMethod, turns: Turns, interrupts: Interrupts) -> None:
         super().__init__(alone.method, alone.observers)
         self._turns, self._interrupts = turns, interrupts
 

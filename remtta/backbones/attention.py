@@ -64,7 +64,7 @@ def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
     weight, bias = pool.kv.weight, pool.kv.bias
     width = len(weight) // 2
     q, k = pool.q(latent), F.linear(tokens, weight[:width], None if bias is None else bias[:width])
-    return _softmax_row(*_normed_heads(q, k, pool))
+    return softmax_row(*_normed_heads(q, k, pool))
 
 
 def _attention_row(attn: Any, x: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -74,7 +74,7 @@ def _attention_row(attn: Any, x: Tensor, rope: Tensor | None = None, bias: Tenso
         k = torch.cat([k[:, :, :prefix], apply_rot_embed_cat(k[:, :, prefix:], rope, half=half)], dim=2)
     if k.shape[1] < q.shape[1]:  # heads share keys
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    return _softmax_row(q, k, None if bias is None else bias[:, :, :1])
+    return softmax_row(q, k, None if bias is None else bias[:, :, :1])
 
 
 def _query_and_keys(attn: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ def _scaling_attention_row(block: ParallelScalingBlock, tokens: Tensor) -> Tenso
     # timm gives this block a bias for the MLP part of the projection, or for none of q, k and v.
     bias = None if block.in_proj.bias is None else block.in_proj.bias[hidden : hidden + 2 * width]
     q, k = F.linear(x, weight, bias).chunk(2, dim=-1)
-    return _softmax_row(*_normed_heads(q[:, :1], k, block))
+    return softmax_row(*_normed_heads(q[:, :1], k, block))
 
 
 def _normed_heads(q: Tensor, k: Tensor, attn: Any) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ def _normed_heads(q: Tensor, k: Tensor, attn: Any) -> tuple[Tensor, Tensor]:
     return (attn.q_norm(q), attn.k_norm(k)) if hasattr(attn, "q_norm") else (q, k)
 
 
-def _softmax_row(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+def softmax_row(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
     """Eq. 2 from queries (B, H, Q, d) and keys (B, H, T, d), summed over heads and queries: (B, T)."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if bias is not None:

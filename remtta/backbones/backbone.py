@@ -8,6 +8,8 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from remtta.models.heads import classifiers_of
+
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 Scores = Literal["attention", "features", "gradcam"]
@@ -23,7 +25,7 @@ class Backbone(Protocol):
     others may index its images (B first) and hand it back.
 
     Attributes:
-        module: The timm model itself; parameters and deltas have its names.
+        module: The model itself, without wrappers; parameters and deltas have its names.
         kinds: What there is of it, each in a few words, and a timm model that is one.
     """
 
@@ -78,6 +80,11 @@ class Backbone(Protocol):
         """The device of its weights."""
         return next(self.module.parameters()).device
 
+    @property
+    def classifiers(self) -> Mapping[str, nn.Module]:
+        """What makes the logits, by its place; empty where that is not known."""
+        return classifiers_of(self.module) if hasattr(self.module, "get_classifier") else {}
+
     def embed(self, images: Tensor) -> Tensor:
         """What all views of preprocessed images (B, 3, H, W) start from, B first."""
 
@@ -90,6 +97,11 @@ class Backbone(Protocol):
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C) of preprocessed images (B, 3, H, W)."""
         return self.classify(self.embed(images))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The same, by a forward pass of the module in which every block is called."""
+        logits: Tensor = self.module(images)
+        return logits
 
     def check_scores(self, kind: Scores) -> None:
         """Raise ModelError if this model has no such scores."""

@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
+from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.backbone import Backbone
 from remtta.backbones.biased import BEiT, RelativeViT
 from remtta.backbones.eva import RotaryViT
@@ -24,6 +25,7 @@ from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
+from remtta.models.inside import look_inside
 
 _log = logging.getLogger("remtta")
 
@@ -39,23 +41,24 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
 
 
 def backbone_of(model: nn.Module) -> Backbone:
-    """The backbone that a model is, itself or inside DataParallel-like and compiled wrappers.
+    """The backbone that a model is, itself or inside its wrappers: of its family, or as any other classifier is.
 
     Raises:
-        ModelError: If there is none, or if it cannot be adapted, with the reason.
+        ModelError: If it is no classifier of images, or cannot be adapted, with the reason.
     """
-    inner = model
-    while True:
+    inside = look_inside(model)
+    if inside.is_timms:
         for kind, backbone in FAMILIES.items():
-            if isinstance(inner, kind):
-                return backbone(inner)
-        wrapped = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
-        if not isinstance(wrapped, nn.Module):
-            raise ModelError(
-                f"{type(inner).__name__} is in no family of models that remtta adapts; remtta models lists them, "
-                "and --method source predicts with any"
-            )
-        inner = wrapped
+            if isinstance(inside.module, kind) and not _runs_otherwise(inside.module, backbone):
+                return backbone(inside.module)
+    return AnyClassifier(inside)
+
+
+def _runs_otherwise(module: Any, backbone: Callable[[Any], Backbone]) -> bool:
+    """Whether a subclass of timm's transformer runs in a way of its own."""
+    if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
+        return False
+    return type(module).forward_features is not backbone.architecture.forward_features
 
 
 def with_tokens(backbone: Backbone, method: str) -> Transformer:

@@ -12,6 +12,7 @@ from remtta.backbones.backbone import Backbone
 from remtta.errors import ModelError, UsageError
 
 _TIMMS = (kind for kind in vars(norm).values() if isinstance(kind, type) and issubclass(kind, nn.Module))
+_CALLED_SO = re.compile(r"(Layer|RMS|Batch|Group|Instance)Norm")
 _NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, *_TIMMS)
 
 
@@ -30,6 +31,11 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
         ModelError: If nothing is left to adapt.
         UsageError: If the choice cannot be read, or names a block that does not exist.
     """
+    if not norm_modules(backbone.module):
+        raise ModelError(
+            f"nothing to adapt: {type(backbone.module).__name__} has no normalisation layers{_whereabouts(backbone)}; "
+            "the method fast centres its logits and trains nothing"
+        )
     depth = len(backbone.blocks)
     if adapt_layers == "all":
         roots = [backbone.module]
@@ -55,7 +61,14 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
 
 def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
     """All normalisation layers of a module, by name."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, _NORMS)}
+    return {name: part for name, part in module.named_modules() if is_norm(part)}
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Whether a layer is a normalisation layer, of torch, of timm, or of one's own that is called so."""
+    if isinstance(layer, _NORMS):
+        return True
+    return bool(_CALLED_SO.search(type(layer).__name__)) and isinstance(getattr(layer, "weight", None), nn.Parameter)
 
 
 def _whereabouts(backbone: Backbone) -> str:

@@ -32,17 +32,12 @@ class Transformer(Backbone):
         module: The model; forward passes expect it in eval mode.
 
     Raises:
-        ModelError: If it runs in a way of its own, or does not pool its tokens.
+        ModelError: If it does not pool its tokens.
     """
 
     architecture: ClassVar[Any]
 
     def __init__(self, module: Any) -> None:
-        if type(module).forward_features is not self.architecture.forward_features:
-            raise ModelError(
-                f"{type(module).__name__} changes how timm's {self.architecture.__name__} runs; "
-                "remtta cannot mask its tokens"
-            )
         if not module.global_pool:
             raise ModelError("the model pools no tokens, so it gives no logits of an image; build it with global_pool")
         self.module: Any = module

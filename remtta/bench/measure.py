@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
 from remtta.errors import UsageError
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
 from remtta.models.building import create
@@ -128,7 +128,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     method = build_method(name, model, config)
     named = METHOD_TABLE[name]
     guard = guarded(method, GuardOptions(action=named.action, answer=named.answer), config)
-    step = method.answer if subject == ANSWER else Adapter(method, [guard]).predict if guard else method
+    step = method.answer if subject == ANSWER else ObservedMethod(method, [guard]).predict if guard else method
     return Prepared(lambda: step(images), model, method)
 
 

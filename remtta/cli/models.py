@@ -57,7 +57,8 @@ def models(
         else:
             typer.echo("\n".join(map(short_text, found)))
             if name is None:
-                typer.echo(_filled(f"In no family, so for --method source only: {', '.join(modules_without_family())}"))
+                others = ", ".join(modules_without_family())
+                typer.echo(_filled(f"In no family, and adapted as any classifier is (docs/models.md): {others}"))
             typer.echo("remtta models NAME tells of one model of timm what is refused and why.")
 
 

@@ -20,6 +20,7 @@ from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
 from remtta.deltas.tensor_files import save_tensors
 from remtta.errors import DeltaError
 from remtta.models.hashing import state_sha256
+from remtta.models.inside import look_inside
 from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
 
@@ -136,12 +137,13 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
     """Turn the base model into the adapted one, in place and bit for bit.
 
     Args:
-        model: The timm model the delta was made on, with its source weights.
+        model: The model the delta was made on, with its source weights.
         delta: What to add.
 
     Raises:
         DeltaError: If the delta does not fit; the model is untouched then.
     """
+    model = look_inside(model).module
     check_base(delta, state_sha256(model))
     parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
     check_delta(delta.tensors, parameters)

@@ -17,8 +17,8 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, title_of
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import guarded
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
@@ -80,7 +80,7 @@ class EvalPlan:
         }
 
     @contextlib.contextmanager
-    def adapter(self, name: str) -> Iterator[Adapter]:
+    def adapter(self, name: str) -> Iterator[ObservedMethod]:
         """Build a method with what its name adds to it and what it has learned; the model is given back as it was."""
         with self._method(name) as method:
             adapter = self._with_additions(name, method)
@@ -121,14 +121,14 @@ class EvalPlan:
         finally:
             method.reset()
 
-    def _with_additions(self, name: str, method: Method) -> Adapter:
+    def _with_additions(self, name: str, method: Method) -> ObservedMethod:
         wanted, config = self.options.guard, self.methods[name]
         options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
         guard = guarded(method, options, config)
         if is_guarded(name) and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could put back; leave +guard out")
         smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        return Adapter(method, [each for each in (guard, smoother) if each])
+        return ObservedMethod(method, [each for each in (guard, smoother) if each])
 
     def _learn(
         self, method: Method, name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None

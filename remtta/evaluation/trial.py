@@ -23,7 +23,7 @@ from remtta.evaluation.ledger import PROGRESS, Ledger, Position, delta_path
 from remtta.evaluation.plan import EvalPlan, settings_of
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import writing
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 from remtta.methods.losses import entropy, total_variation
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.runs.batch import Batch, BatchResult
@@ -59,7 +59,7 @@ class Trial:
     """
 
     def __init__(
-        self, plan: EvalPlan, name: str, seed: int, adapter: Adapter, ledger: Ledger, interrupts: Interrupts
+        self, plan: EvalPlan, name: str, seed: int, adapter: ObservedMethod, ledger: Ledger, interrupts: Interrupts
     ) -> None:
         self._plan, self._adapter, self._ledger, self._interrupts = plan, adapter, ledger, interrupts
         self._trial: dict[str, Any] = {"method": name, "seed": seed}

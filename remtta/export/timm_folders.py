@@ -13,7 +13,8 @@ from timm.models import save_for_hf
 
 from remtta.errors import RemttaError
 from remtta.export.adapted import AdaptedModel
-from remtta.models.card import card_of, config_of
+from remtta.models.card import card_of
+from remtta.models.inside import config_of
 from remtta.models.loading import load_model
 
 _log = logging.getLogger("remtta")

@@ -6,14 +6,12 @@ Pixels are float32 in [0, 1]: what comes in preprocessed is brought back to them
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as T
-
-from remtta.models.preprocessing import preprocessing_of
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -39,12 +37,10 @@ def integer(generator: torch.Generator, low: int, high: int) -> int:
 
 
 class PixelSpace:
-    """The way from a timm model's preprocessed space, by its own config, to pixels in [0, 1] and back."""
+    """The way from preprocessed images, of this mean and deviation per channel, to pixels in [0, 1] and back."""
 
-    def __init__(self, model: nn.Module) -> None:
-        preprocessing = preprocessing_of(model)
-        self._mean = torch.tensor(preprocessing.mean).view(-1, 1, 1)
-        self._std = torch.tensor(preprocessing.std).view(-1, 1, 1)
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._mean, self._std = (torch.tensor(each).view(-1, 1, 1) for each in (mean, std))
 
     def augment(self, images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
         """Apply an augmentation of pixels to preprocessed images (..., 3, H, W)."""

@@ -151,7 +151,7 @@ class Beside(Objective[Config]):
     def run(self, images: Tensor, change: Change) -> Tensor:
         """Return logits (B, C) with what leaves each part changed."""
         with _changed(self.parts(), change):
-            logits: Tensor = self.net.backbone.module(images)
+            logits = self.net.backbone.forward(images)
         return self.net.plain(logits)
 
 

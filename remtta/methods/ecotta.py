@@ -83,7 +83,7 @@ class EcoTTA(Beside[EcoTTAConfig]):
             networks.append(_MetaNetwork(entering.shape, leaving.shape, self.net.backbone.channel_axis))
             return leaving
 
-        images = torch.zeros(1, 3, *preprocessing_of(self.net.backbone.module).input_size, device=self.net.device)
+        images = torch.zeros(1, 3, *preprocessing_of(self.net.model).input_size, device=self.net.device)
         with torch.no_grad():
             self.run(images, measure)
         return nn.ModuleList(networks)

@@ -38,7 +38,7 @@ def mask_pictures(
     Raises:
         ModelError: If the model has no scores to mask by.
     """
-    views, masks = rem.objective.views(preprocessing.normalise(pixels.to(rem.net.device)))
+    views, masks = rem.objective.views(rem.net.enter(preprocessing.normalise(pixels.to(rem.net.device))))
     plain, patch_size = pixels.permute(0, 2, 3, 1).numpy(), rem.net.backbone.patch_size
     for logits, kept in zip(views, [None, *masks], strict=True):
         shown = (

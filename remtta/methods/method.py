@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.backbone import check_images
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
@@ -42,7 +41,7 @@ class Updater(Generic[Kind]):
     """
 
     def __init__(self, model: nn.Module, config: MethodConfig, objective: type[Kind]) -> None:
-        self.net = Net(model, config, objective.chosen, any_model=objective.any_model)
+        self.net = Net(model, config, objective.chosen)
         self.objective = objective(self.net, config)
         self.last_views: Tensor | None = None
         self._descent = Descent(self.net, self.objective)
@@ -60,8 +59,7 @@ class Updater(Generic[Kind]):
             ValueError: If images is not a batch of at least one image, or labels are missing.
             UsageError: If it has yet to learn from source images.
         """
-        self._prepare(images)
-        self._answered = images, None
+        self._answered = self._prepared(images), None
         self.learn(labels)
         assert self.last_views is not None
         return self.objective.output(self.last_views[0])
@@ -74,7 +72,7 @@ class Updater(Generic[Kind]):
         config = self.objective.config
         if self.objective.predicts_after or (config.answer == "last" and config.steps > 1):
             return self(images)
-        self._prepare(images)
+        images = self._prepared(images)
         with torch.inference_mode(False), torch.no_grad():  # the update may save the targets for its backward pass
             logits, targets = self.objective.answer(images)
         self._answered = images, targets
@@ -100,6 +98,7 @@ class Updater(Generic[Kind]):
         What logits are centred by follows the fit ones (B,) of them, by default none. With a share the weights are
         this far from the source's towards the adapted ones.
         """
+        images = self.net.enter(images)
         if fit is not None:
             self.net.expect(fit)
         with contextlib.nullcontext() if share is None else self.net.weights.between(share):
@@ -108,7 +107,7 @@ class Updater(Generic[Kind]):
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
         """Return logits (B, C) of the source weights, centred by their own means, which follow the fit ones (B,)."""
-        parts = images.split(self.part_size(len(images)))
+        parts = self.net.enter(images).split(self.part_size(len(images)))
         return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
@@ -159,7 +158,7 @@ class Updater(Generic[Kind]):
     @torch.inference_mode(False)
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return what the method learns from preprocessed source images (B, 3, H, W)."""
-        return self.objective.source_statistics(batches)
+        return self.objective.source_statistics(map(self.net.enter, batches))
 
     @torch.inference_mode(False)
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
@@ -218,14 +217,17 @@ class Updater(Generic[Kind]):
         """Return the norm of the change since the source over that of the source weights."""
         return self.net.weights.drift()
 
-    def _prepare(self, images: Tensor) -> None:
-        check_images(images, self.net.backbone.input_size)
+    @torch.no_grad()
+    def _prepared(self, images: Tensor) -> Tensor:
+        """Return images (B, 3, H, W) as the method gets them, and be ready for a new batch."""
+        images = self.net.enter(images)
         if not self._has_source:
             raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
         if self.objective.config.episodic and self.objective.adapts:
             self.reset()
         self.net.batch_norms.warn_of_few(len(images))
         self.net.expect(torch.ones(len(images), dtype=torch.bool))
+        return images
 
 
 Method: TypeAlias = Updater[Any]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.backbone import Backbone, BatchNorm
+from remtta.backbones.backbone import Backbone, BatchNorm, check_images
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
@@ -17,8 +17,9 @@ from remtta.errors import ModelError
 from remtta.methods.augmentations import PixelSpace
 from remtta.methods.centring import Centre
 from remtta.methods.settings.base import MethodConfig
-from remtta.models.heads import classifiers_of
+from remtta.models.inside import look_inside
 from remtta.models.precision import Context, ForwardContext
+from remtta.models.preprocessing import preprocessing_of
 from remtta.models.weights import AdaptedWeights
 
 Chosen = Literal["norms", "layers", "all", "none"]
@@ -33,6 +34,7 @@ class Net:
     Attributes:
         model: The classifier, in its wrappers.
         backbone: The same as methods see it.
+        front: What its wrappers do to images first; None for nothing.
         weights: The adapted weights, their source values and their delta.
         batch_norms: What the batch norms normalise by.
         generator: Where a method's random numbers come from.
@@ -41,13 +43,11 @@ class Net:
         source_centre: The same of the source weights' logits.
 
     Raises:
-        ModelError: If the model cannot be adapted, with the reason; `any_model` takes any, only to predict by it.
+        ModelError: If the model cannot be adapted, with the reason.
     """
 
-    def __init__(
-        self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms", *, any_model: bool = False
-    ) -> None:
-        self.backbone = cast(Backbone, _AnyClassifier(model)) if any_model else backbone_of(model)
+    def __init__(self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms") -> None:
+        self.backbone, self.front = backbone_of(model), look_inside(model).front
         if self.backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
         module, norms = self.backbone.module, self.backbone.batch_norms
@@ -58,7 +58,7 @@ class Net:
         self.weights = AdaptedWeights(named, everything, moving)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
-        self._biases = _head_biases(module)
+        self._biases = _head_biases(self.backbone)
         bias = sum(self._biases.values(), torch.zeros((), device=self.device)) / max(len(self._biases), 1)
         centres = config.centre and "centre" not in config.unused
         self.centre, self.source_centre = (Centre(bias) if centres else None for _ in range(2))
@@ -84,7 +84,19 @@ class Net:
     @functools.cached_property
     def pixels(self) -> PixelSpace:
         """The way from preprocessed images to pixels in [0, 1] and back."""
-        return PixelSpace(self.backbone.module)
+        preprocessing = preprocessing_of(self.model)
+        if self.front is None:
+            return PixelSpace(preprocessing.mean, preprocessing.std)
+        return PixelSpace(*self.front.normalisation(preprocessing.input_size))
+
+    def enter(self, images: Tensor) -> Tensor:
+        """Return images (B, 3, H, W) as the classifier inside its wrappers gets them.
+
+        Raises:
+            ValueError: If they are no batch that it takes.
+        """
+        check_images(images, self.backbone.input_size if self.front is None else None)
+        return images if self.front is None else self.front(images)
 
     def head(self, logits: Tensor) -> Tensor:
         """Turn what the classifier returns into logits (..., C), float32, centred if that is asked.
@@ -186,25 +198,6 @@ class Net:
         return min(self.micro_batch or batch_size, batch_size)
 
 
-class _AnyClassifier:
-    """A classifier of unknown architecture as a backbone: it has logits and nothing else."""
-
-    input_size = None
-    num_classes = 2  # at least: it is not asked
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.batch_norms: dict[str, BatchNorm] = {}
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
-    def logits(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.module(images)
-        return logits
-
-
 def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) -> dict[str, nn.Parameter]:
     if chosen == "none":
         return {}
@@ -214,10 +207,9 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
     return named if chosen == "all" else of_layers(named)
 
 
-def _head_biases(module: nn.Module) -> dict[str, Tensor]:
+def _head_biases(backbone: Backbone) -> dict[str, Tensor]:
     """The biases (C,) of a classifier, by name: one, two of a distilled model, or none that is known."""
-    layers = classifiers_of(module) if hasattr(module, "get_classifier") else {}
-    named = {f"{place}.bias": getattr(layer, "bias", None) for place, layer in layers.items()}
+    named = {f"{place}.bias": getattr(layer, "bias", None) for place, layer in backbone.classifiers.items()}
     return {name: bias.detach() for name, bias in named.items() if isinstance(bias, nn.Parameter)}
 
 

@@ -39,7 +39,6 @@ class Objective(Generic[Config]):
         statistics: What it learned from source images; empty before, and no part of states.
         settings: Kind of its config.
         chosen: Which weights adapt.
-        any_model: Whether it takes any classifier, only to predict by it.
         is_source: Whether it only answers as the source model does.
         adapts: Whether a batch changes anything.
         accumulates: Whether the next batch still has what a batch taught.
@@ -55,7 +54,6 @@ class Objective(Generic[Config]):
 
     settings: ClassVar[type[MethodConfig]] = MethodConfig
     chosen: ClassVar[Chosen] = "norms"
-    any_model: ClassVar[bool] = False
     is_source: ClassVar[bool] = False
     accumulates: ClassVar[bool] = True
     predicts_after: ClassVar[bool] = False

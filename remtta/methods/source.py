@@ -38,7 +38,6 @@ class Source(Objective[Config]):
 
     settings: ClassVar[type[MethodConfig]] = SourceConfig
     chosen = "none"
-    any_model = True
     is_source = True
     predicts_after = True
     adapts = False
@@ -65,7 +64,6 @@ class CentredSource(Objective[Config]):
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
     chosen = "none"
-    any_model = True
     predicts_after = True
 
     @torch.no_grad()

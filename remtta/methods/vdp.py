@@ -58,7 +58,7 @@ class VDP(Objective[VDPConfig]):
 
     def __init__(self, net: Net, config: VDPConfig) -> None:
         super().__init__(net, config)
-        size = preprocessing_of(net.backbone.module).input_size
+        size = preprocessing_of(net.model).input_size
         side = [max(1, round(config.prompt_share * length)) for length in size]
         generator = torch.Generator().manual_seed(0)
         self._places = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -187,17 +188,22 @@ def _few_sizes(wanted: Tensor) -> Tensor:
 
 
 def _chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
-    """What "auto" means for a model: attention where it has that, else features; others are themselves."""
+    """What "auto" means for a model: attention where it has that, else features, else chance."""
     if masking != "auto":
         return masking
-    try:
-        backbone.check_scores("attention")
-    except ModelError:
-        _tell_features(type(backbone.module).__name__)
-        return "features"
-    return "attention"
+    known: tuple[Masking, ...] = ("attention", "features")
+    for each in known:
+        with contextlib.suppress(ModelError):
+            backbone.check_scores(_SCORES[each])
+            break
+    else:
+        each = "random"
+    if each != "attention":
+        _tell_masking(type(backbone.module).__name__, each)
+    return each
 
 
 @functools.cache  # an evaluation asks for every method and seed
-def _tell_features(model: str) -> None:
-    _log.info("this %s has no attention to mask by, so the patches of the strongest features are masked", model)
+def _tell_masking(model: str, masking: Masking) -> None:
+    masked = "the patches of the strongest features are" if masking == "features" else "patches at random are"
+    _log.info("this %s has no attention to mask by, so %s masked", model, masked)

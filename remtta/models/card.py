@@ -13,6 +13,7 @@ from torch import nn
 
 from remtta.errors import UsageError
 from remtta.models.hashing import state_sha256
+from remtta.models.inside import config_of, look_inside, num_classes_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import ModelOptions
 
@@ -48,10 +49,10 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
     """
     return ModelCard(
         origin=origin_of(model),
-        sha256=sha256 or state_sha256(model),
+        sha256=sha256 or state_sha256(look_inside(model).module),
         preprocessing=preprocessing or preprocessing_of(model),
         labels=labels_of(model),
-        num_classes=int(model.num_classes),  # type: ignore[arg-type]
+        num_classes=num_classes_of(model),
         device=next(model.parameters()).device,
     )
 
@@ -59,10 +60,6 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
 def origin_of(model: nn.Module) -> dict[str, Any]:
     """Return what `load_model` built a model from, for records and deltas; the name "unknown" for any other model."""
     return dict(config_of(model).get("built_from") or {"name": UNKNOWN})
-
-
-def config_of(model: Any) -> dict[str, Any]:
-    return getattr(model, "pretrained_cfg", None) or {}
 
 
 def built_from(given: ModelOptions) -> dict[str, Any]:
@@ -80,8 +77,8 @@ def built_from(given: ModelOptions) -> dict[str, Any]:
 
 
 def labels_of(model: nn.Module) -> list[str] | None:
-    """The class names of a timm model: its own, ImageNet's for 1,000 classes, or None."""
-    return known_labels(model, config_of(model))
+    """The class names of a model: its own, ImageNet's for 1,000 classes, or None."""
+    return known_labels(num_classes_of(model), config_of(model))
 
 
 def set_labels(model: Any, labels: Sequence[str]) -> None:
@@ -112,15 +109,15 @@ def checked_labels(labels: Sequence[str], model: Any) -> list[str]:
     return list(labels)
 
 
-def known_labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
+def known_labels(num_classes: int, config: Mapping[str, Any]) -> list[str] | None:
     own = _own_labels(config)
-    if own and len(own) == model.num_classes:
+    if own and len(own) == num_classes:
         return own
-    subset = infer_imagenet_subset(model)
+    subset = infer_imagenet_subset({"num_classes": num_classes})
     if subset is None:
         return None
     info = ImageNetInfo(subset)
-    return [info.index_to_description(index) for index in range(model.num_classes)]
+    return [info.index_to_description(index) for index in range(num_classes)]
 
 
 def _own_labels(config: Mapping[str, Any]) -> list[str]:

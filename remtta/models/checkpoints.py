@@ -22,8 +22,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError
-from remtta.models.card import config_of
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
+from remtta.models.inside import config_of
 
 _log = logging.getLogger("remtta")
 

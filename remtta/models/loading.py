@@ -12,11 +12,12 @@ from torch import nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.models.building import create
-from remtta.models.card import built_from, checked_labels, config_of, known_labels, read_labels
+from remtta.models.card import built_from, checked_labels, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.embedded import EMBEDDED, embedded_arguments
 from remtta.models.huggingface import weights_file
+from remtta.models.inside import config_of
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
@@ -123,7 +124,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
         labels = classify_by_texts(model, name, given.text_embeddings)
     config = {**model.pretrained_cfg, **known, **_preprocessing(given)}
     config["input_size"] = (3, *image_size(model, config))
-    config["label_names"] = known_labels(model, config) if labels is None else checked_labels(labels, model)
+    config["label_names"] = known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model)
     config["built_from"] = built_from(replace(given, name=name))
     return _with_config(model.float().eval().to(place), config)
 
@@ -152,8 +153,8 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
     own = {name: getattr(given, name) for name in ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation")}
     with embedded_arguments() as arguments:
         chosen = {name: value for name, value in own.items() if value is not None}
-        model = load(ModelOptions(**{**arguments, **chosen}), device=device)
-    config_of(model)["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
+        model: Any = load(ModelOptions(**{**arguments, **chosen}), device=device)
+    model.pretrained_cfg["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
     return model
 
 

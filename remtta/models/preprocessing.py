@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 from remtta.errors import UsageError
+from remtta.models.inside import config_of, look_inside
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
@@ -24,11 +25,11 @@ class Preprocessing:
     """How an image becomes a model's input: resize the short side, centre crop, normalise."""
 
     input_size: tuple[int, int]  # height and width, in pixels
-    mean: tuple[float, ...]  # per channel, for pixel values in [0, 1]
-    std: tuple[float, ...]
-    interpolation: str  # of timm's names of resize filters
-    crop_pct: float  # share of the resized image's short side that the crop keeps
-    crop_mode: str  # "center", "squash" or "border", as in timm
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # per channel, for pixel values in [0, 1]
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    interpolation: str = "bicubic"  # of timm's names of resize filters
+    crop_pct: float = 0.875  # share of the resized image's short side that the crop keeps
+    crop_mode: str = "center"  # or "squash" or "border", as in timm
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
@@ -60,9 +61,9 @@ class Preprocessing:
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
-    """The preprocessing a timm model asks for: its own input size, the rest from its `pretrained_cfg`."""
-    config = resolve_model_data_config(model)
-    height, width = image_size(model, config)
+    """The preprocessing a model asks for: its own input size, the rest from `config_of`, or else ImageNet's."""
+    config = resolve_model_data_config(model, pretrained_cfg=config_of(model))
+    height, width = image_size(look_inside(model).module, config)
     return Preprocessing(
         input_size=(height, width),
         mean=tuple(config["mean"]),

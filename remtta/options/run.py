@@ -50,6 +50,11 @@ class RunOptions:
         _method("Back to the source weights after so many frames (whole batches).", min=1, metavar="N"),
         Fixed(),
     ] = None
+    adapt_for: Annotated[
+        int | None,
+        _method("Learn from the first N frames (whole batches), then only predict.", min=1, metavar="N"),
+        Fixed(),
+    ] = None
     guard: Annotated[GuardOptions | None, Fixed()] = _BY_METHOD
     smooth: Annotated[
         Smooth,

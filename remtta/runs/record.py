@@ -15,7 +15,7 @@ from torch import Tensor
 from remtta.deltas.delta import Delta
 from remtta.files import write_json
 from remtta.guard.accuracy import Estimator
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.pace import Pace
 from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import MethodConfig
@@ -52,7 +52,7 @@ class Plan:
     """
 
     card: ModelCard
-    adapter: Adapter
+    adapter: ObservedMethod
     method: str
     config: MethodConfig
     options: RunOptions
@@ -235,7 +235,7 @@ class Record:
         }
 
 
-def guard_record(adapter: Adapter, counts: Counts) -> dict[str, Any] | None:
+def guard_record(adapter: ObservedMethod, counts: Counts) -> dict[str, Any] | None:
     """What the guard came to in a run of these counts; None without one."""
     if adapter.guard is None:
         return None

@@ -83,6 +83,7 @@ class Run:
             interrupts=interrupts,
             reset_every=options.reset_every,
             episodic=plan.config.episodic,
+            adapt_for=options.adapt_for,
             answer_early=options.latency,
         )
         self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing, plan.memory)

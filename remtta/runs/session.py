@@ -17,7 +17,7 @@ from torch import Tensor
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError
 from remtta.guard.accuracy import Estimator
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
@@ -96,12 +96,13 @@ class Session(Generic[C]):
         interrupts: Turns signals into a stop at a safe moment.
         reset_every: Frames that entered an update after which the source weights come back; None for never.
         episodic: Whether they come back before every batch.
+        adapt_for: Frames after which it only predicts; None for never.
         answer_early: Tell the listener of predictions before the update begins.
     """
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: ObservedMethod,
         card: ModelCard,
         counts: C,
         *,
@@ -110,11 +111,12 @@ class Session(Generic[C]):
         interrupts: Interrupts,
         reset_every: int | None = None,
         episodic: bool = False,
+        adapt_for: int | None = None,
         answer_early: bool = False,
     ) -> None:
         self.adapter, self.counts, self._card = adapter, counts, card
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
-        self._resets = (episodic, reset_every)
+        self._resets, self._adapt_for = (episodic, reset_every), adapt_for
         self._answer_early = answer_early
         self._seconds = math.inf  # what the last batch took
         self._mark: _Mark[C] = _Mark()
@@ -211,6 +213,8 @@ class Session(Generic[C]):
         unfit: dict[int, str] = {}
         called = False
         behind = self.counts.frames_in_delta, self.counts.frames_since_reset
+        if self._adapt_for is not None and self.counts.frames >= self._adapt_for:
+            self.adapter.frozen = True
         if frames and self._reset_is_due(batch):
             self.adapter.reset()
             behind = 0, 0
@@ -218,7 +222,7 @@ class Session(Generic[C]):
         if frames:
             images = torch.stack([frame.image for frame in frames if frame.image is not None])
             pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
-            learn = batch.learn and method.adapts
+            learn = batch.learn and method.adapts and not self.adapter.frozen
             unfit = dict(self._policy.unfit(batch, pixels)) if learn else {}
             fit = torch.tensor([learn and unfit.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
             why = OUT_OF_TIME if OUT_OF_TIME in unfit.values() else self.adapter.left_out(pixels, fit)

@@ -66,14 +66,26 @@ def take_back(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
         UsageError: If it holds more, less or something else than would be saved.
     """
     try:
+        load_whole(state, owner)
+    except ValueError as error:
+        raise other_version(path) from error
+
+
+def load_whole(state: Mapping[str, Tensor], owner: Stateful) -> None:
+    """Have a method go on from a state.
+
+    Raises:
+        ValueError: If it holds more, less or something else than the method's own.
+    """
+    try:
         owner.load_state(state)
         names = owner.state().keys()
     except torch.OutOfMemoryError:
         raise
     except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise other_version(path) from error
+        raise ValueError(f"the state is of something else: {error}") from error
     if names != state.keys():
-        raise other_version(path)
+        raise ValueError(f"the state has {', '.join(sorted(names ^ state.keys())[:3])}, or lacks it")
 
 
 def other_version(path: Path) -> UsageError:

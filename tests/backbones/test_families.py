@@ -410,13 +410,6 @@ def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
     with pytest.raises(ModelError, match="cuts patches by a convolution"):
         backbone_of(timm.create_model("naflexvit_base_patch16_gap", **FLEXIBLE, embed_proj_type="conv"))
 
-    class Own(Eva):  # type: ignore[misc]
-        def forward_features(self, x: Tensor) -> Tensor:
-            return x
-
-    with pytest.raises(ModelError, match="Own changes how timm's Eva runs"):
-        backbone_of(Own(**SMALL, num_classes=NUM_CLASSES))
-
 
 @pytest.mark.parametrize("name", ["attention pool", "NaFlex"])
 def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(name: str, frames: Path, tmp_path: Path) -> None:

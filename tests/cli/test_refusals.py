@@ -25,18 +25,6 @@ def _errors() -> list[Any]:
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
         (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame(s) could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
-        (
-            ["adapt", "frames", "--model", "mixer_s16_224"],
-            2,
-            "mixer_s16_224 cannot be adapted: MlpMixer is in no family of models that remtta adapts; remtta models",
-        ),
-        (
-            ["adapt", "frames", "--model", "mixer_s16_224", "--checkpoint", "tiny.safetensors"],
-            2,
-            "MlpMixer is in no family",
-        ),
-        (["eval", "frames", "--model", "mixer_s16_224"], 2, "MlpMixer is in no family"),
-        (["adapt", "frames", "--model", "samvit_base_patch16_224"], 2, "VisionTransformerSAM is in no family"),
         (["adapt", "frames", *tiny, "--model-kwargs", "num_heads=5"], 2, "could not be built: dim should be divisible"),
         (["eval", "empty", *tiny], 2, "empty: no images in this folder or below it"),
         (["corrupt", "empty", "c"], 2, "empty: no images in this folder or below it"),

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import Guard
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers, Observer
 
 
@@ -26,4 +26,4 @@ def see(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
 
 def ask(guard: Guard, images: Tensor, *, learn: bool = True) -> Answers:
     """The answers of a guarded method, which learns from the images."""
-    return Adapter(guard.method, [guard]).predict(images, torch.full((len(images),), learn))
+    return ObservedMethod(guard.method, [guard]).predict(images, torch.full((len(images),), learn))

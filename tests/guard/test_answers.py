@@ -16,10 +16,10 @@ from torch import Tensor
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate, open_dataset
-from remtta.guard.adapter import Adapter
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.window import Window
 from remtta.methods.lame import LAMEConfig
 from remtta.methods.method import build_method
@@ -173,7 +173,7 @@ def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
 def test_frames_that_are_not_learned_from_are_answered_alike() -> None:
     """An answer does not depend on which of a batch's frames may be learned from, but for what was learned."""
     guard = make("rem", "both", lr=0.05)
-    adapter = Adapter(guard.method, [guard])
+    adapter = ObservedMethod(guard.method, [guard])
     pixels, fit = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
     for _ in range(3):
         before = adapter.method.predict(pixels)
@@ -187,7 +187,7 @@ def test_frames_that_are_not_learned_from_are_answered_alike() -> None:
 
 def test_answering_early_is_by_what_was_known_before() -> None:
     early, late = make("rem", "both", lr=0.05), make("rem", "both", lr=0.05)
-    adapter = Adapter(early.method, [early])
+    adapter = ObservedMethod(early.method, [early])
     for seed in range(3):
         images = random_images(5, seed)
         answers = adapter.predict(images, later=True)

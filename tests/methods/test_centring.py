@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.guard.adapter import Adapter
+from remtta.guard.observed import ObservedMethod
 from remtta.methods.centring import Centre
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
@@ -48,8 +48,10 @@ def varied_vit() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def centred(name: str = "rem", **settings: object) -> Adapter:
-    return Adapter(build_method(name, varied_vit(), method_config(name, {"centre": True, **settings}, batch_size=6)))
+def centred(name: str = "rem", **settings: object) -> ObservedMethod:
+    return ObservedMethod(
+        build_method(name, varied_vit(), method_config(name, {"centre": True, **settings}, batch_size=6))
+    )
 
 
 def test_what_a_shift_adds_to_all_logits_is_taken_out() -> None:

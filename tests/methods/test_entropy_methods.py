@@ -420,7 +420,9 @@ class PlainROID:
         mean = sum(diversity) / len(diversity)
         chosen = [place for place in range(len(rows)) if diversity[place] >= mean]
         self.left_out += len(rows) - len(chosen)
-        views = self.model(PixelSpace(self.model).augment(images[chosen], clean_jitter, self.generator))
+        config = self.model.pretrained_cfg
+        pixels = PixelSpace(config["mean"], config["std"])
+        views = self.model(pixels.augment(images[chosen], clean_jitter, self.generator))
         loss = torch.zeros(())
         for place, view in zip(chosen, views, strict=True):
             p, q = logits[place].softmax(-1), view.softmax(-1)

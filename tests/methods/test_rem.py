@@ -200,7 +200,7 @@ def test_wrappers_do_not_change_what_adapts(vit: nn.Module) -> None:
     ("make", "reason"),
     [
         (lambda: tiny_vit(depth=1), "nothing to adapt"),
-        (lambda: nn.Linear(2, 2), "Linear is in no family of models"),
+        (lambda: nn.Linear(2, 2), "Linear takes no image"),
         (lambda: tiny_vit(num_classes=0), "no classifier head"),
         (lambda: tiny_vit().double(), "float32"),
     ],

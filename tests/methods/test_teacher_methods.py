@@ -180,7 +180,7 @@ def test_an_augmentation_sees_pixels_and_returns_what_the_model_reads() -> None:
         seen.append(given)
         return given / 2
 
-    out = PixelSpace(model).augment((pixels - mean) / std, halve, torch.Generator())
+    out = PixelSpace(config["mean"], config["std"]).augment((pixels - mean) / std, halve, torch.Generator())
     torch.testing.assert_close(seen[0], pixels)
     torch.testing.assert_close(out, (pixels / 2 - mean) / std)
 

@@ -18,8 +18,8 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
-from remtta.guard.adapter import Adapter
 from remtta.guard.guard import Guard
+from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, Updater
 from remtta.methods.roid import ROIDConfig
 from remtta.methods.settings import MethodConfig
@@ -77,7 +77,7 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
 def session_on(method: Method, diary: Diary, **more: Any) -> Session[Counts]:
     card = card_of(method.net.model)
     plain = {"policy": AllFrames(), "listener": diary, "interrupts": Interrupts()}
-    return Session(Adapter(method), card, Counts(), **{**plain, **more})
+    return Session(ObservedMethod(method), card, Counts(), **{**plain, **more})
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -258,7 +258,7 @@ def test_a_stop_in_a_slow_batch_of_an_evaluation_keeps_the_rest(
 
 def test_the_guards_answers_reach_both_parts_of_a_batch() -> None:
     method = REM(tiny_vit(), REMConfig(lr=0.05))
-    adapter = Adapter(method, [Guard(method, QUICK)])
+    adapter = ObservedMethod(method, [Guard(method, QUICK)])
     pixels = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     fit = torch.tensor([True, True, False, True, False, True])
     for _ in range(6):

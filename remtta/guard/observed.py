@@ -15,8 +15,11 @@ from remtta.methods.method import Method
 T = TypeVar("T", bound=Observer)
 
 
-class Adapter:
+class ObservedMethod:
     """Predicts and learns; observers take note of it, and change answers.
+
+    Attributes:
+        frozen: Whether it only predicts from now on: no weight changes any more, nor what logits are centred by.
 
     Args:
         method: The method.
@@ -24,7 +27,7 @@ class Adapter:
     """
 
     def __init__(self, method: Method, observers: Sequence[Observer] = ()) -> None:
-        self.method, self.observers = method, observers
+        self.method, self.observers, self.frozen = method, observers, False
         self._waiting: Answers | None = None  # whose images `learn` is to adapt to
 
     def find(self, kind: type[T]) -> T | None:
@@ -49,7 +52,7 @@ class Adapter:
     @property
     def learns(self) -> bool:
         """Whether a batch may still change anything."""
-        return self.method.adapts and not self.retired
+        return self.method.adapts and not self.retired and not self.frozen
 
     def in_turn(self, work: Callable[[], None]) -> None:
         """Do what needs the adapted weights in the model: here, where nobody else uses it, at once."""

@@ -1,0 +1,172 @@
+"""Any classifier of images: masks lie on its tokens or on the image, as one image's way through it tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remtta.backbones.backbone import Backbone, BatchNorm, Scores
+from remtta.backbones.batchnorm import batch_norms
+from remtta.backbones.image import paint_out
+from remtta.backbones.layouts import FirstAttention, Layout, hooked, lay_out, logits_of_kept, with_input
+from remtta.errors import ModelError
+from remtta.models.inside import Inside
+
+_HELD = 4  # tensors of the largest size that a layer holds at a time
+
+_LAYOUTS: WeakKeyDictionary[nn.Module, Layout] = WeakKeyDictionary()
+
+
+class AnyClassifier(Backbone):
+    """A classifier in memory, by its own forward pass; hooks leave patch tokens out, or patches of the image are zero.
+
+    Args:
+        inside: The classifier in its wrappers.
+    """
+
+    def __init__(self, inside: Inside) -> None:
+        self.module, self._inside = inside.module, inside
+
+    @property
+    def _layout(self) -> Layout:
+        if self._inside.given not in _LAYOUTS:
+            _LAYOUTS[self._inside.given] = lay_out(self._inside)
+        return _LAYOUTS[self._inside.given]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return [self.module.get_submodule(place) for place in self._layout.blocks]
+
+    def parts(self, number: int) -> Sequence[nn.Module]:
+        stem = [self.module.get_submodule(place) for place in self._layout.stem] if number == 0 else []
+        return [*stem, self.blocks[number]]
+
+    @property
+    def channel_axis(self) -> int:
+        return self._layout.channel_axis if self._layout.prefix is None else -1
+
+    @property
+    def batch_norms(self) -> Mapping[str, BatchNorm]:
+        return batch_norms(self.module)
+
+    @property
+    def num_patches(self) -> int:
+        return math.prod(self._layout.grid)
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        (height, width), (rows, columns) = self._inside.trace.input_size, self._layout.grid
+        return math.ceil(height / rows), math.ceil(width / columns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, or positions of the map, behind the first block."""
+        shape = self._inside.trace.calls.get(self._layout.blocks[0], ((), ()))[1] if self._layout.blocks else ()
+        return max(self.num_patches, math.prod(shape[1:]) // shape[self.channel_axis] if len(shape) > 2 else 0)
+
+    @property
+    def num_passing(self) -> int:
+        return _HELD * max(math.prod(left) for _, left in self._inside.trace.calls.values())
+
+    @property
+    def input_size(self) -> tuple[int, int] | None:
+        return None if self._layout.prefix is None else self._inside.trace.input_size
+
+    @property
+    def num_classes(self) -> int:
+        return self._inside.trace.num_classes
+
+    @property
+    def classifiers(self) -> Mapping[str, nn.Module]:
+        head = self._inside.trace.head
+        return {} if head is None else {head: self.module.get_submodule(head)}
+
+    def embed(self, images: Tensor) -> Tensor:
+        return images
+
+    def count_patches(self, embedded: Tensor) -> int:
+        return math.prod(self._grid(embedded))
+
+    def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
+        if kept is None:
+            return self.forward(embedded)
+        prefix = self._layout.prefix
+        if prefix is None:
+            return self.forward(paint_out(embedded, kept, self._grid(embedded)))
+        return logits_of_kept(self._inside, self.blocks[0], embedded, kept, prefix)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self._inside.logits(images)
+
+    def check_scores(self, kind: Scores) -> None:
+        layout = self._layout
+        known = {"attention": layout.attends, "gradcam": layout.map is not None}
+        if not known.get(kind, layout.map is not None or layout.prefix is not None):
+            others = [each for each in ("features", "gradcam") if each != kind and (layout.map or layout.prefix)]
+            raise ModelError(
+                f"{type(self.module).__name__} has nothing that masks could go by with masking {kind}; "
+                f"leave it out, or choose {' or '.join([*others, 'random'])}"
+            )
+
+    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+        """Logits (B, C), and a score (B, N) of each patch, which are those of `Transformer` and `ImageBackbone`."""
+        layout = self._layout
+        if kind == "attention":
+            assert layout.prefix is not None
+            with FirstAttention(layout.prefix + self.num_patches) as noted:
+                logits = self.forward(embedded)
+            assert noted.row is not None
+            return logits, noted.row[:, layout.prefix :]
+        if kind == "gradcam":
+            return self._with_gradcam(embedded)
+        if layout.map is None:
+            logits, tokens = with_input(self._inside, self.blocks[-1], embedded)
+            return logits, tokens[:, layout.prefix :].detach().float().norm(dim=-1)
+        logits, features = self._with_map(embedded)
+        return logits, self._on_patches(features.detach().float().norm(dim=layout.channel_axis), embedded)
+
+    def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        for head in self.classifiers.values():
+            logits, features = with_input(self._inside, head, images)
+            return logits, features.flatten(1)
+        raise ModelError(f"no linear layer makes the logits of {type(self.module).__name__}, so it has no features")
+
+    @torch.inference_mode(False)  # the caller may be inside one
+    def _with_gradcam(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        axis, wanted = self._layout.channel_axis, torch.is_grad_enabled()
+        with torch.enable_grad():
+            logits, features = self._with_map(images.clone() if images.is_inference() else images)
+            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=wanted)
+        places = [1, 2] if axis == -1 else [2, 3]
+        weights = gradient.float().mean(places, keepdim=True)
+        scores = (weights * features.detach().float()).sum(axis)
+        return logits if wanted else logits.detach(), self._on_patches(scores, images)
+
+    def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C), and the last map of features, which can be differentiated by where gradients are on."""
+        maps: list[Tensor] = []
+
+        def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+            needs = torch.is_grad_enabled() and not output.requires_grad
+            maps.append(output.requires_grad_() if needs else output)
+
+        assert self._layout.map is not None
+        with hooked(self.module.get_submodule(self._layout.map).register_forward_hook(note)):
+            return self.forward(images), maps[-1]
+
+    def _on_patches(self, scores: Tensor, images: Tensor) -> Tensor:
+        """Scores (B, rows, columns) of a map as those of the image's patches, (B, N)."""
+        grid = self._grid(images)
+        if scores.shape[1:] != grid:
+            scores = F.interpolate(scores.unsqueeze(1), grid, mode="bilinear", align_corners=False).squeeze(1)
+        return scores.flatten(1)
+
+    def _grid(self, images: Tensor) -> tuple[int, int]:
+        (height, width), (rows, columns) = self.patch_size, images.shape[2:]
+        return math.ceil(rows / height), math.ceil(columns / width)

@@ -1,0 +1,256 @@
+"""Where a classifier of any kind has its blocks, its patch tokens and its last map of features."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from remtta.backbones.attention import softmax_row
+from remtta.backbones.norms import is_norm
+from remtta.backbones.tokens import gather_patches
+from remtta.models.described import Described
+from remtta.models.inside import Inside
+
+_PATCH = 16  # pixels
+_LEAST_PATCHES = 7  # on a side, of images that are smaller than so many of them
+_MOST_PREFIX = 8  # class, register and other tokens before the patches
+_MAIN = 0.8  # share of the norms of a level from which on one of its parts is looked into
+_TOLERANCE = 1e-4  # of the largest logit
+
+_log = logging.getLogger("remtta")
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What there is in a classifier to adapt and to mask by.
+
+    Attributes:
+        blocks: Places of its blocks, in the order of the forward pass.
+        stem: Places of the norms before the first of them.
+        grid: Rows and columns of the patches of an image of the model's own size.
+        prefix: Tokens before those of the patches that enter the blocks; None where masks lie on the image.
+        attends: Whether the first of these attends to them by a softmax.
+        map: Place of the layer that leaves the last map of features, if there is one.
+        channel_axis: Axis of this map's channels.
+    """
+
+    blocks: Sequence[str]
+    stem: Sequence[str]
+    grid: Size
+    prefix: int | None = None
+    attends: bool = False
+    map: str | None = None
+    channel_axis: int = 1
+
+
+def lay_out(inside: Inside) -> Layout:
+    """Find the blocks, by where the norms are, and what masks can lie on and go by."""
+    trace, size = inside.trace, inside.trace.input_size
+    norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]
+    blocks = _blocks(norms, trace.head or "")
+    first = next((number for number, place in enumerate(norms) if blocks and _is_in(place, blocks[0])), 0)
+    stem = [place for place in norms[:first] if not any(_is_in(place, block) for block in blocks)]
+    said = inside.given.patch_size if isinstance(inside.given, Described) else None
+    found = _tokens(inside, blocks)
+    if found is not None and said in (None, tuple(side // n for side, n in zip(size, found[1], strict=True))):
+        prefix, grid = found
+        return Layout(blocks, stem, grid, prefix, prefix > 0 and _attends(inside, prefix + math.prod(grid)))
+    place, axis = _last_map(trace.calls, blocks, norms, size)
+    if said is None and place is not None:
+        shape = trace.calls[place][1]
+        return Layout(blocks, stem, _positions(shape, axis), map=place, channel_axis=axis)
+    height, width = said or (min(_PATCH, max(1, min(size) // _LEAST_PATCHES)),) * 2
+    grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
+    return Layout(blocks, stem, grid, map=place, channel_axis=axis)
+
+
+def logits_of_kept(inside: Inside, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:
+    """Return logits (B, C), of tokens of which only these patches' (B, K) enter the first block."""
+
+    def keep(block: nn.Module, inputs: Any) -> Any:
+        return gather_patches(inputs[0], kept, prefix), *inputs[1:]
+
+    with hooked(first.register_forward_pre_hook(keep)):
+        return inside.logits(images)
+
+
+def with_input(inside: Inside, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits (B, C), and what entered a layer last."""
+    entered: list[Tensor] = []
+    with hooked(layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0]))):
+        return inside.logits(images), entered[-1]
+
+
+@contextlib.contextmanager
+def hooked(hook: Any) -> Iterator[None]:
+    """Remove a hook at the end of the block."""
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class FirstAttention(TorchFunctionMode):
+    """Context that notes what the first token attends to in the last softmax attention to so many tokens T.
+
+    Attributes:
+        row: Shape (B, T), summed over the heads, without gradient; None before.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self.row: Tensor | None = None
+        self._num_tokens = num_tokens
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        with torch.no_grad():
+            if func is F.scaled_dot_product_attention and args[0].shape == args[1].shape:
+                self._note(_scaled_row(*args[:2], (kwargs or {}).get("scale")))
+            elif func is F.multi_head_attention_forward:
+                self._note(_joint_row(*args[:7]))
+            elif func in (F.softmax, torch.softmax, Tensor.softmax) and out.ndim == 4 and out.shape[2] == out.shape[3]:
+                self._note(out[:, :, 0].float().sum(1))
+        return out
+
+    def _note(self, row: Tensor) -> None:
+        self.row = row if row.shape[1] == self._num_tokens else self.row
+
+
+def _scaled_row(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
+    factor = 1.0 if scale is None else scale * math.sqrt(q.shape[-1])
+    return softmax_row(factor * q[:, :, :1], k)
+
+
+def _joint_row(query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Tensor, bias: Any) -> Tensor:
+    """Of torch's own attention, whose tokens are (T, B, D)."""
+    biases = (None, None) if bias is None else (bias[:width], bias[width : 2 * width])
+    q = F.linear(query[:1].transpose(0, 1), weight[:width], biases[0])
+    k = F.linear(key.transpose(0, 1), weight[width : 2 * width], biases[1])
+    return softmax_row(*(each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k)))
+
+
+def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
+    """Places of the parts that the norms are in, down to where no part has nearly all; or the norms themselves.
+
+    The head's own part does not count, unless everything is in it.
+    """
+    parts: dict[str, list[str]] = {}
+    for place in norms:
+        name, _, deeper = place.removeprefix(level).partition(".")
+        if deeper:
+            parts.setdefault(level + name, []).append(place)
+    inner = {part: places for part, places in parts.items() if not _is_in(head, part)} or parts
+    most = _MAIN * sum(map(len, inner.values()))
+    for part, places in inner.items():
+        if len(places) >= most:
+            return _blocks(places, head, f"{part}.")
+    return list(inner or norms)
+
+
+def _is_in(place: str, part: str) -> bool:
+    return place == part or place.startswith(f"{part}.")
+
+
+@torch.no_grad()
+def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
+    """Tokens before those of the patches, and these patches' rows and columns; None if masks cannot lie on tokens.
+
+    They can where blocks hand on tokens (B, P + N, D), of which those of the corners change with the corners of the
+    image, and where the model runs with fewer of them.
+    """
+    calls, size = inside.trace.calls, inside.trace.input_size
+    shapes = {shape for place in blocks for shape in calls.get(place, ((), ()))}
+    device = next(inside.module.parameters()).device
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or device.type == "meta":
+        return None
+    first = inside.module.get_submodule(blocks[0])
+    for prefix in range(min(_MOST_PREFIX + 1, shape[1])):
+        grid = _grid_of(shape[1] - prefix, size)
+        if grid is not None:
+            images = _with_corners(size, grid, device)
+            plain, tokens = with_input(inside, first, images)
+            moved = ((tokens - tokens[:1]).abs() > _TOLERANCE).any(-1)
+            if moved.sum(1).tolist() == [0, 1, 1] and moved[1, prefix] and moved[2, -1]:
+                fewer = _runs_with_fewer(inside, first, images, plain, prefix, math.prod(grid))
+                return (prefix, grid) if fewer else None
+    return None
+
+
+def _with_corners(size: Size, grid: Size, device: torch.device) -> Tensor:
+    """An image, and the same with another patch in its first corner, and in its last."""
+    height, width = (side // count for side, count in zip(size, grid, strict=True))
+    images = torch.linspace(0, 1, 3 * size[0] * size[1], device=device).view(1, 3, *size).repeat(3, 1, 1, 1)
+    images[1, :, :height, :width] += 1
+    images[2, :, -height:, -width:] += 1
+    return images
+
+
+@torch.no_grad()
+def _runs_with_fewer(
+    inside: Inside, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
+) -> bool:
+    """Whether the model takes any choice of patch tokens, and all of them give the plain logits."""
+    kept = torch.arange(num_patches, device=images.device).expand(len(images), -1)
+    try:
+        whole = logits_of_kept(inside, first, images, kept, prefix)
+        part = logits_of_kept(inside, first, images, kept[:, ::2], prefix)
+    except Exception as error:  # whatever a model raises that knows how many tokens there are
+        _log.debug("%s takes all patches or none: %s", type(inside.module).__name__, error)
+        return False
+    same = torch.allclose(whole, plain, atol=_TOLERANCE * max(1.0, float(plain.abs().max())))
+    return same and bool(torch.isfinite(part).all())
+
+
+def _attends(inside: Inside, num_tokens: int) -> bool:
+    size, device = inside.trace.input_size, next(inside.module.parameters()).device
+    with torch.no_grad(), FirstAttention(num_tokens) as noted:
+        inside.logits(torch.zeros(1, 3, *size, device=device))
+    return noted.row is not None
+
+
+def _grid_of(count: int, size: Size) -> Size | None:
+    """Rows and columns of so many square patches that fill an image, if there are such."""
+    rows = round(math.sqrt(count * size[0] / size[1]))
+    if rows < 2 or count % rows or size[0] % rows or size[1] % (count // rows):
+        return None
+    return rows, count // rows
+
+
+def _last_map(
+    calls: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+    blocks: Sequence[str],
+    norms: Sequence[str],
+    size: Size,
+) -> tuple[str | None, int]:
+    """Place of the layer that leaves the last map of several positions, behind all blocks, and its channels' axis."""
+    done = max((norms.index(place), place) for place in norms if _is_in(place, blocks[-1]))[1] if blocks else ""
+    for place in reversed(calls):
+        shape = calls[place][1]
+        if len(shape) == 4:
+            wide = shape[1] * size[1] == shape[2] * size[0] and shape[2] * size[1] != shape[3] * size[0]
+            axis = -1 if wide else 1
+            if math.prod(_positions(shape, axis)) > 1:
+                return place, axis
+        if place in (*blocks[-1:], done):
+            break
+    return None, 1
+
+
+def _positions(shape: Sequence[int], axis: int) -> Size:
+    return (shape[1], shape[2]) if axis == -1 else (shape[2], shape[3])

@@ -1,0 +1,294 @@
+"""What one image's way through a classifier tells of it: where it is in its wrappers, its head, its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from remtta.errors import ModelError
+from remtta.models.described import Described, logits_in, output_of
+
+_SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)
+"""Sides of images, in pixels, that a model is tried with which does not say what it takes."""
+
+_RUNNERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One image's way through a model.
+
+    Attributes:
+        place: The classifier's place in its wrappers; "" for the model itself.
+        has_front: Whether these change images before it gets them.
+        input_size: Height and width of the image, in pixels.
+        num_classes: Classes C.
+        head: Place of the layer whose output the logits are, if there is one.
+        calls: Shapes of what entered and what left each layer, by its place, in the order in which they were done;
+            () for what is no tensor.
+    """
+
+    place: str
+    has_front: bool
+    input_size: tuple[int, int]
+    num_classes: int
+    head: str | None
+    calls: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+_TRACES: WeakKeyDictionary[nn.Module, Trace] = WeakKeyDictionary()
+
+
+class Front:
+    """What wrappers do to images (B, 3, H, W) before the classifier inside gets them."""
+
+    def __init__(self, model: nn.Module, inner: nn.Module) -> None:
+        self._model, self._inner = model, inner
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return what the classifier inside gets."""
+        hook = self._inner.register_forward_pre_hook(_stop)
+        try:
+            self._model(images)
+        except _Reached as reached:
+            return reached.images
+        finally:
+            hook.remove()
+        raise ModelError(f"{type(self._model).__name__} does not call the {type(self._inner).__name__} in it any more")
+
+    @torch.no_grad()
+    def normalisation(self, size: tuple[int, int]) -> tuple[list[float], list[float]]:
+        """Return mean and deviation of each channel, for pixels in [0, 1], read off a black and a white image."""
+        image = _image(self._inner, size)
+        black, white = (self(torch.full_like(image, value)).mean((0, 2, 3)) for value in (0.0, 1.0))
+        std = 1 / (white - black)
+        return (-black * std).tolist(), std.tolist()
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A classifier found in its wrappers.
+
+    Attributes:
+        module: The classifier itself.
+        given: The model as it was given.
+        front: What wrappers do to images before; None for nothing.
+    """
+
+    module: nn.Module
+    given: nn.Module
+    front: Front | None = None
+
+    @property
+    def is_timms(self) -> bool:
+        """Whether it is used as timm's models are."""
+        return is_timms(self.module) and output_of(self.given) is None
+
+    @property
+    def trace(self) -> Trace:
+        """One image's way through it."""
+        return trace_of(self.given)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) of images (B, 3, H, W) behind the front."""
+        return logits_in(self.module(images), output_of(self.given), self.module)
+
+
+def look_inside(model: nn.Module) -> Inside:
+    """Find the classifier in its wrappers: a timm model, one whose images they normalise, or the model itself.
+
+    A wrapper is looked through where it has no weights of its own, and returns what the model inside does.
+
+    Raises:
+        ModelError: If it is no classifier of images, with the remedy.
+    """
+    outer = _unwrapped(model)
+    if is_timms(outer) and output_of(model) is None:
+        return Inside(outer, model)
+    trace = trace_of(model)
+    module = outer.get_submodule(trace.place)
+    return Inside(module, model, Front(outer, module) if trace.has_front else None)
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Return what a model says of its labels, preprocessing and origin, in the terms of timm's `pretrained_cfg`."""
+    inside = look_inside(model)
+    config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
+    if not inside.is_timms:
+        names = getattr(getattr(inside.module, "config", None), "id2label", None) or {}  # transformers'
+        config |= {"input_size": (3, *inside.trace.input_size)}
+        config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": list(names.values())}
+    if inside.front is not None:
+        config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    if isinstance(model, Described) and model.preprocessing is not None:
+        config |= {**asdict(model.preprocessing), "input_size": (3, *model.preprocessing.input_size)}
+    if isinstance(model, Described) and model.labels is not None:
+        config["label_names"] = list(model.labels)
+    return config
+
+
+def num_classes_of(model: nn.Module) -> int:
+    """Return the number of classes of a classifier, 0 of a model of timm without a head."""
+    inside = look_inside(model)
+    return int(inside.module.num_classes or 0) if inside.is_timms else inside.trace.num_classes  # type: ignore[arg-type]
+
+
+def is_timms(model: nn.Module) -> bool:
+    """Whether a model tells of itself as timm's do."""
+    return hasattr(model, "pretrained_cfg") or hasattr(model, "get_classifier")
+
+
+def trace_of(model: nn.Module) -> Trace:
+    """Send an image through a model, which is put in eval mode.
+
+    Raises:
+        ModelError: If it takes no image, or returns no logits, with the remedy.
+    """
+    if model not in _TRACES:
+        _TRACES[model] = _traced(model)
+    return _TRACES[model]
+
+
+def _traced(model: nn.Module) -> Trace:
+    outer = _unwrapped(model).eval()
+    output = output_of(model)
+    problem: Exception | None = None
+    for size in _sizes(model):
+        images = _image(outer, size)
+        try:
+            returned, calls = _run(outer, images)
+        except Exception as error:  # whatever a model raises at an image of a size that it does not take
+            problem = problem or error
+            continue
+        logits = logits_in(returned, output, outer)
+        _check_logits(logits, outer)
+        place, changed = _place_in(outer, calls, images, returned, None if output else logits)
+        start = f"{place}." if place else ""
+        own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
+        return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), _shapes(own))
+    why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    raise ModelError(
+        f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); if it takes another, "
+        "say so: remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
+    )
+
+
+def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """What a model returns, and what entered and left each of its layers, in the order in which they were done."""
+    calls: dict[str, tuple[Any, Any]] = {}
+
+    def noting(name: str) -> Callable[..., None]:
+        def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+            calls.pop(name, None)  # its last call counts
+            calls[name] = (inputs[0] if inputs else None, output)
+
+        return note
+
+    hooks = [layer.register_forward_hook(noting(name)) for name, layer in model.named_modules()]
+    try:
+        with torch.no_grad():
+            return model(images), calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _place_in(
+    model: nn.Module, calls: Mapping[str, tuple[Any, Any]], images: Tensor, returned: Any, logits: Tensor | None
+) -> tuple[str, bool]:
+    """Where the classifier is, and whether it gets other images than the model: the innermost one that counts.
+
+    It returns what the model does, or these logits.
+    """
+    num_weights = len(list(model.parameters()))
+    for name, (entered, left) in calls.items():
+        layer = model.get_submodule(name)
+        takes_images = isinstance(entered, Tensor) and entered.ndim == 4 and entered.shape[1] == 3
+        answers = left is returned or (logits is not None and _equal(getattr(left, "logits", left), logits))
+        if takes_images and answers and len(list(layer.parameters())) == num_weights:
+            changed = not _equal(entered, images)
+            if changed or is_timms(layer):
+                return name, changed
+    return "", False
+
+
+def _head_in(model: nn.Module, place: str, calls: Mapping[str, tuple[Any, Any]], logits: Tensor) -> str | None:
+    module = model.get_submodule(place)
+    for name in reversed(calls):
+        layer, left = module.get_submodule(name), calls[name][1]
+        linear = isinstance(layer, nn.Linear | nn.Conv2d) and isinstance(left, Tensor)
+        if linear and _equal(left if left.ndim < 3 else left.flatten(1), logits):
+            return name
+    return None
+
+
+def _shapes(calls: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    def shape(value: Any) -> tuple[int, ...]:
+        return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+    return {name: (shape(entered), shape(left)) for name, (entered, left) in calls.items()}
+
+
+def _check_logits(logits: Tensor, model: nn.Module) -> None:
+    """Refuse probabilities."""
+    shares = not logits.is_meta and logits.shape[1] > 1 and bool((logits >= 0).all())
+    if shares and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-4):
+        raise ModelError(
+            f"{type(model).__name__} returns probabilities, and their logarithms are needed: "
+            "remtta.Adapter(model, output=lambda p: p.clamp(min=1e-9).log())"
+        )
+
+
+def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Sizes of images to try, in the order of how likely they are."""
+    if isinstance(model, Described) and model.preprocessing is not None:
+        yield model.preprocessing.input_size
+        return
+    for layer in model.modules():
+        said = [getattr(each, name, None) for each in (layer, getattr(layer, "config", None)) for name in _SAID]
+        said.append((getattr(layer, "pretrained_cfg", None) or {}).get("input_size", ())[1:])
+        for size in said:
+            if isinstance(size, int) or (isinstance(size, tuple | list) and len(size) == 2):
+                yield (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    yield from ((side, side) for side in _SIZES)
+
+
+_SAID = ("image_size", "img_size")
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Without what only runs a model, on several devices or compiled, and what only describes it."""
+    while True:
+        inner = model.module if isinstance(model, (Described, *_RUNNERS)) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
+    """An image (1, 3, H, W) with other pixels everywhere, where and of what type the weights are."""
+    values = torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size)
+    return values.to(next(model.parameters(), values))
+
+
+def _equal(value: Any, tensor: Tensor) -> bool:
+    if not isinstance(value, Tensor) or value.shape != tensor.shape:
+        return False
+    return value is tensor or (not tensor.is_meta and torch.equal(value, tensor))
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the model inside."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self.images = images
+
+
+def _stop(layer: nn.Module, inputs: Any) -> None:
+    raise _Reached(inputs[0])

@@ -1,0 +1,143 @@
+"""The adapter and the stream of answers, beside the command that is built of the same parts."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import remtta
+from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, load_delta, stream
+from remtta.adapt.adapter import Settings
+from remtta.errors import UsageError
+from remtta.methods.settings.rem import REMConfig
+from remtta.options.option import members_of
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.runs.tiny import adapt_tiny
+
+GIVEN: dict[str, Any] = {"batch_size": 5, "lr": 0.01, "seed": 3}
+
+
+def adapter_of(**more: Any) -> Adapter:
+    return Adapter(tiny_vit(), **{**GIVEN, **more})
+
+
+def batches(count: int) -> list[Tensor]:
+    return [random_images(5, seed) for seed in range(count)]
+
+
+def test_the_stream_answers_as_the_command_does(frames: Path, tmp_path: Path) -> None:
+    adapter = adapter_of()
+    results = list(stream(frames, adapter))
+    options = RunOptions(batch_size=5, seed=3)
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=adapter.config, options=options)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    assert len(rows) == len(results) == 12
+    for row, result in zip(rows, results, strict=True):
+        assert (row["index"], row["source"], row["class"]) == (result.index, result.source, result.class_id)
+        assert row["prob"] == pytest.approx(result.prob, abs=1e-6) and row["adapted"] == result.adapted
+        assert [each["class"] for each in row["topk"]] == [number for number, _, _ in result.top5]
+        assert result.probs.shape == (NUM_CLASSES,) and result.label is None and result.time_s is None
+        assert result.image.size == (32, 32)
+    saved = load_delta(tmp_path / "run").tensors
+    assert saved.keys() == adapter.delta().keys()
+    assert all(torch.equal(tensor, adapter.delta()[name]) for name, tensor in saved.items())
+
+
+def test_raw_preprocessed_and_decoded_images_are_answered_alike() -> None:
+    raw = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pictures = [image.permute(1, 2, 0).numpy() for image in raw]
+    made = Preprocessing((32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
+    answers = [
+        adapter_of(preprocessing=made)(images)
+        for images in (raw, made.normalise(raw), pictures, [Image.fromarray(each) for each in pictures])
+    ]
+    assert answers[0].sum(1).allclose(torch.ones(5)) and answers[0].shape == (5, NUM_CLASSES)
+    for other in answers[1:]:
+        torch.testing.assert_close(other, answers[0], atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="uint8 of shape"):
+        adapter_of()([np.zeros((32, 32), np.float32)])
+
+
+def test_a_state_goes_on_in_another_adapter_to_the_same_answers() -> None:
+    one, other, third = adapter_of(), adapter_of(), adapter_of()
+    first, second, last = batches(3)
+    one(first), one(second)
+    other.load_state_dict(one.state_dict())
+    answer = one(last)
+    assert torch.equal(other(last), answer) and not torch.equal(third(last), answer)
+    for name, tensor in one.delta().items():
+        assert torch.equal(tensor, other.delta()[name])
+    for state in (adapter_of(method="tent").state_dict(), {}, {**one.state_dict(), "more": torch.zeros(1)}):
+        with pytest.raises(UsageError, match="no state of an adapter of this model"):
+            third.load_state_dict(state)
+
+
+def test_a_frozen_adapter_only_predicts_and_reset_brings_the_source_back(frames: Path) -> None:
+    adapter, (first, second, last) = adapter_of(), batches(3)
+    adapter(first), adapter(second)
+    adapter.freeze()
+    state = adapter.state_dict()
+    answers = [adapter(last) for _ in range(3)]
+    assert all(torch.equal(each, answers[0]) for each in answers)
+    assert not any(result.adapted for result in stream(frames, adapter))
+    changed = {name for name, tensor in adapter.state_dict().items() if not torch.equal(tensor, state[name])}
+    assert changed <= {"guard.looked"}
+    adapter.reset()
+    assert all(not tensor.any() for tensor in adapter.delta().values())
+    again = adapter_of()
+    again.load_state_dict(state)
+    assert again.frozen and torch.equal(again(last), answers[0])
+
+
+def test_threads_share_an_adapter() -> None:
+    adapter = adapter_of(method="rem")
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(adapter, batches(8)))
+    assert adapter.method.num_updates == 8 and all(torch.isfinite(each).all() for each in answers)
+
+
+def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path) -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_vit()
+
+        def forward(self, images: Tensor) -> dict[str, Tensor]:
+            return {"logits": 2 * self.body(images)}
+
+    names = list("abcdefg")
+    adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)  # type: ignore[no-any-return]
+    results = list(stream(str(frames), adapter))
+    assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
+    assert all(name.startswith("body.") for name in adapter.delta())
+
+
+def test_what_is_wrong_is_refused_and_small_batches_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UsageError, match="unknown method"):
+        adapter_of(method="remta")
+    with pytest.raises(UsageError, match="a setting of tent must be one of"):
+        adapter_of(method="tent", mask_ratios=(0.0, 0.5))
+    adapter = Adapter(tiny_vit())
+    for _ in range(2):
+        adapter(random_images(2))
+    assert caplog.text.count("say remtta.Adapter(model, batch_size=2)") == 1
+
+
+def test_settings_are_named_as_the_options_are() -> None:
+    assert Settings.__annotations__.keys() <= {member.name for member in members_of(REMConfig)}
+    assert {"Adapter", "stream", "Preprocessing"} <= set(remtta.__all__)
+
+
+def test_a_run_that_adapts_for_some_frames_only_predicts_the_others(frames: Path, tmp_path: Path) -> None:
+    summary = adapt_tiny(frames, tmp_path / "run", "rem", options={"adapt_for": 5})
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    assert [row["adapted"] for row in rows] == [True] * 6 + [False] * 6 and summary.num_updates == 2
+    assert "not_adapted" not in rows[-1]

@@ -1,0 +1,301 @@
+"""Classifiers in memory: in wrappers, of other libraries, of one's own; beside timm's twins where there are such."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from remtta import REM, REMConfig, apply_delta
+from remtta.backbones.any_classifier import AnyClassifier
+from remtta.backbones.families import backbone_of
+from remtta.backbones.norms import adapted_norms
+from remtta.deltas.delta import Delta
+from remtta.errors import ModelError, RemttaError
+from remtta.methods.method import build_method
+from remtta.methods.settings import method_config
+from remtta.models.card import card_of
+from remtta.models.described import Described
+from remtta.models.hashing import state_sha256
+from remtta.models.loading import load_model
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from tests.backbones.tiny_models import tiny
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.models import test_huggingface, test_torchvision
+
+MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
+
+
+class Normalise(nn.Module):
+    """As the field's benchmarks put it before a model."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - MEAN) / STD
+
+
+class Around(nn.Module):
+    """A model of one's own around another."""
+
+    def __init__(self, model: nn.Module, scale: float = 1.0) -> None:
+        super().__init__()
+        self.model, self.scale = model, scale
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model((images - MEAN) / STD)
+        return logits if self.scale == 1 else self.scale * logits
+
+
+class Net(nn.Module):
+    """Stages with norms of its own kind, and a forward pass with functions."""
+
+    def __init__(self, returned: str = "logits") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        widths = (3, 8, 12, 16, 16)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
+        self.fc = nn.Linear(16, NUM_CLASSES)
+        self.returned = returned
+        with torch.no_grad():
+            self.fc.weight.normal_()
+
+    def forward(self, images: Tensor) -> Any:
+        x = images
+        for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = F.relu(norm(conv(x)))
+            x = F.max_pool2d(x, 2) if number < 2 else x
+        logits = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        found = {"logits": logits, "dict": {"boxes": x, "logits": logits}, "tuple": (logits, x), "map": x}
+        return logits.softmax(-1) if self.returned == "probabilities" else found[self.returned]
+
+
+def images_of(size: int, seed: int = 0) -> Tensor:
+    """Each of another colour."""
+    colours = torch.randn(6, 3, 1, 1, generator=torch.Generator().manual_seed(seed))
+    return random_images(6, seed, size) + 3 * colours
+
+
+def small(returned: str = "logits", output: Any = None) -> Described:
+    return Described(Net(returned), output, preprocessing=Preprocessing((32, 32)))
+
+
+def updates(model: nn.Module, batches: list[Tensor], **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits of each batch, and the changes of the norms in the order of the model, after REM's updates."""
+    rem = REM(model, REMConfig(lr=0.01, optimizer="sgd", mask_ratios=(0.0, 0.25, 0.5), **settings))
+    logits = [rem(images) for images in batches]
+    return logits, list(rem.delta().values())
+
+
+def assert_like_twin(ours: nn.Module, twin: nn.Module, size: int, **settings: Any) -> None:
+    batches = [images_of(size, seed)[:4] for seed in (1, 2)]
+    found, expected = updates(ours, batches, **settings), updates(twin, batches, **settings)
+    assert len(found[1]) == len(expected[1]) and max(float(each.abs().max()) for each in expected[1]) > 1e-4
+    for one, other in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "masking"),
+    [
+        *((kind, "auto") for kind in ("resnet", "vit", "swin", "convnext")),
+        *((kind, "gradcam") for kind in ("resnet", "swin")),
+        ("vit", "features"),
+        ("vit", "random"),
+    ],
+)
+def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: Any, tmp_path: Path) -> None:
+    make, name, kwargs = test_torchvision.KINDS[kind]
+    theirs, size = test_torchvision._random(make()), kwargs.get("img_size", 64)
+    save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    twin = load_model(name, checkpoint=tmp_path / "weights.safetensors", num_classes=NUM_CLASSES, model_kwargs=kwargs)
+    assert isinstance(backbone_of(theirs), AnyClassifier) and not isinstance(backbone_of(twin), AnyClassifier)
+    assert_like_twin(Described(theirs, preprocessing=Preprocessing((size, size))), twin, size, masking=masking)
+
+
+@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2 with registers", "convnext"])
+def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: Path) -> None:
+    theirs = test_huggingface._random(test_huggingface.KINDS[kind]())
+    theirs.save_pretrained(tmp_path)
+    size = 64 if kind == "convnext" else 32
+    given = Described(theirs, preprocessing=Preprocessing((size, size)))
+    assert_like_twin(given, load_model(f"local-dir:{tmp_path}", input_size=(size, size)), size)
+    assert card_of(given).labels == test_huggingface.NAMES
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: nn.Sequential(Normalise(), m), Around, lambda m: nn.DataParallel(Around(m))]
+)
+@pytest.mark.parametrize("make", [tiny_vit, lambda: tiny("resnet")])
+def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> None:
+    model = make()
+    size = preprocessing_of(model).input_size[0]
+    wrapped = wrap(make())
+    pixels = [images_of(size, seed).sigmoid() for seed in (1, 2)]
+    found, expected = updates(wrapped, pixels), updates(model, [(each - MEAN) / STD for each in pixels])
+    for one, other in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    assert type(backbone_of(wrapped)) is type(backbone_of(model)) and backbone_of(wrapped).blocks
+    taken = preprocessing_of(wrap(make()))
+    assert (taken.mean, taken.std, taken.input_size) == ((0.0,) * 3, (1.0,) * 3, (size, size))
+    method = build_method("rem", wrapped)
+    torch.testing.assert_close(method.net.pixels.to_pixels(method.net.enter(pixels[0])), pixels[0], atol=1e-5, rtol=0)
+
+
+def test_a_wrapper_that_changes_logits_is_not_looked_through() -> None:
+    around = Around(tiny_vit(), scale=2.0).eval()
+    backbone, images = backbone_of(around), images_of(32)
+    assert isinstance(backbone, AnyClassifier) and backbone.module is around
+    with torch.no_grad():
+        assert torch.equal(backbone.logits(images), around(images))
+    assert all(name.startswith("model.blocks.") for name in REM(around).adapted_names)
+
+
+def test_a_delta_of_a_wrapped_model_is_that_of_the_model_inside() -> None:
+    wrapped, inner = nn.Sequential(Normalise(), tiny_vit()), tiny_vit()
+    rem = REM(wrapped)
+    rem(images_of(32).sigmoid())
+    delta = Delta(rem.delta(), "unknown", state_sha256(inner), "rem", {}, 6, 1)
+    apply_delta(inner, delta)
+    assert card_of(nn.Sequential(Normalise(), tiny_vit())).sha256 == delta.base_sha256
+    assert all(torch.equal(tensor, wrapped[1].state_dict()[name]) for name, tensor in inner.state_dict().items())
+
+
+def test_a_vit_of_ones_own_is_masked_as_timms_is() -> None:
+    class Own(type(tiny_vit())):  # type: ignore[misc]
+        def forward_features(self, x: Tensor, **kwargs: Any) -> Tensor:
+            features: Tensor = super().forward_features(x, **kwargs)
+            return features
+
+    own = tiny_vit()
+    own.__class__ = Own
+    backbone = backbone_of(own)
+    assert isinstance(backbone, AnyClassifier) and backbone.input_size == (32, 32) and backbone.num_patches == 64
+    assert_like_twin(own, tiny_vit(), 32)
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_functional_net_adapts_by_its_norms_and_masks_the_image(trace: bool) -> None:
+    net = small()
+    if trace:
+        net.module = fx.symbolic_trace(net.module)
+    backbone = backbone_of(net)
+    assert list(adapted_norms(backbone)) == [f"norms.{n}.{each}" for n in range(3) for each in ("weight", "bias")]
+    assert (backbone.num_patches, list(backbone.classifiers), backbone.patch_size) == (8 * 8, ["fc"], (4, 4))
+    method = build_method("remtta", net, method_config("remtta", {"lr": 0.01}, batch_size=4))
+    for seed in range(2):
+        method(images_of(32, seed)[:4])
+    assert list(method.delta()) == [*adapted_norms(backbone), "fc.bias"]
+
+
+def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_no_map(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "remtta")
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+    rem = REM(flat, REMConfig(adapt_layers="all"))
+    assert (rem.net.backbone.num_patches, rem.net.backbone.patch_size) == (49, (4, 4))
+    assert "patches at random are masked" in caplog.text
+    before = rem.state()
+    rem(images_of(28))
+    assert rem.num_updates == 1 and not torch.equal(rem.state()["generator"], before["generator"])
+    given = Described(Net(), patch_size=(8, 16), preprocessing=Preprocessing((32, 64)))
+    assert (backbone_of(given).num_patches, backbone_of(given).patch_size) == (16, (8, 16))
+    scores = backbone_of(given).classify_with_scores(random_images(2, 0, 64)[:, :, :32], "features")[1]
+    assert scores.shape == (2, 16)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
+    colours = nn.Sequential(
+        nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 6, bias=bias)
+    )  # told apart by hue
+    with torch.no_grad():
+        colours[0].bias.copy_(torch.tensor([0.5, 0.2, 0.0]))
+        colours[3].weight.copy_(4 * torch.cat([torch.eye(3), -torch.eye(3)]))
+    method = build_method("fast", colours)
+    for seed in range(4):
+        method(images_of(32, seed))
+    assert method.net.offset.abs().max() > 0.1 and list(method.delta()) == (["3.bias"] if bias else [])
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: small("dict"),
+            r'returns a dict of boxes, logits, .*remtta.Adapter\(model, output=lambda o: o\["logits"\]\)',
+        ),
+        (lambda: small("tuple"), r"returns a tuple, not logits .*output=lambda o: o\[0\]\)"),
+        (lambda: small("map"), r"returns a tensor of shape \(1, 16, .*say how they become that"),
+        (lambda: small("probabilities"), r"returns probabilities, .*output=lambda p: p.clamp\(min=1e-9\).log\(\)\)"),
+        (lambda: nn.Linear(2, 2), r"Linear takes no image .*remtta.Adapter\(model, preprocessing="),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
+            "nothing to adapt: Sequential has no normalisation layers; the method fast",
+        ),
+        (lambda: small().double(), "norms.0.weight is torch.float64"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(make: Any, told: str) -> None:
+    with pytest.raises(RemttaError, match=told):
+        REM(make())
+
+
+@pytest.mark.parametrize(
+    ("returned", "output"),
+    [
+        ("dict", lambda o: o["logits"]),
+        ("tuple", lambda o: o[0]),
+        ("probabilities", lambda p: p.clamp(min=1e-9).log()),
+        ("map", lambda o: o.mean((2, 3))),
+    ],
+)
+def test_what_a_model_returns_is_made_logits_as_one_says(returned: str, output: Any) -> None:
+    method, plain = build_method("rem", small(returned, output)), build_method("rem", small())
+    for images in (images_of(32, 1), images_of(32, 2)):
+        found, expected = method(images), plain(images)
+        if returned != "map":
+            torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=1e-4)
+    assert "norms.0.weight" in method.delta()
+
+
+MODELS: dict[str, Any] = {
+    "net": lambda: small("dict", lambda o: o["logits"]),
+    "vit": lambda: test_torchvision._random(test_torchvision.KINDS["vit"][0]()),
+    "transformers": lambda: test_huggingface._random(test_huggingface._vit()),
+}
+TRIED = ("source", "tent", "eata", "sar", "cotta", "lame", "vdp", "ecotta", "norm", "foa", "vida")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", TRIED)
+def test_each_method_runs_or_says_why_not(name: str, model: str) -> None:
+    made = MODELS[model]()
+    if name in ("foa", "vida") or (name == "norm" and model != "net"):
+        with pytest.raises(ModelError, match=r"no tokens there|needs batch norms"):
+            build_method(name, made)
+        return
+    method, images = build_method(name, made), images_of(32)
+    if method.objective.needs_source:
+        method.use_source(method.source_statistics([images]))
+    assert torch.isfinite(method(images)).all() and torch.isfinite(method(images)).all()
+    method.reset()
+    assert method.net.num_classes == NUM_CLASSES
+
+
+def test_traces_do_not_keep_models_alive() -> None:
+    model = Net()
+    assert backbone_of(model).blocks
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
