@@ -1,4 +1,4 @@
-"""What other packages add, by entry points: methods and backbones. Nothing of theirs is imported to find it."""
+"""What other packages add, by entry points. Nothing of theirs is imported to find it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from remtta.errors import UsageError
 
-METHODS, BACKBONES = "remtta.methods", "remtta.backbones"
-"""Groups of entry points."""
+METHODS = "remtta.methods"
+"""The group of entry points that name methods."""
 
 
 def plugins(group: str) -> list[EntryPoint]:

@@ -14,6 +14,7 @@ import pytest
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REFUSED, find_methods, method_config
 from remtta.methods.settings.chosen import STREAM_METHODS
+from remtta.methods.settings.names import answer_of, is_guarded
 from remtta.plugins import METHODS
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS
@@ -92,14 +93,33 @@ def test_a_run_and_an_evaluation_take_it(
     example: None, frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2"]
-    run = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
+    run: list[str | Path] = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
     assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
     record = json_of(tmp_path / "run" / "run.json")
     assert (record["method"]["every"], record["counts"]["updates"]) == (3, 2)  # of 6 batches
     tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
-    table = ["--methods", f"source,{NAME},often={NAME}", "--set", "often.every=1", "--output", tmp_path / "out"]
+    table: list[str | Path] = [
+        "--methods",
+        f"source,{NAME},often={NAME}",
+        "--set",
+        "often.every=1",
+        "--output",
+        tmp_path / "out",
+    ]
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
+
+
+def test_a_variant_of_rem_runs_by_its_own_settings(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "my-variant", {"variant": "my_variant:Variant"})
+    (site / "my_variant.py").write_text(
+        "from remtta.methods.rem import RankedEntropy\nclass Variant(RankedEntropy): ..."
+    )
+    found, _ = find_methods(METHOD_TABLE)
+    monkeypatch.setitem(METHOD_TABLE, "variant", found["variant"])
+    assert method_config("variant", {}, batch_size=16) == method_config("rem", {}, batch_size=16)
+    assert (is_guarded("variant"), answer_of("variant")) == (is_guarded("rem"), answer_of("rem")) == (False, "adapted")
+    assert (is_guarded("variant+guard"), answer_of("variant+both")) == (True, "both")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +160,8 @@ def test_a_name_that_is_taken_is_refused_when_it_is_used(
     told = "Error: remtta itself and the package one both have a method tent; uninstall one"
     assert refusal_of(capfd, "adapt", site, "--method", "tent") == (2, told)
     assert refusal_of(capfd, "eval", site, "--methods", "rem,tent+guard") == (2, told)
+    assert remtta_here("methods") == 0
+    assert told.replace("Error", "Warning") in capfd.readouterr().err
     with pytest.raises(UsageError, match="the package one and the package two both have a method mine; uninstall two"):
         method_config("mine", {}, batch_size=16)
     assert refused["a+b"] == "the package one has a method a+b, whose name may only have letters, digits, - and _"

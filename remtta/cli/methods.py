@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import re
 import shutil
 import textwrap
@@ -12,9 +13,11 @@ from typing import Annotated
 import typer
 
 from remtta.cli.reporting import command
-from remtta.methods.settings import FULL_BATCH, METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, check_method
+from remtta.methods.settings import FULL_BATCH, METHOD_SUMMARIES, METHOD_TABLE, REFUSED, MethodConfig, check_method
 
 _INDENT = " " * 6
+
+_log = logging.getLogger("remtta")
 
 
 def methods(
@@ -43,6 +46,8 @@ def methods(
         if name is None:
             width = max(map(len, METHOD_TABLE))
             typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
+            for why in REFUSED.values():
+                _log.warning("%s", why)
             return
         check_method(name, METHOD_TABLE)
         named = METHOD_TABLE[name]
