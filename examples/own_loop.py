@@ -1,60 +1,52 @@
-"""Adapt inside your own loop over batches.
+"""Adapt inside your own loop, here over what OpenCV reads.
 
-python examples/own_loop.py ./frames --model vit_base_patch16_224
+python examples/own_loop.py clip.mp4 --model vit_base_patch16_224 --state adapter.pt
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-import timm
+import cv2
 import torch
-from PIL import Image
 
-from remtta import REM, REMConfig, RemttaError, load_model, open_stream
-
-
-def batches(source: str, model: torch.nn.Module, size: int) -> Iterator[torch.Tensor]:
-    """Preprocess a stream as the model asks for: batches of shape (B, 3, H, W)."""
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    frames = open_stream(source).frames
-    while chunk := list(islice(frames, size)):
-        images = [image for frame in chunk if (image := read(frame)) is not None]
-        if images:
-            yield torch.stack([transform(image) for image in images])
+from remtta import Adapter, RemttaError, load_model
 
 
-def read(frame: Any) -> Image.Image | None:
-    try:
-        image: Image.Image = frame.load()
-    except RemttaError as error:  # one broken frame must not end a long stream
-        print(f"left out {frame.source}: {error}", file=sys.stderr)
-        return None
-    return image
+def pictures(source: str) -> Iterator[Any]:
+    """Yield a video's frames as RGB arrays (H, W, 3)."""
+    capture = cv2.VideoCapture(source)
+    while (read := capture.read())[0]:
+        yield cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB)
+    capture.release()
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="image, folder, glob or video")
+    parser.add_argument("source", help="a video, or the address of a camera")
     parser.add_argument("--model", default="vit_base_patch16_224")
     parser.add_argument("--checkpoint", help="weights; timm's pretrained ones by default")
     parser.add_argument("--batch-size", type=int, default=20)
+    parser.add_argument("--state", type=Path, help="go on from this file, and write it at the end")
     args = parser.parse_args(argv)
     try:
-        model = load_model(args.model, checkpoint=args.checkpoint)
-        rem = REM(model, REMConfig(mask_ratios=(0.0, 0.1, 0.2)))
-        for images in batches(args.source, model, args.batch_size):
-            logits = rem(images)  # predicts, then adapts
-            print(logits.argmax(1).tolist())
+        adapter = Adapter(load_model(args.model, checkpoint=args.checkpoint), batch_size=args.batch_size)
+        if args.state and args.state.exists():
+            adapter.load_state_dict(torch.load(args.state, weights_only=True))
+        frames = pictures(args.source)
+        while images := list(islice(frames, args.batch_size)):
+            probs = adapter(images)  # predicts, then adapts
+            print(probs.argmax(1).tolist())
     except RemttaError as error:
         raise SystemExit(f"Error: {error}") from None
-    moved = max(change.abs().max().item() for change in rem.delta().values())
-    print(f"{rem.num_updates} updates, largest change of a norm weight: {moved:.2g}")
-    rem.reset()  # back to the source weights, exactly
+    if args.state:
+        torch.save(adapter.state_dict(), args.state)
+    moved = max(change.abs().max().item() for change in adapter.delta().values())
+    print(f"largest change of a weight: {moved:.2g}")
 
 
 if __name__ == "__main__":

@@ -95,16 +95,24 @@ def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
     assert set(ways) <= {"contrast+brightness", "brightness+contrast"}
 
 
-def test_own_loop_leaves_out_what_cannot_be_read(
-    frames: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def draw_clip(path: Path) -> str:
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (40, 36))
+    for number in range(20):
+        writer.write(np.asarray(draw_image(number // 5))[..., ::-1])
+    writer.release()
+    return str(path)
+
+
+def test_own_loop_goes_on_from_its_state(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (frames / "frame_3.png").write_text("no image")
-    example("own_loop", monkeypatch, checkpoint).main([str(frames), "--batch-size", "5"])
-    captured = capsys.readouterr()
-    lines = captured.out.splitlines()
-    assert [line.count(",") + 1 for line in lines[:3]] == [4, 5, 2]
-    assert lines[3].startswith("3 updates, ")
-    assert "left out" in captured.err
+    video, state = draw_clip(tmp_path / "clip.avi"), str(tmp_path / "adapter.pt")
+    told = []
+    for _ in range(2):
+        example("own_loop", monkeypatch, checkpoint).main([video, "--batch-size", "8", "--state", state])
+        told.append(capsys.readouterr().out.splitlines())
+    assert [line.count(",") + 1 for line in told[0][:3]] == [8, 8, 4]
+    assert told[0][3].startswith("largest change of a weight: 0.0") and told[0][3] != told[1][3]
 
 
 def test_a_service_learns_from_requests_and_goes_on_where_it_was(
@@ -129,12 +137,7 @@ def test_a_service_learns_from_requests_and_goes_on_where_it_was(
 def test_adapt_video_and_restore_delta(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    video = str(tmp_path / "clip.avi")
-    writer = cv2.VideoWriter(video, cv2.VideoWriter.fourcc(*"MJPG"), 10, (40, 36))
-    for number in range(20):
-        writer.write(np.asarray(draw_image(number // 5))[..., ::-1])
-    writer.release()
-    run = tmp_path / "run"
+    video, run = draw_clip(tmp_path / "clip.avi"), tmp_path / "run"
     example("adapt_video", monkeypatch, checkpoint).main([video, "--every", "2", "--output", str(run)])
     assert capsys.readouterr().out.endswith("10 frames, 1 updates\n")
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])

@@ -25,6 +25,7 @@ from remtta.methods.settings.base import Optimizer, Precision
 from remtta.methods.settings.rem import Masking
 from remtta.models.card import card_of
 from remtta.models.described import Described, Output
+from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard import Action, Answer
@@ -127,6 +128,8 @@ class Adapter(ObservedMethod):
         super().__init__(built.method, built.observers)
         self._lock = threading.RLock()
         self._warned = False
+        inside = look_inside(given)
+        self._guesses = preprocessing is None and not inside.is_timms and inside.front is None
 
     def __call__(self, images: Images) -> Tensor:
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
@@ -185,8 +188,17 @@ class Adapter(ObservedMethod):
             transform = self.card.preprocessing.transform()
             images = torch.stack([transform(_picture(image)) for image in images])
         if images.dtype == torch.uint8:
+            self.warn_of_guess()
             return self.card.preprocessing.normalise(images.to(self.card.device))
         return images.to(self.card.device)
+
+    def warn_of_guess(self) -> None:
+        """Tell once that nothing says how pictures become the model's inputs, where that is so."""
+        if self._guesses:
+            taken = self.card.preprocessing
+            told = "the model does not say how pictures become its inputs: they get ImageNet's mean and deviation at "
+            _log.warning("%s%d x %d; say otherwise by preprocessing=remtta.Preprocessing(...)", told, *taken.input_size)
+            self._guesses = False
 
     def _warn_of_few(self, count: int) -> None:
         if count < min(FULL_BATCH, self.options.batch_size) and not self._warned and self.method.trains:
@@ -259,6 +271,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
         UsageError: If there is no such source.
         StreamError: If it fails.
     """
+    adapter.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(str(source) if isinstance(source, int) else source)
     batches, told = Batches(opened, adapter.options, adapter.card.preprocessing), _Told(adapter)
     session = Session(

@@ -121,7 +121,7 @@ class FirstAttention(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         with torch.no_grad():
             if func is F.scaled_dot_product_attention and args[0].shape == args[1].shape:
-                self._note(_scaled_row(*args[:2], (kwargs or {}).get("scale")))
+                self._note(_scaled_row(args[0], args[1], (kwargs or {}).get("scale")))
             elif func is F.multi_head_attention_forward:
                 self._note(_joint_row(*args[:7]))
             elif func in (F.softmax, torch.softmax, Tensor.softmax) and out.ndim == 4 and out.shape[2] == out.shape[3]:
@@ -240,7 +240,7 @@ def _last_map(
 ) -> tuple[str | None, int]:
     """Place of the layer that leaves the last map of several positions, behind all blocks, and its channels' axis."""
     done = max((norms.index(place), place) for place in norms if _is_in(place, blocks[-1]))[1] if blocks else ""
-    for place in reversed(calls):
+    for place in reversed(list(calls)):
         shape = calls[place][1]
         if len(shape) == 4:
             wide = shape[1] * size[1] == shape[2] * size[0] and shape[2] * size[1] != shape[3] * size[0]

@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.families import backbone_of, with_plain_tokens
+from remtta.backbones.families import with_plain_tokens
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, check
 from remtta.methods.cmaes import CMAES
@@ -82,7 +82,7 @@ class FOA(Source[FOAConfig]):
 
     def __init__(self, net: Net, config: FOAConfig) -> None:
         super().__init__(net, config)
-        self._backbone = with_plain_tokens(backbone_of(net.model), "FOA")
+        self._backbone = with_plain_tokens(net.backbone, "FOA")
         if self._backbone.num_tokens_read != 1:
             raise ModelError("FOA shifts the class token, and this model's classifier reads other tokens")
         self._cma = CMAES(self.num_trained, config.population)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.backbones.families import backbone_of
 from remtta.methods.net import Net
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, Count, MethodConfig
 from remtta.methods.source import Source
@@ -57,7 +56,7 @@ class LAME(Source[LAMEConfig]):
 
     def __init__(self, net: Net, config: LAMEConfig) -> None:
         super().__init__(net, config)
-        self._backbone = backbone_of(net.model)
+        self._backbone = net.backbone
 
     def predict(self, images: Tensor) -> Tensor:
         """Return corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""

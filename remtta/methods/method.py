@@ -41,7 +41,7 @@ class Updater(Generic[Kind]):
     """
 
     def __init__(self, model: nn.Module, config: MethodConfig, objective: type[Kind]) -> None:
-        self.net = Net(model, config, objective.chosen)
+        self.net = Net(model, config, objective.chosen, only_predicts=objective.only_predicts)
         self.objective = objective(self.net, config)
         self.last_views: Tensor | None = None
         self._descent = Descent(self.net, self.objective)

@@ -46,11 +46,14 @@ class Net:
         ModelError: If the model cannot be adapted, with the reason.
     """
 
-    def __init__(self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms") -> None:
+    def __init__(
+        self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms", *, only_predicts: bool = False
+    ) -> None:
         self.backbone, self.front = backbone_of(model), look_inside(model).front
         if self.backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
-        module, norms = self.backbone.module, self.backbone.batch_norms
+        module, norms = self.backbone.module, {} if only_predicts else self.backbone.batch_norms
+        self._logits = self.backbone.forward if only_predicts else self.backbone.logits
         named = _chosen_weights(self.backbone, config, chosen)
         moving = running_statistics(norms) if config.bn_momentum else {}
         self.model = model.eval().requires_grad_(False)
@@ -144,13 +147,13 @@ class Net:
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W)."""
         with self.context(images.device):
-            logits = self.backbone.logits(images)
+            logits = self._logits(images)
         return self.plain(logits)
 
     def source_logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of the source weights; batch norms have the source's statistics."""
         with self.weights.at_source(), self._source_context(images.device):
-            return self.backbone.logits(images).float()
+            return self._logits(images).float()
 
     def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:
         """Return the source weights' logits (B, C), centred; both centres take note of the fit ones (B,)."""

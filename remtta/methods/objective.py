@@ -39,6 +39,7 @@ class Objective(Generic[Config]):
         statistics: What it learned from source images; empty before, and no part of states.
         settings: Kind of its config.
         chosen: Which weights adapt.
+        only_predicts: Whether it goes by the model's own forward pass, with the source's statistics in batch norms.
         is_source: Whether it only answers as the source model does.
         adapts: Whether a batch changes anything.
         accumulates: Whether the next batch still has what a batch taught.
@@ -54,6 +55,7 @@ class Objective(Generic[Config]):
 
     settings: ClassVar[type[MethodConfig]] = MethodConfig
     chosen: ClassVar[Chosen] = "norms"
+    only_predicts: ClassVar[bool] = False
     is_source: ClassVar[bool] = False
     accumulates: ClassVar[bool] = True
     predicts_after: ClassVar[bool] = False

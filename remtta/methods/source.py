@@ -38,6 +38,7 @@ class Source(Objective[Config]):
 
     settings: ClassVar[type[MethodConfig]] = SourceConfig
     chosen = "none"
+    only_predicts = True
     is_source = True
     predicts_after = True
     adapts = False
@@ -64,6 +65,7 @@ class CentredSource(Objective[Config]):
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
     chosen = "none"
+    only_predicts = True
     predicts_after = True
 
     @torch.no_grad()

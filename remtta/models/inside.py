@@ -219,7 +219,7 @@ def _place_in(
 
 def _head_in(model: nn.Module, place: str, calls: Mapping[str, tuple[Any, Any]], logits: Tensor) -> str | None:
     module = model.get_submodule(place)
-    for name in reversed(calls):
+    for name in reversed(list(calls)):
         layer, left = module.get_submodule(name), calls[name][1]
         linear = isinstance(layer, nn.Linear | nn.Conv2d) and isinstance(left, Tensor)
         if linear and _equal(left if left.ndim < 3 else left.flatten(1), logits):

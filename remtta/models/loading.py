@@ -153,9 +153,8 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
     own = {name: getattr(given, name) for name in ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation")}
     with embedded_arguments() as arguments:
         chosen = {name: value for name, value in own.items() if value is not None}
-        model: Any = load(ModelOptions(**{**arguments, **chosen}), device=device)
-    model.pretrained_cfg["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
-    return model
+        model = load(ModelOptions(**{**arguments, **chosen}), device=device)
+    return _with_config(model, {**config_of(model), "built_from": built_from(ModelOptions(EMBEDDED, given.checkpoint))})
 
 
 def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:

@@ -104,7 +104,7 @@ def test_threads_share_an_adapter() -> None:
     assert adapter.method.num_updates == 8 and all(torch.isfinite(each).all() for each in answers)
 
 
-def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path) -> None:
+def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -116,6 +116,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path) -> Non
     names = list("abcdefg")
     adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)  # type: ignore[no-any-return]
     results = list(stream(str(frames), adapter))
+    assert caplog.text.count("they get ImageNet's mean and deviation at 32 x 32; say otherwise by preprocessing=") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
     assert all(name.startswith("body.") for name in adapter.delta())
 

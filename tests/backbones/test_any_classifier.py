@@ -215,13 +215,11 @@ def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_n
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
-    colours = nn.Sequential(
-        nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 6, bias=bias)
-    )  # told apart by hue
+    norm, head = nn.BatchNorm2d(3), nn.Linear(3, 6, bias=bias)
     with torch.no_grad():
-        colours[0].bias.copy_(torch.tensor([0.5, 0.2, 0.0]))
-        colours[3].weight.copy_(4 * torch.cat([torch.eye(3), -torch.eye(3)]))
-    method = build_method("fast", colours)
+        norm.bias.copy_(torch.tensor([0.5, 0.2, 0.0]))
+        head.weight.copy_(4 * torch.cat([torch.eye(3), -torch.eye(3)]))
+    method = build_method("fast", nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head))  # by colour
     for seed in range(4):
         method(images_of(32, seed))
     assert method.net.offset.abs().max() > 0.1 and list(method.delta()) == (["3.bias"] if bias else [])

@@ -289,7 +289,7 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
 
 def test_frozen_and_folded_batch_norms_are_told() -> None:
     frozen = freeze_batch_norm_2d(tiny("resnet"))
-    with pytest.raises(ModelError, match=r"no normalisation weights; \d+ batch norms of the model are frozen"):
+    with pytest.raises(ModelError, match=r"no normalisation layers; \d+ batch norms of the model are frozen"):
         adapted_norms(backbone_of(frozen))
     folded = tiny("resnet")
     for name, layer in list(folded.named_modules()):
