@@ -7,8 +7,8 @@ from typing import Any
 
 from remtta.errors import UsageError
 
-METHODS = "remtta.methods"
-"""The group of entry points that name methods."""
+METHODS, BACKBONES = "remtta.methods", "remtta.backbones"
+"""Groups of entry points."""
 
 
 def plugins(group: str) -> list[EntryPoint]:

@@ -180,6 +180,25 @@ def test_own_loop_goes_on_from_its_state(
     assert told[0][3].startswith("largest change of a weight: 0.0") and told[0][3] != told[1][3]
 
 
+def test_a_service_learns_from_requests_and_goes_on_where_it_was(
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = pytest.importorskip("fastapi.testclient")
+    monkeypatch.chdir(tmp_path)
+    service = example("serve", monkeypatch, checkpoint)
+    sent = [("images", path.read_bytes()) for path in sorted(frames.iterdir())[:8]]
+    with client.TestClient(service.app) as http:
+        rows = http.post("/predict", files=sent).json()
+        assert len(rows) == 8 and all(row.keys() == {"class", "prob"} for row in rows)
+        refused = http.post("/predict", files=[("images", b"nothing")])
+        assert refused.status_code == 422 and "no image: cannot identify" in refused.json()["detail"]
+        learned = service.app.state.adapter.delta()
+    with client.TestClient(service.app):
+        delta = service.app.state.adapter.delta()
+    assert any(tensor.any() for tensor in delta.values())
+    assert all(torch.equal(delta[name], tensor) for name, tensor in learned.items())
+
+
 def test_adapt_video_and_restore_delta(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -319,7 +338,7 @@ def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
 
 
 def test_examples_use_only_public_names() -> None:
-    for name in ("own_loop", "adapt_video", "restore_delta"):
+    for name in ("own_loop", "adapt_video", "restore_delta", "serve"):
         text = (EXAMPLES / f"{name}.py").read_text()
         assert "from remtta import" in text
         assert "from remtta." not in text

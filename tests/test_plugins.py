@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from remtta.backbones import families
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REFUSED, find_methods, method_config
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.settings.names import answer_of, is_guarded
-from remtta.plugins import METHODS
+from remtta.plugins import BACKBONES, METHODS
 from tests.command import refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS
+from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.evaluation.trees import write_tree
 from tests.methods import test_registry as registry
 from tests.records import json_of
@@ -165,3 +166,28 @@ def test_a_name_that_is_taken_is_refused_when_it_is_used(
     with pytest.raises(UsageError, match="the package one and the package two both have a method mine; uninstall two"):
         method_config("mine", {}, batch_size=16)
     assert refused["a+b"] == "the package one has a method a+b, whose name may only have letters, digits, - and _"
+
+
+def test_a_package_has_backbones_for_its_own_models(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "my-vits", {"vits": "my_vits:FAMILIES"}, BACKBONES)
+    (site / "my_vits.py").write_text(
+        "from timm.models.vision_transformer import VisionTransformer\n"
+        "from remtta.backbones.families import backbone_of\n"
+        "from remtta.backbones.vit import ViT\n"
+        "class MyModel(VisionTransformer): ...\n"
+        "class MyViT(ViT): ...\n"
+        "FAMILIES = {MyModel: MyViT}\n"
+    )
+    found = families.find_families()
+    monkeypatch.setattr(families, "FAMILIES", {**found, **families.FAMILIES})
+    ([kind], [backbone]) = found, found.values()
+    model = tiny_vit()
+    assert type(families.backbone_of(model)).__name__ == "ViT"
+    model.__class__ = kind
+    assert type(families.backbone_of(model)) is backbone
+    with pytest.raises(UsageError, match="my_vits:FAMILIES of the package my-vits has a backbone for MyModel, which"):
+        families.find_families()
+    install(site, "no-vits", {"vits": "my_vits:MyViT"}, BACKBONES)
+    with pytest.raises(UsageError, match="my_vits:MyViT of the package no-vits is no mapping"):
+        monkeypatch.setattr(families, "FAMILIES", {})
+        families.find_families()

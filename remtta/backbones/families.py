@@ -24,8 +24,9 @@ from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 from remtta.models.inside import look_inside
+from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
 _log = logging.getLogger("remtta")
 
@@ -125,3 +126,23 @@ def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) ->
         backbone_of(model)
     except ModelError as error:
         raise ModelError(f"{name} cannot be adapted: {error}") from error
+
+
+def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:
+    """Families of other packages, whose modules may register models of timm, too.
+
+    Raises:
+        UsageError: If one cannot be imported, is no mapping, or has a class that there is.
+    """
+    found: dict[type[nn.Module], Callable[[Any], Backbone]] = {}
+    for entry in plugins(BACKBONES):
+        families, where = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
+        if not isinstance(families, Mapping):
+            raise UsageError(f"{where} is no mapping of models' classes to what makes their backbones")
+        for kind in families.keys() & {*FAMILIES, *found}:
+            raise UsageError(f"{where} has a backbone for {kind.__name__}, which there is; uninstall the package")
+        found |= families
+    return found
+
+
+FAMILIES = {**find_families(), **FAMILIES}  # last, as their modules import this one
