@@ -155,8 +155,8 @@ class Judge:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next decision depends on."""
-        verdict = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
-        return {**verdict, **self.window.state()}
+        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
+        return {**own, **self.window.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
@@ -168,9 +168,9 @@ class Judge:
         if self._options.action == "off":
             return
         numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
-        verdict = {"alarms": self._now.alarms, "lr_scale": self.lr_scale}
+        counts = {"alarms": self._now.alarms, "lr_scale": self.lr_scale}
         rest = {"frames": len(self.window), "action": self._options.action, "answer": self._options.answer}
-        self._events.append({"event": event, **numbers, **verdict, **rest})
+        self._events.append({"event": event, **numbers, **counts, **rest})
 
 
 def describe(event: Mapping[str, Any]) -> str:
