@@ -50,7 +50,7 @@ def adapt_streams(
         engine: Where workers run: "processes" of this machine, or "ray" for a cluster.
         jobs: Number of workers; with one process, everything runs in this process.
         health: A JSON file that is replaced every few seconds with the state of each run.
-        metrics: Serves the counts meanwhile.
+        metrics: Serves the counts during the runs.
         on_batch: Called with the counts after every batch, or from time to time; from any thread, but never
             concurrently.
         interrupts: Turns signals into a clean stop of all streams.

@@ -64,7 +64,7 @@ def adapt_stream(
             them, and for the accuracy estimate.
         echo: A binary stream that receives the prediction lines as well.
         health: A JSON file that is replaced every few seconds with the run's state.
-        metrics: Serves the counts meanwhile.
+        metrics: Serves the counts during the run.
         on_batch: Called after every batch with the counts so far.
         viewers: Called with the frames and rows of every batch.
         interrupts: Turns signals into a clean stop.

@@ -65,7 +65,7 @@ class Backbone(Protocol):
 
     @property
     def num_passing(self) -> int:
-        """Approximate number of values that a forward pass of one image holds beside its graph, at its widest."""
+        """Approximate number of values that a forward pass of one image holds besides its graph, at its widest."""
 
     @property
     def input_size(self) -> tuple[int, int] | None:

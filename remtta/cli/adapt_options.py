@@ -138,7 +138,7 @@ class AdaptOptions:
         return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
 
     def echo(self) -> BinaryIO | None:
-        """Return the stream for predictions beside the file, if requested.
+        """Return the stream that receives predictions as well as the file, if requested.
 
         Raises:
             UsageError: If standard output is closed.

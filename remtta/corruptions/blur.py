@@ -50,7 +50,7 @@ def shuffled_nearby(height: int, width: int, distance: int, passes: int, rng: np
     """Return the source position of each pixel after random swaps with pixels up to `distance` rows and columns away.
 
     A pass goes from the bottom right to the top left, so a pixel may be swapped several times, and carried further.
-    That makes each swap depend on those before it; a plain loop over positions is what is exact, and fast enough.
+    Each swap therefore depends on earlier ones, so this is a plain loop over positions, which is fast enough.
 
     Returns:
         Shape (H * W,): flat positions, each once.

@@ -35,7 +35,7 @@ class Position(Counts):
 
     Attributes:
         visit: Index of the current visit.
-        start: Images of it already processed.
+        start: Number of its images already processed.
         skip: Batches that the time-constrained scenario still only predicts.
         cost_ratio: The ratio used by that scenario.
         adapted: Images used in an update.

@@ -142,7 +142,7 @@ class Trial:
         """Do nothing: an evaluation has no viewers."""
 
     def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
-        """Run the current visit, or the rest of it."""
+        """Run the rest of the current visit."""
         position, visit = self._position, self._visit
         self._outcomes = {}
         if position.start:

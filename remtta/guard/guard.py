@@ -102,7 +102,7 @@ class Guard(Observer):
         return self.options.window * 4 * num_classes + 4 * self.options.memory
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next decision depends on, beside the method's state."""
+        """Return everything that the next decision depends on, besides the method's state."""
         own = {_LOOKED: torch.tensor(self.num_source_predictions), **self.judge.state()}
         return {_PREFIX + name: tensor for name, tensor in own.items()}
 

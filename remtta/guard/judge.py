@@ -19,7 +19,7 @@ NOT_FINITE = "outputs that are not finite numbers"
 
 @dataclass
 class _JudgeState:
-    """The judge's state beside the window."""
+    """The judge's state, apart from the window."""
 
     unjudged: int = 0  # frames since the last verdict
     lead: float = 0.0

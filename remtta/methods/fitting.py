@@ -89,7 +89,7 @@ class _Held:
 
 
 def _passing_bytes(method: Method) -> int:
-    """Estimate the bytes that a forward pass of one image holds beside its graph."""
+    """Estimate the bytes that a forward pass of one image holds besides its graph."""
     return _FLOAT_BYTES * method.net.backbone.num_passing
 
 

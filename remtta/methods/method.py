@@ -122,7 +122,7 @@ class Updater(Generic[Kind]):
         self.net.weights.enter()
 
     def leave(self) -> None:
-        """Put the source weights into the model, so that another method can use it meanwhile."""
+        """Put the source weights into the model, so that another method can use it until `enter`."""
         self.net.weights.leave()
 
     def delta(self) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class RankedEntropy(Objective[REMConfig]):
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        """Return the plain view of the whole batch if its parts need to be centred by all of it."""
+        """Return the plain view of the whole batch if its parts must be centred by the whole batch."""
         in_parts = self.net.centre is not None and self.part_size(len(images)) < len(images)
         return (self._lean_views.plain(images) if in_parts else None) or ()
 

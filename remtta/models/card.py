@@ -38,7 +38,7 @@ class ModelCard:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `load_model` beside its name."""
+        """Arguments of `load_model` other than its name."""
         return {key: value for key, value in self.origin.items() if key != "name"}
 
 

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 EMBEDDED = "remtta-demo"
-"""Its name wherever a model is named."""
+"""Its model name."""
 
 MODEL_NAME = "vit_tiny_patch16_224"
 MODEL_KWARGS: dict[str, Any] = {"img_size": 48, "patch_size": 6, "embed_dim": 128, "depth": 8, "num_heads": 4}

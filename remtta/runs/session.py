@@ -148,7 +148,7 @@ class Session(Generic[C]):
         if self._mark.counts is None:
             self._mark.counts = replace(self.counts)
         result = self._answer(replace(batch, learn=False))
-        result = replace(result, batch=batch, adapted=self.adapter.learns)  # the row says what is intended
+        result = replace(result, batch=batch, adapted=self.adapter.learns)  # what is intended, for the row
         self._write(result)
         self._listener.deliver(result)
 

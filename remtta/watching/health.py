@@ -90,7 +90,7 @@ class HealthFile:
 
     Args:
         path: The file, whose folder is created if needed; if it is a link, its target is replaced.
-        report: Returns the values to write beside the time; called from the thread.
+        report: Returns the values to write besides the time; called from the thread.
         every_s: Seconds between two writes.
 
     Raises:
