@@ -26,13 +26,13 @@ _MIN_NOISE = 1e-2
 
 @dataclass(frozen=True)
 class BECoTTAConfig(SideNetworksConfig):
-    """Settings of BECoTTA; the learning rate is the official code's, the others are this project's.
+    """Settings of BECoTTA; the learning rate is that of the official code, the others are this project's.
 
     Attributes:
-        experts: Low-rank experts behind each block.
+        experts: Number of low-rank experts after each block.
         rank: Rank of an expert.
-        chosen: Experts that an image goes through.
-        synergy: Weight of the mutual information of domains and experts, in the warm-up.
+        chosen: Number of experts used per image.
+        synergy: Weight of the mutual information between domains and experts, in the warm-up.
     """
 
     experts: Count = 6

@@ -26,12 +26,12 @@ _SEED = 0  # networks are initialised and warmed up reproducibly
 
 @dataclass(frozen=True)
 class SideNetworksConfig(MethodConfig):
-    """What they share. No weight of the model changes.
+    """Shared settings of methods with side networks. No weight of the model changes.
 
     Attributes:
-        entropy_margin: Images with less entropy are learned from, as a fraction of ln C.
-        warmup_images: Clean source images to warm up on, at most.
-        warmup_lr: Learning rate of the warm-up, which is Adam's here.
+        entropy_margin: Learn only from images with lower entropy; a fraction of ln C.
+        warmup_images: Maximum number of clean source images for the warm-up.
+        warmup_lr: Learning rate of the warm-up, which uses Adam.
     """
 
     entropy_margin: Positive = 0.4

@@ -18,10 +18,10 @@ from remtta.models.zero_shot import zero_shot_head
 
 @dataclass(frozen=True)
 class CLIPArTTConfig(MethodConfig):
-    """Settings of CLIPArTT; by default the paper's, which starts from the source with every batch.
+    """Settings of CLIPArTT; by default the paper's, which restarts from the source with every batch.
 
     Attributes:
-        likeliest: Classes that an image's sentence names, K in the paper.
+        likeliest: Number of classes named in an image's sentence, K in the paper.
         steps: Optimizer steps per batch.
     """
 

@@ -16,17 +16,14 @@ _PARAMETERS = 38_400  # number for which the published process noise is meant
 
 @dataclass(frozen=True)
 class CMFConfig(ROIDConfig):
-    """Settings of CMF: ROID's, and those of the hidden weights that the adapted ones are an observation of.
+    """Settings of CMF: those of ROID, and of the hidden weights, which the adapted weights are observations of.
 
     Attributes:
-        source_momentum: How much of the hidden weights stays at each step; the
-            rest is made up from the source weights.
-        hidden_momentum: How much of the adapted weights stays after each step;
-            the rest is made up from the hidden weights.
-        process_noise: Growth of the hidden weights' variance per step, for the
-            38,400 norm parameters of a ViT-B/16; scaled by their number.
-        least_kept: The least share of the hidden weights that an observation
-            leaves.
+        source_momentum: Share of the hidden weights kept at each step; the rest comes from the source weights.
+        hidden_momentum: Share of the adapted weights kept after each step; the rest comes from the hidden weights.
+        process_noise: Growth of the hidden weights' variance per step, for the 38,400 norm parameters of a ViT-B/16;
+            scaled by their number.
+        least_kept: Minimum share of the hidden weights kept after an observation.
     """
 
     hidden_momentum: Share = 0.99

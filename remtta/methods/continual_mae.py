@@ -29,11 +29,11 @@ class ContinualMAEConfig(WholeModelConfig):
     """Settings of Continual-MAE; by default those of the official code for ViT-B, at a batch of 20.
 
     Attributes:
-        mask_ratio: Share of the patches to mask, the most uncertain ones, in (0, 1).
-        num_dropouts: Forward passes under dropout that tell how uncertain they are.
-        dropout: Share of the embedded numbers that dropout removes.
+        mask_ratio: Fraction of patches to mask, the most uncertain ones, in (0, 1).
+        num_dropouts: Number of forward passes with dropout that estimate the uncertainty.
+        dropout: Dropout rate of the embedded values.
         hog_weight: Weight of the reconstruction of gradient histograms.
-        restore: Probability of each weight to go back to the source.
+        restore: Probability of restoring each weight to the source.
     """
 
     mask_ratio: ProperShare = 0.5

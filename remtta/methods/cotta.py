@@ -22,19 +22,16 @@ _COUNTS = "batches"
 
 @dataclass(frozen=True)
 class CoTTAConfig(WholeModelConfig):
-    """Settings of CoTTA; the official code's, but for the learning rate that later papers use for ViTs.
+    """Settings of CoTTA; those of the official code, but with the learning rate that later papers use for ViTs.
 
     Attributes:
-        teacher_decay: Share of the teacher that stays at each update.
-        num_augmentations: Augmented views that the teacher averages.
-        augment_below: It does so where the source model's confidence, the
-            mean over the batch, is less. None for the official code's: 0.92 for
-            10 classes, 0.72 for 100, 0.1 for 1,000, and on a line in log C
-            between them.
-        restore: Probability of each weight to go back to the source.
-        all_parameters: Whether all of them learn, or only those called weight
-            or bias, as in the official code: not position embeddings, the class
-            token and layer scales.
+        teacher_decay: Share of the teacher's weights kept at each update.
+        num_augmentations: Number of augmented views that the teacher averages.
+        augment_below: Augment if the source model's mean confidence over the batch is lower than this. None for the
+            official code's values: 0.92 for 10 classes, 0.72 for 100, 0.1 for 1,000, interpolated in log C.
+        restore: Probability of restoring each weight to the source.
+        all_parameters: Whether all parameters learn, or only those named weight or bias, as in the official code: not
+            position embeddings, the class token or layer scales.
     """
 
     teacher_decay: BelowOne = 0.999

@@ -22,13 +22,11 @@ class DeYOConfig(SARLikeConfig):
     """Settings of DeYO; the defaults are the official code's for ViTs.
 
     Attributes:
-        entropy_margin: Images with less entropy are candidates, as a fraction
-            of ln C.
-        weight_margin: Entropy at which a candidate's weight by entropy is 1, as a
-            fraction of ln C.
-        plpd_margin: Candidates are learned from whose label loses more
-            probability than this when the image's patches are shuffled.
-        grid: Patches in a row and in a column of the shuffled image.
+        entropy_margin: Images with lower entropy are candidates; a fraction of ln C.
+        weight_margin: Entropy at which a candidate's entropy weight is 1, as a fraction of ln C.
+        plpd_margin: Learn from candidates whose label loses more probability than this when the image's patches are
+            shuffled.
+        grid: Number of patches per row and column of the shuffled image.
     """
 
     entropy_margin: Positive = 0.5

@@ -20,11 +20,11 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class EATAConfig(ETAConfig):
-    """Settings of EATA: ETA's, and how much the weights that matter to the source domain are kept.
+    """Settings of EATA: those of ETA, and of the penalty that preserves important weights.
 
     Attributes:
         fisher_weight: Weight of the squared distance from the source weights.
-        fisher_images: Clean source images that say how much a weight matters.
+        fisher_images: Number of clean source images for estimating the importance of weights.
     """
 
     fisher_weight: NonNegative = 2000.0

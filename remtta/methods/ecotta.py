@@ -24,12 +24,12 @@ _SHARE = 0.1  # initial scale of the convolution, relative to the frozen part's 
 
 @dataclass(frozen=True)
 class EcoTTAConfig(SideNetworksConfig):
-    """Settings of EcoTTA; optimizer and rate are EATA's for a ResNet-50, which the authors' sample code points to.
+    """Settings of EcoTTA; optimizer and learning rate are EATA's for a ResNet-50, to which the authors' sample code
+    refers.
 
     Attributes:
         distance_weight: Weight of the distance of each part's output from the frozen model's.
-        two_steps: Whether the distance and the entropy have a step each, as in
-            a community's code, or one together.
+        two_steps: Whether distance and entropy have separate steps, as in a community implementation, or a joint one.
     """
 
     distance_weight: NonNegative = 0.5

@@ -23,14 +23,11 @@ class ETAConfig(TentConfig):
     """Settings of ETA; the defaults are the official code's for ViTs, at a batch of 64.
 
     Attributes:
-        entropy_margin: Images with less entropy are learned from, as a
-            fraction of ln C.
-        max_cosine: Of those, the ones whose probabilities have a smaller cosine
-            with the running mean. It is meant for 1,000 classes and scaled by
-            sqrt(1000 / C), as is the cosine of a certain prediction with a
+        entropy_margin: Learn only from images with lower entropy; a fraction of ln C.
+        max_cosine: Of those, learn only from images whose probabilities have a smaller cosine with the running mean.
+            The value is for 1,000 classes and scaled by sqrt(1000 / C), like the cosine of a one-hot prediction with a
             uniform mean.
-        probs_momentum: How much of the running mean of the probabilities stays at
-            each update.
+        probs_momentum: Share of the running mean of the probabilities kept at each update.
     """
 
     entropy_margin: Positive = 0.4

@@ -36,15 +36,15 @@ _CMA, _GENERATOR, _BEST, _RUNNING, _MEAN, _STD = "cma.", "generator", "best", "r
 
 @dataclass(frozen=True)
 class FOAConfig(MethodConfig):
-    """Settings of FOA, which has no gradients: of the shared ones only episodic, micro_batch and precision are used.
+    """Settings of FOA, which uses no gradients: of the shared ones only episodic, micro_batch and precision are used.
 
     Attributes:
-        num_prompts: Prompt tokens.
-        population: Candidates per batch; 4 + floor(3 ln of the prompts'
-            numbers) if None, which is the paper's 27 (and one) on ViT-B.
-        distance_weight: Weight of the distance to the source's features at a
-            batch of 64; in proportion to others, as the entropy is a sum.
-        shift_decay: Share of the running mean feature that stays at each batch.
+        num_prompts: Number of prompt tokens.
+        population: Candidates per batch; if None, 4 + floor(3 ln of the prompts' number of values), which gives the
+            paper's 27 (plus one) on ViT-B.
+        distance_weight: Weight of the distance to the source's features at a batch of 64; proportional to the batch
+            size, since the entropy is a sum.
+        shift_decay: Share of the running mean feature kept at each batch.
     """
 
     num_prompts: Count = 3

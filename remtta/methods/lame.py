@@ -21,16 +21,14 @@ _TOLERANCE = 1e-8  # relative change of the objective at convergence
 
 @dataclass(frozen=True)
 class LAMEConfig(MethodConfig):
-    """Settings of LAME, which takes no step: of the shared ones only micro_batch and precision are used.
+    """Settings of LAME, which takes no steps: of the shared ones only micro_batch and precision are used.
 
     Attributes:
-        affinity: Whom a prediction is pulled to: "knn", its nearest neighbours in
-            the batch, as the paper has it; "rbf", everybody by a Gaussian of
-            the distance, the official code's default; "linear", everybody by
-            the cosine of the features.
-        neighbours: Nearest neighbours for "knn". For "rbf" the Gaussian's
-            deviation is the mean distance to the one of this number, the image
-            itself being the first. "linear" has no use for it.
+        affinity: What attracts a prediction: "knn", its nearest neighbours in the batch, as in the paper; "rbf", all
+            images by a Gaussian of the distance, the official code's default; "linear", all images by the cosine of the
+            features.
+        neighbours: Number of nearest neighbours for "knn". For "rbf" the Gaussian's standard deviation is the mean
+            distance to the neighbour of this rank, the image itself being the first. Unused by "linear".
     """
 
     affinity: Affinity = "knn"

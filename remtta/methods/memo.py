@@ -28,16 +28,15 @@ _BORDERS: dict[Border, tuple[float, float, float]] = {
 class MEMOConfig(WholeModelConfig):
     """Settings of MEMO; the learning rate is the paper's for transformers, without its weight decay.
 
-    With `micro_batch`, that many views go through the model at a time; each
-    then takes two forward passes, since the mean over all views comes first.
+    With `micro_batch`, that many views go through the model at a time; each then takes two forward passes, since the
+    mean over all views comes first.
 
     Attributes:
-        num_augmentations: Augmented views of each image.
-        border: What a view shows beyond the image's edges: "red", (128, 0, 0) of
-            255, which Pillow makes of the official code's 128; "grey", 128 in
-            every channel; "black", as AugMix by itself.
-        keep_optimizer: Whether the optimizer runs on from image to image, as in
-            the official code, rather than start afresh as the weights do.
+        num_augmentations: Number of augmented views of each image.
+        border: Colour beyond the image's edges in a view: "red", (128, 0, 0) of 255, which is what Pillow makes of the
+            official code's 128; "grey", 128 in every channel; "black", as in AugMix.
+        keep_optimizer: Keep the optimizer's state from image to image, as in the official code, instead of resetting it
+            with the weights.
     """
 
     num_augmentations: Count = 64

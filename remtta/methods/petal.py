@@ -21,19 +21,18 @@ _MIN_VARIANCE = 1e-6
 
 @dataclass(frozen=True)
 class PETALConfig(CoTTAConfig):
-    """Settings of PETAL: CoTTA's and these; by default those of the official code.
+    """Settings of PETAL in addition to CoTTA's; by default those of the official code.
 
     The learning rate, too, is the official code's, for a ResNet-50.
 
     Attributes:
-        restore: Share of the weights, those of least squared gradient, that go back to the source.
+        restore: Share of the weights, those with the smallest squared gradients, that are restored to the source.
         posterior_weight: Weight of the distance to the source's posterior.
-        swag_lr: Learning rate of the steps on clean images that tell the posterior.
-        swag_every: After how many of these steps the weights count towards it.
-            The official code takes 8 snapshots in two passes over clean images.
-        start: Where student and teacher begin, restored weights go back to, and
-            the confidence is the model's of: "source", or "mean", the
-            posterior's, as in the official code.
+        swag_lr: Learning rate of the steps on clean images that estimate the posterior.
+        swag_every: Interval, in these steps, at which the weights are sampled. The official code takes 8 samples in two
+            passes over clean images.
+        start: Weights at which student and teacher begin, to which weights are restored, and whose confidence is used:
+            "source", or "mean" for the posterior's, as in the official code.
     """
 
     restore: BelowOne = 0.003

@@ -16,7 +16,7 @@ class PseudoLabelConfig(MethodConfig):
     """Settings of Pseudo-label.
 
     Attributes:
-        threshold: Predictions with a higher probability count as labels.
+        threshold: Minimum probability of a prediction that serves as a label.
     """
 
     threshold: BelowOne = 0.9

@@ -15,10 +15,10 @@ _STEPS = "steps"
 
 @dataclass(frozen=True)
 class RDumbConfig(ETAConfig):
-    """Settings of RDumb: ETA's, and when everything is forgotten.
+    """Settings of RDumb: those of ETA, and the reset interval.
 
     Attributes:
-        reset_every_steps: Steps between two returns to the source weights.
+        reset_every_steps: Number of steps between two resets to the source weights.
     """
 
     lr: Positive = 2.5e-4

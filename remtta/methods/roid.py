@@ -21,14 +21,12 @@ class ROIDConfig(MethodConfig):
     """Settings of ROID; the defaults are the official code's for ViTs, at a batch of 64.
 
     Attributes:
-        clip: Probabilities count up to this in the soft likelihood ratio.
-        temperature: Of the weights exp(diversity * certainty / temperature).
-        probs_momentum: How much of the running mean of the probabilities stays at
-            each update.
-        source_momentum: How much of the adapted weights stays after each step;
-            the rest is made up from the source weights.
-        prior_on: What the batch's smoothed class prior multiplies, "probabilities"
-            or, as in the official code, "logits".
+        clip: Upper bound of probabilities in the soft likelihood ratio.
+        temperature: Temperature of the weights exp(diversity * certainty / temperature).
+        probs_momentum: Share of the running mean of the probabilities kept at each update.
+        source_momentum: Share of the adapted weights kept after each step; the rest comes from the source weights.
+        prior_on: What the batch's smoothed class prior multiplies: "probabilities" or, as in the official code,
+            "logits".
     """
 
     clip: ProperShare = 0.99

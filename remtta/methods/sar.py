@@ -40,12 +40,11 @@ class SARConfig(SARLikeConfig):
     """Settings of SAR; the defaults are the official code's for ViTs.
 
     Attributes:
-        entropy_margin: Images with less entropy are learned from, as a
-            fraction of ln C.
-        rho: Length of the step up the loss from which the gradient is taken.
-        reset_below: Running mean of the loss, in nats, under which the model
-            counts as collapsed and goes back to the source weights.
-        loss_momentum: How much of that running mean stays at each update.
+        entropy_margin: Learn only from images with lower entropy; a fraction of ln C.
+        rho: Length of the step up the loss after which the gradient is taken.
+        reset_below: Running mean of the loss, in nats, below which the model counts as collapsed and the source weights
+            are restored.
+        loss_momentum: Share of that running mean kept at each update.
     """
 
     entropy_margin: Positive = 0.4

@@ -26,10 +26,10 @@ class TPTConfig(MethodConfig):
     With `micro_batch`, that many views go through the image tower at a time.
 
     Attributes:
-        num_views: Views of each image: itself, and augmented ones.
-        certain_share: Share of the views, those of the lowest entropy, that teach.
-        augmix: Whether views are AugMix's, as the official code has them for
-            fine-grained data sets, or crops and flips, as for ImageNet's.
+        num_views: Number of views of each image: itself, and augmented ones.
+        certain_share: Share of the views to learn from, those of lowest entropy.
+        augmix: Whether views use AugMix, as in the official code for fine-grained data sets, or crops and flips, as for
+            ImageNet's.
     """
 
     num_views: Count = 64

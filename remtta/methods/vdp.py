@@ -22,12 +22,12 @@ _TEACHER, _SENSITIVITY = "teacher.", "sensitivity"
 
 @dataclass(frozen=True)
 class VDPConfig(MethodConfig):
-    """Settings of VDP. No official code could be read: the values are this project's, the teacher's CoTTA's.
+    """Settings of VDP. No official code was available: the values are this project's, the teacher's are CoTTA's.
 
     Attributes:
-        prompt_share: Height and width of a prompt, as a share of the image's.
-        teacher_decay: Share of the teacher's prompts that stays at each update.
-        homeostasis: How strongly sensitive numbers of the domain-agnostic prompt are held back.
+        prompt_share: Height and width of a prompt relative to the image.
+        teacher_decay: Share of the teacher's prompts kept at each update.
+        homeostasis: Weight of the penalty on changes of sensitive values in the domain-agnostic prompt.
     """
 
     prompt_share: PositiveShare = 0.25

@@ -29,13 +29,13 @@ class ViDAConfig(WholeModelConfig):
     """Settings of ViDA; by default those of the official code for ViT-B on ImageNet-C, at a batch of 50.
 
     Attributes:
-        low_rank: Rank of the adapters for what the domains share.
-        high_rank: Rank of the adapters for what is each domain's own.
+        low_rank: Rank of the domain-agnostic adapters.
+        high_rank: Rank of the domain-specific adapters.
         adapter_lr: Learning rate of the adapters; lr is that of the weights.
-        teacher_decay: Share of the teacher's weights that stays at each update.
-        adapter_decay: The same for its adapters.
-        num_augmentations: Augmented views that tell how unsure the teacher is.
-        threshold: How unsure it must be for the high-rank adapters to count more.
+        teacher_decay: Share of the teacher's weights kept at each update.
+        adapter_decay: Share of the teacher's adapters kept at each update.
+        num_augmentations: Number of augmented views for estimating the teacher's uncertainty.
+        threshold: Uncertainty from which on the high-rank adapters count more.
     """
 
     low_rank: Count = 1

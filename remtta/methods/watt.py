@@ -29,12 +29,12 @@ _WHOLE = "WATT, whose steps have the whole batch"
 
 @dataclass(frozen=True)
 class WATTConfig(MethodConfig):
-    """Settings of WATT; by default those of the official code, which starts from the source with every batch.
+    """Settings of WATT; by default those of the official code, which restarts from the source with every batch.
 
     Attributes:
         rounds: How often the weights are averaged over all templates.
-        order: "sequential", each template goes on from the last one's weights
-            (WATT-S), or "parallel", each from the round's start (WATT-P).
+        order: "sequential": each template continues from the previous one's weights (WATT-S); "parallel": each starts
+            from the round's start (WATT-P).
         steps: Optimizer steps per template and round.
     """
 
@@ -49,7 +49,7 @@ class WATTConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class REMWATTConfig(REMConfig, WATTConfig):
-    """Settings of REM in WATT's loop: both methods', on the norms that REM trains."""
+    """Settings of REM in WATT's loop: those of both methods, on the norms that REM trains."""
 
     steps: Steps = 2
     episodic: bool = True

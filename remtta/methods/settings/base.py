@@ -37,46 +37,39 @@ def _read_anchor(text: str) -> float | str:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Settings that all methods of gradient descent on the norms share.
+    """Settings shared by all methods that use gradient descent on the norms.
 
     Attributes:
         lr: Learning rate.
         optimizer: "adam" or "sgd", both without weight decay.
         momentum: SGD's momentum or Adam's first beta (the second is 0.999).
-        nesterov: Nesterov's momentum, for SGD.
+        nesterov: Use Nesterov momentum with SGD.
         steps: Optimizer steps per batch.
-        answer: Which of several steps' predictions of a batch is given: None
-            for the first, from before any of them; "last", as in the methods'
-            official codes, for that of the weights before the last one.
-        anchor: Share of the way back to the source weights that every adapted
-            weight goes after each step: theta <- theta + anchor (theta_0 - theta).
-            0, as published, leaves it out; "auto", where settings have names,
-            is 1 - exp(-10 lr), for Adam. This project's; ROID mixes 1 % in.
-        episodic: Go back to the source weights before every batch.
-        centre: Take out of all logits, in the loss and in the answer, what they have in common beyond their classes
-            (`remtta.methods.centring`). This project's.
-        micro_batch: Images per forward and backward pass. The update is the
-            same, the memory less. None leaves it to the method: the whole
-            batch, or for REM on a CPU as many as it is fast with.
-        adapt_every: Learn from every N-th batch only. This project's.
-        adapt_layers: Which blocks' norms adapt: None for the first three
-            quarters, "all" for every norm of the model, or block numbers
-            such as "0-8" or "0,2,4-6".
-        bn: What batch norms normalise by while a model adapts: "batch", the
-            batch's own statistics, as in Tent; or "running", the source's.
-        bn_prior: Images that the source's statistics count for beside the
-            batch's n, N in n / (n + N) (Schneider et al., arXiv:2006.16971).
-            None for as many as the batch lacks of 16, so that a batch of one
-            has 15 / 16 of the source's. 0 for the batch's alone.
-        bn_momentum: Share of the way that the running statistics go to the
-            batch's at each update (with micro-batches, to the first's). They
-            then take the source's place in all of this, and are part of the
-            delta. 0 leaves them alone.
-        precision: "fp32", or "bf16" for matrix products in bf16, with all
-            but the products in fp32. "auto" is "fp32", the exact one.
+        answer: Which prediction is returned if there are several steps: None for the first, made before any step;
+            "last" for that of the weights before the last step, as in the methods' official code.
+        anchor: How far every adapted weight is pulled back towards its source value after each step: theta <- theta +
+            anchor (theta_0 - theta). 0, as published, turns it off; "auto", where settings are given by name, is 1 -
+            exp(-10 lr), for Adam. Specific to this project; ROID mixes 1 % in.
+        episodic: Restore the source weights before every batch.
+        centre: Subtract the common component of all logits, in the loss and in predictions (`remtta.methods.centring`).
+            Specific to this project.
+        micro_batch: Images per forward and backward pass. It saves memory without changing the update. None leaves it
+            to the method: the whole batch, or for REM on a CPU the number that is fastest.
+        adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model, or
+            block numbers such as "0-8" or "0,2,4-6".
+        bn: Statistics that batch norms use while a model adapts: "batch", the batch's own, as in Tent; or "running",
+            the source's.
+        bn_prior: Number of images N that the source's statistics count for against the batch's n, with a weight of N /
+            (n + N) (Schneider et al., arXiv:2006.16971). None for as many as the batch lacks of 16, so that for a batch
+            of one the source's weight is 15 / 16. 0 for the batch's statistics alone.
+        bn_momentum: Share by which the running statistics move towards the batch's at each update (with micro-batches,
+            towards the first's). They then replace the source's statistics everywhere, and are part of the delta. 0
+            leaves them unchanged.
+        precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" is "fp32", which is
+            exact.
 
     Raises:
-        UsageError: If a value is out of range; the text names it.
+        UsageError: If a value is out of range; the message names it.
     """
 
     lr: Annotated[

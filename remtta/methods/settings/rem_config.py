@@ -18,33 +18,28 @@ class REMConfig(MethodConfig):
     """Settings of Ranked Entropy Minimization; the defaults are the paper's for ImageNet-C.
 
     Attributes:
-        mask_ratios: Fractions of patch tokens to leave out, one per view: 0
-            first, ascending, each in [0, 1). The paper's M_N.
+        mask_ratios: Fractions of patch tokens to mask, one per view: 0 first, ascending, each in [0, 1). The paper's
+            M_N.
         ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
-        margin: Entropy gap asked of every pair of views (Eq. 4), as a fraction
-            of log C so that one value suits any number of classes C.
-        consistency_weight: Weight of the masked consistency loss, 1 in the
-            paper (Eq. 5). 0 leaves it out, as ranking_weight 0 does the other
-            ("Effect of Each Component"); not both.
-        masking: Which patch tokens a masked view leaves out: "attention", those
-            that the class token attends to most (Eq. 2), or where there is
-            none an attention pool; "background", those attended to least, or
-            "random" ("Effect of Masking Strategy"); "features", those of the
-            largest L2 norm, which needs no softmax attention (REM-FA,
-            "Experiments on Different Network Architectures"); "gradcam",
-            those that say most for the predicted class (ibid.); or "auto",
-            attention where the model has it, else features. A view leaves out
-            what less masked ones do, and more.
-        confident_below: Learn only from images whose unmasked prediction has
-            less entropy, as a fraction of log C; the loss of the others is zero,
-            and stays in the mean. None for every image. The paper's active
-            sample criterion ("Comparison with Augmentation-based EM
-            approaches"); it names no threshold, and EATA's is 0.4.
+        margin: Required entropy gap between every pair of views (Eq. 4), as a fraction of log C so that one value suits
+            any number of classes C.
+        consistency_weight: Weight of the masked consistency loss, 1 in the paper (Eq. 5). 0 turns it off, as
+            ranking_weight 0 does the ranking loss ("Effect of Each Component"); not both.
+        masking: Which patch tokens a masked view removes: "attention", those to which the class token, or else an
+            attention pool, attends most (Eq. 2); "background", those attended to least, or "random" ("Effect of Masking
+            Strategy"); "features", those with the largest L2 norm, which needs no softmax attention (REM-FA,
+            "Experiments on Different Network Architectures"); "gradcam", those that contribute most to the predicted
+            class (ibid.); or "auto", attention if the model has it, else features. Each view removes a superset of what
+            less masked views remove.
+        confident_below: Learn only from images whose unmasked prediction has lower entropy than this fraction of log C;
+            the loss of the others is zero, and stays in the mean. None for every image. The paper's active sample
+            criterion ("Comparison with Augmentation-based EM approaches"), for which it gives no threshold; EATA's is
+            0.4.
 
     The others are those of `MethodConfig`.
 
     Raises:
-        UsageError: If a value is out of range; the text names it.
+        UsageError: If a value is out of range; the message names it.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """
@@ -79,7 +74,7 @@ class REMConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class REMN1Config(REMConfig):
-    """REM with a single masked view: the paper's N = 1, for two thirds of the time."""
+    """REM with a single masked view: the paper's N = 1, which takes two thirds of the time."""
 
     mask_ratios: tuple[float, ...] = (0.0, 0.1)
 
