@@ -1,4 +1,4 @@
-"""What a run or an evaluation has written, read back without the code that wrote it."""
+"""Read the files of a run or an evaluation without using the code that wrote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parsed(text: str | bytes) -> list[dict[str, Any]]:
-    """The objects of JSON lines."""
+    """Return the objects of JSON lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 

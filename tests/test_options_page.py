@@ -1,4 +1,4 @@
-"""The tables of docs/options.md are made from the options' fields: `python -m tests.test_options_page write`."""
+"""The tables of docs/options.md are generated from the options' fields: `python -m tests.test_options_page write`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _default(parameter: Any) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The page's tables by name: what several commands share, by panel, and what each has besides."""
+    """Return the page's tables by name: shared options by panel, and those of each command."""
     users: dict[Row, list[tuple[str, Any]]] = defaultdict(list)
     for name, command in COMMANDS.items():
         for parameter in command.params:
@@ -73,7 +73,7 @@ def tables() -> dict[str, str]:
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with regenerated tables."""
     made = tables()
     return TABLE.sub(lambda found: found[1] + made.pop(found[2]) + found[3], text)
 

@@ -1,4 +1,4 @@
-"""The methods on an architecture that is no ViT, made known to them by one backbone and one line."""
+"""A new architecture that is not a ViT, added by one backbone class and one line, works with the methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS = torch.tensor([0, 3, 6, 2, 2])
 
 
 class ToyBlock(nn.Module):
-    """Look around, then mix channels."""
+    """A toy block: mix neighbouring positions, then channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ToyBlock(nn.Module):
 
 
 class ToyNet(nn.Module):
-    """A little convolutional net on maps (B, rows, columns, D): no tokens, no attention, no class token."""
+    """A small convolutional net on maps (B, rows, columns, D): no tokens, no attention, no class token."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ToyNet(nn.Module):
 
 
 class ToyBackbone(Backbone):
-    """Views start from the images; a masked one has the pixels of the other patches at zero."""
+    """Views start from the images; a masked view sets the pixels of the other patches to zero."""
 
     num_patches, patch_size = GRID * GRID, (PATCH, PATCH)
     num_tokens, num_passing = num_patches, 4 * num_patches * WIDTH

@@ -1,4 +1,4 @@
-"""What timm's VisionTransformer saves itself in the last block, and what has no attention to mask by."""
+"""The shortcut through the last block of timm's VisionTransformer, and models without attention to mask by."""
 
 from __future__ import annotations
 

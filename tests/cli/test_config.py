@@ -1,4 +1,4 @@
-"""Options from a file, and a file from options."""
+"""Reading options from a file, and printing them as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.records import record_of
 
 
 def printed(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[str, dict[str, Any]]:
-    """What --print-config prints, as it is and read."""
+    """Return the output of --print-config, raw and parsed."""
     assert remtta_here(*args, "--print-config") == 0
     text, error = capfd.readouterr()
     assert error == ""

@@ -1,4 +1,4 @@
-"""From dataclasses of options to commands, and back."""
+"""Commands made from dataclasses of options."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Outer:
 
 @pytest.fixture
 def told() -> list[Any]:
-    """What the command under test was called with."""
+    """Return the arguments with which the command under test was called."""
     return []
 
 

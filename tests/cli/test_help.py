@@ -1,4 +1,4 @@
-"""What the commands say of themselves."""
+"""The help of the commands."""
 
 from __future__ import annotations
 

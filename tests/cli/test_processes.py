@@ -1,4 +1,4 @@
-"""Runs as processes: pipes, signals, and descriptors that are not there."""
+"""Runs as processes: pipes, signals, and missing standard descriptors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
 
 
 def as_shells_do() -> None:
-    """The shell of a script starts background jobs with SIGINT ignored; the run must stop on it all the same."""
+    """Ignore SIGINT, as shells do for background jobs of scripts; the run must stop on it nonetheless."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -78,7 +78,7 @@ def as_nohup_does() -> None:
 
 
 def start_on_stdin(frames: Path, checkpoint: Path, run: Path, before: Callable[[], object]) -> Started:
-    """A run that has predicted four frames and waits for the path of its sixth."""
+    """Start a run that has predicted four frames and waits for the path of its sixth."""
     process = Started("adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", run, before=before)
     process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
     predictions = run / "predictions.jsonl"

@@ -12,7 +12,7 @@ from tests.records import parsed
 
 
 def messages(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """Standard error as JSON Lines: every line must be one."""
+    """Return standard error as JSON Lines; fail if a line is not JSON."""
     lines = parsed(capfd.readouterr().err)
     assert lines and all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     return lines

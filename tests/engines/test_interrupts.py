@@ -1,4 +1,4 @@
-"""When a signal stops what, in a process of its own where it ends it."""
+"""Which signals stop what; in a subprocess if the signal ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of worker processes: done once each, whoever dies, unless all do."""
+"""Tasks of worker processes run once each, whichever workers die, unless all do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remtta.errors import RemttaError, UsageError
 
 
 def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
-    """The square; of 3, only the second time."""
+    """Return the square; die on the first call with 3."""
     if number == 3 and not died.exists():
         died.touch()
         os._exit(1)
@@ -44,7 +44,7 @@ def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
 
 
 def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
-    """Lasts until it is told to stop."""
+    """Run until asked to stop."""
     (folder / str(number)).touch()
     while not stopped():
         time.sleep(0.05)
@@ -52,7 +52,7 @@ def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
 
 
 def stop_them(done: Generator[tuple[int, int]], folder: Path) -> list[tuple[int, int]]:
-    """What tasks come to that a signal ends once they are begun."""
+    """Return the results of tasks that were interrupted by a signal."""
 
     def send() -> None:
         while len(list(folder.iterdir())) < 2:
@@ -81,7 +81,7 @@ def test_a_stop_lets_the_tasks_of_ray_end_by_themselves(tmp_path: Path) -> None:
 
 
 def wait_or_die(folder: Path, name: str, stopped: Callable[[], int]) -> str:
-    """Dies at once, but for "long", which lasts until the other has died often enough."""
+    """Die at once, except for "long", which runs until the other has died often enough."""
     with (folder / name).open("a") as file:
         file.write("begun\n")
     if name != "long":

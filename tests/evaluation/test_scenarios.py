@@ -1,4 +1,4 @@
-"""Which images come when."""
+"""The order of images in each scenario."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.evaluation.trees import open_tree, write_tree
 
 
 def titles(dataset: Dataset, visits: Sequence[Visit]) -> list[str]:
-    """Of the domains that visits begin with."""
+    """Return the titles of the domains with which visits begin."""
     return [dataset.domains[visit.items[0, 0]].title for visit in visits]
 
 

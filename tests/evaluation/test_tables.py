@@ -1,4 +1,4 @@
-"""Tables, errors by class, and what is told of a difference that may be none."""
+"""Tables, errors by class, and the marking of insignificant differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RUN: dict[str, Any] = {
 
 
 def rows_from(method: str, right: str, domain: str = "my_fog", seed: int = 0, ranks: str = "") -> list[dict[str, Any]]:
-    """Rows of ten classes: 1 is right, 0 takes class 3 for class 4."""
+    """Return rows for ten classes: 1 is right, 0 predicts class 4 for class 3."""
     return [
         {"method": method, "seed": seed, "phase": "adapt", "visit": 0, "index": place, "domain": domain, "prob": 0.5}
         | {"source": f"{domain}/a/{place}.png", "class": 3, "label_true": 3 if sign == "1" else 4}

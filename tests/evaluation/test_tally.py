@@ -1,4 +1,4 @@
-"""Numbers that can be counted by hand, and their standard errors."""
+"""Counts verified by hand, and their standard errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ NUMBERS: dict[str, int] = {}
 
 
 def tally(right: str, names: Sequence[str] | None = None) -> Tally:
-    """One prediction per sign: 1 is right, 0 wrong."""
+    """Return a tally with one prediction per character: 1 is right, 0 wrong."""
     names = names or [f"image {place}" for place in range(len(right))]
     rows = [
         {"source": name, "class": int(sign), "label_true": 1, "prob": 0.5}

@@ -1,4 +1,4 @@
-"""An evaluation whose runs are made by workers comes to what it would come to by itself."""
+"""An evaluation with workers gives the same results as without."""
 
 from __future__ import annotations
 

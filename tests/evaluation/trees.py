@@ -22,7 +22,7 @@ def write_tree(
     each: int = 3,
     size: int = 32,
 ) -> Path:
-    """An ImageNet-C-like tree; without severities a tree of domains."""
+    """Write an ImageNet-C-like tree; without severities, a tree of domains."""
     for place, domain in enumerate(domains):
         for severity in severities or (0,):
             for number, name in enumerate(classes):

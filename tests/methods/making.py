@@ -1,4 +1,4 @@
-"""Methods set up on a model, by their objectives."""
+"""Build methods on a model from their objectives."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ Kind = TypeVar("Kind", bound=Objective[Any])
 
 
 def made(objective: type[Kind], model: nn.Module, config: MethodConfig | None = None) -> Updater[Kind]:
-    """The method of an objective on a model; with the method's defaults if there is no config."""
+    """Return the method of an objective on a model, by default with its default settings."""
     return Updater(model, config or objective.settings(), objective)

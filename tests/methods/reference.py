@@ -1,7 +1,7 @@
-"""REM as slow and plain as the paper states it, sharing no code with the package.
+"""A slow and plain implementation of REM from the paper, sharing no code with the package.
 
-Every attention map is written out, every view runs from the pixels, every
-weight gets a gradient; only the chosen norms are stepped.
+Every attention map is computed in full, every view runs from the pixels, every weight gets a gradient; only the
+selected norms are updated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pull back to the source weights after each step."""
+"""The pull towards the source weights after each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLIPArTT and TPT, against plain second writings of their rules."""
+"""CLIPArTT and TPT, against plain second implementations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def loaded(place: Path) -> Any:
 
 @pytest.fixture
 def model(loaded: Any) -> Any:
-    """A copy of the model; its text tower is a copy too."""
+    """Return a copy of the model, including its text tower."""
     own = copy.deepcopy(loaded).requires_grad_(False)
     with torch.no_grad():  # a head of its own scale, so that predictions are of any certainty
         own.head.scale.fill_(8.0)

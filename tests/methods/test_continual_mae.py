@@ -1,4 +1,4 @@
-"""Continual-MAE, against a plain reading of its rule."""
+"""Continual-MAE, against a plain second implementation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOBEL = ((-1, 1), (0, 2), (1, 1))  # offset and weight
 
 
 def _plain_hog(padded: Tensor, top: int, left: int) -> list[float]:
-    """One colour of one 4 x 4 patch, pixel by pixel, from the padded picture."""
+    """Compute HOG for one colour of one 4 x 4 patch, pixel by pixel, from the padded image."""
     votes = [0.0] * 9
     for y in range(4):
         for x in range(4):

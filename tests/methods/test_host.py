@@ -1,4 +1,4 @@
-"""What a step reads back from the device: each time, the host waits until the device has done everything before."""
+"""What a step reads back from the device; each read makes the host wait for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LAME, against a plain reading of its rule."""
+"""LAME, against a plain second implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.methods.making import made
 
 
 def _features(model: Any, images: Tensor) -> Tensor:
-    """At length one."""
+    """Return the features, normalised."""
     with torch.no_grad():
         features: Tensor = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(images)))))[:, 0]
     unit: Tensor = features / features.norm(dim=1, keepdim=True)

@@ -17,7 +17,7 @@ H_SURE, H_HALF = 2 * LN2 - 0.75 * LN3, LN2
 
 
 def _views(*probs: tuple[float, float]) -> Tensor:
-    """Logits (L, 1, C) of one image whose views have these probabilities."""
+    """Return logits (L, 1, C) of one image whose views have these probabilities."""
     return torch.tensor(probs, dtype=torch.float64).log().unsqueeze(1)
 
 

@@ -1,4 +1,4 @@
-"""MEMO, against a plain reading of its rule."""
+"""MEMO, against a plain second implementation."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GREY = (128 / 255, 128 / 255, 128 / 255)
 
 
 def _views(image: Tensor, generator: torch.Generator, border: tuple[float, float, float] = RED) -> Tensor:
-    """The tiny model's mean and deviation are 0.5."""
+    """Return the augmented views; the tiny model's mean and standard deviation are 0.5."""
     return torch.stack([augmix((image / 2 + 0.5).clamp(0, 1), generator, border) for _ in range(4)]) * 2 - 1
 
 
 def _plain(image: Tensor, generator: torch.Generator) -> tuple[nn.Module, Tensor]:
-    """One step on one image, the source model afresh."""
+    """Take one step on one image, starting from the source model."""
     model = tiny_vit()
     views = _views(image, generator)
     mean = model(views).softmax(1).mean(0)

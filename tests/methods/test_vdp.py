@@ -1,4 +1,4 @@
-"""VDP, against a plain reading of what it is documented to do."""
+"""VDP, against a plain implementation of its documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViDA, against a plain model whose attention layers have adapters beside them."""
+"""ViDA, against a plain model with adapters beside its attention layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class embeddings in a file, for image towers of timm."""
+"""Class embeddings in a file, for timm image towers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRUNK = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "none
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a model, its embeddings (64 numbers) of NAMES in a file, its image tower and another."""
+    """A folder with a model, its embeddings (64 values) of NAMES in a file, its image tower and another one."""
     place = tmp_path_factory.mktemp("texts")
     (place / "names.txt").write_text("\n".join(NAMES))
     name, own = tiny_clip(place / "clip", TRUNK, custom_text=True, embed_dim=64, init_logit_bias=-2.0)

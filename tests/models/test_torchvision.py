@@ -1,4 +1,4 @@
-"""State dicts of torchvision's own models, beside these."""
+"""State dicts of torchvision's models, compared with torchvision itself."""
 
 from __future__ import annotations
 

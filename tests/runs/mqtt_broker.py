@@ -1,4 +1,4 @@
-"""A real broker that writes down what it gets: `python -m tests.runs.mqtt_broker PORT FILE`."""
+"""A real MQTT broker that records what it receives: `python -m tests.runs.mqtt_broker PORT FILE`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amqtt.plugins.base import BasePlugin
 
 
 class Recorder(BasePlugin):  # type: ignore[misc]  # amqtt is not typed
-    """Appends each message to the file that the process was given."""
+    """Appends each message to the given file."""
 
     async def on_broker_message_received(self, *, client_id: str, message: Any) -> None:
         with open(sys.argv[2], "ab") as file:

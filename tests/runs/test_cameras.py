@@ -1,4 +1,4 @@
-"""A site of files, web cameras and RTSP cameras, by the servers' own protocols: each stream comes out as if alone."""
+"""Many streams from files, web cameras and RTSP cameras: each gives the same results as alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUM_FRAMES = 6
 
 
 class _WebCamera(QuietHandler):
-    """Refuses the first `refused` that ask, and serves its parts to all others."""
+    """Refuses the first `refused` requests, and serves its parts to all others."""
 
     def do_GET(self) -> None:
         server: Any = self.server
@@ -65,14 +65,14 @@ def jpegs(seed: int) -> list[bytes]:
 
 @pytest.fixture
 def dying() -> Iterator[Any]:
-    """A camera that gives four frames."""
+    """Return a camera that gives four frames."""
     with rtsp_camera(images(60, 4)) as camera:
         yield camera
 
 
 @pytest.fixture
 def sources(tmp_path: Path, dying: Any) -> Iterator[dict[str, str]]:
-    """Three of files, three of web cameras, two of RTSP cameras."""
+    """Yield three files, three web cameras and two RTSP cameras."""
     video = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 25, (64, 48))
     for image in images(40):
         video.write(np.asarray(image))
@@ -117,7 +117,7 @@ def test_eight_streams_of_three_kinds_are_each_as_alone_whatever_becomes_of_the_
 
 
 def assert_the_same(folder: Path, alone: Path) -> None:
-    """But for the times at which frames arrived."""
+    """Compare rows except for the times at which frames arrived."""
     rows, wanted = ([{**row, "time_s": 0, "time": ""} for row in rows_of(each)] for each in (folder, alone))
     assert rows == wanted
     assert record_of(folder)["counts"] == record_of(alone)["counts"]

@@ -1,4 +1,4 @@
-"""A run folder that nobody named: one of its own, whoever else begins a run at the same time."""
+"""A run folder without a given name is unique, even if other runs start at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cameras that play a script, and a clock that moves only while something sleeps."""
+"""Fake cameras that play a script, and a clock that advances only while something sleeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ released = threading.Event()
 
 
 class Clock:
-    """Time that passes only while something sleeps."""
+    """Time that advances only while something sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -38,7 +38,7 @@ class Clock:
 
 
 class FakeCapture:
-    """Plays a script: grey levels or pixels are frames, and its end is the end of the connection."""
+    """Plays a script of grey levels or pixel arrays; the connection ends with the script."""
 
     def __init__(self, script: Script, promised: int = 0) -> None:
         self.steps = iter(script or [])
@@ -76,7 +76,7 @@ class FakeCapture:
 
 
 class Slow(FakeCapture):
-    """Every read takes so many seconds of the clock."""
+    """Takes this many seconds of the clock for every read."""
 
     def __init__(self, script: Script, clock: Clock, seconds: float) -> None:
         super().__init__(script)
@@ -88,7 +88,7 @@ class Slow(FakeCapture):
 
 
 class FakeCamera:
-    """One script per opening; once they are used up, it cannot be opened any more."""
+    """Plays one script per opening; when they are used up, it cannot be opened any more."""
 
     def __init__(self, *scripts: Script, capture: Callable[[Script], FakeCapture] = FakeCapture) -> None:
         self.captures: list[FakeCapture] = []
@@ -100,7 +100,7 @@ class FakeCamera:
 
 
 def source_of(camera: FakeCamera, clock: Clock | None = None, jitter: float = 1.0, **options: Any) -> LiveSource:
-    """A live source that waits in fake time, unless no clock is given."""
+    """Return a live source that waits in fake time unless a clock is given."""
     given = LiveOptions(**{"buffer": "all", "reconnect_for": 1000.0, **options})
     if clock is None:
         return LiveSource(0, given, connect=camera, sleep=lambda seconds: time.sleep(0.01))
@@ -116,7 +116,7 @@ def numbers(frames: list[Frame]) -> list[int | None]:
 
 
 class Silent(FakeCapture):
-    """Gives up after FFmpeg's whole timeout."""
+    """Returns only after FFmpeg's whole timeout."""
 
     def __init__(self, script: Script, clock: Clock) -> None:
         super().__init__(script)
@@ -138,5 +138,5 @@ def web(camera: FakeCamera, clock: Clock, *, stride: int = 1, **options: Any) ->
 
 
 def noise(seed: int) -> np.ndarray:
-    """A frame as a live source gives it."""
+    """Return a random frame in the form of a live source."""
     return np.asarray(draw_image(seed))

@@ -1,4 +1,4 @@
-"""A camera that serves MJPEG by RTSP over TCP, in as much of RFC 2326, 2435 and 3550 as FFmpeg asks for."""
+"""A camera that serves MJPEG by RTSP over TCP, implementing the parts of RFC 2326, 2435 and 3550 that FFmpeg uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWERS = {
 
 
 class _Camera(socketserver.StreamRequestHandler):
-    """Answers until it is to play, sends the server's frames, and hangs up; at once after `most` times."""
+    """Answers requests until PLAY, sends the server's frames, and disconnects; at once after `most` connections."""
 
     def handle(self) -> None:
         server: Any = self.server
@@ -54,7 +54,9 @@ class _Camera(socketserver.StreamRequestHandler):
 
 
 def _payload(pixels: np.ndarray) -> bytes:
-    """A JPEG without what RFC 2435 leaves out; its sides are multiples of 16, and it fits into one packet."""
+    """Return a JPEG without the parts that RFC 2435 omits; its sides are multiples of 16, and it fits into one
+    packet.
+    """
     jpeg = cv2.imencode(".jpg", pixels[..., ::-1])[1].tobytes()
     tables, place = b"", 2
     while (marker := jpeg[place + 1]) != 0xDA:  # up to the scan
@@ -69,7 +71,7 @@ def _payload(pixels: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def rtsp_camera(frames: Sequence[Image.Image]) -> Iterator[Any]:
-    """A camera at `server.url`, which gives these frames to each of the first `server.most` that ask for them."""
+    """Yield a camera at `server.url`, which gives these frames to each of the first `server.most` clients."""
     server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Camera)
     server.daemon_threads, server.frames, server.played, server.most = True, frames, 0, 1
     server.url = f"rtsp://127.0.0.1:{server.server_address[1]}/live"

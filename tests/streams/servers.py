@@ -1,4 +1,4 @@
-"""Web servers of this machine's own."""
+"""Local web servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(handler: type[QuietHandler]) -> Iterator[Any]:
-    """A server at `server.server_port` of 127.0.0.1, in a thread of its own."""
+    """Yield a server at `server.server_port` of 127.0.0.1, in its own thread."""
     with in_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield server
 
 
 @contextlib.contextmanager
 def in_thread(server: socketserver.BaseServer) -> Iterator[Any]:
-    """The server, at work in a thread of its own."""
+    """Yield the server while it runs in its own thread."""
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Frames that wait for the model: the newest ones, or all of them."""
+"""Frames that wait for the model: the newest, or all."""
 
 from __future__ import annotations
 

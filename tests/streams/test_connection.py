@@ -1,4 +1,4 @@
-"""One opening of a source that hangs, stalls, or gives what cannot be decoded."""
+"""A connection to a source that hangs, stalls, or sends data that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_frame_out_of_the_decoder_after_a_timeout_is_the_last_before_a_gap() -
     clock = Clock()
 
     class Delayed(FakeCapture):
-        """FFmpeg's H.264 decoder holds a frame back, and gives it out when reading the stream has timed out."""
+        """FFmpeg's H.264 decoder holds back a frame, and returns it when reading the stream has timed out."""
 
         def grab(self) -> bool:
             clock.now += 15.0 if self.num_grabbed == 1 else 0.1

@@ -1,4 +1,4 @@
-"""What decoding may take at a time."""
+"""The memory budget for decoding."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ COLOURS = [RED, GREEN, BLUE]
 
 
 def row(colours: list[Any], mode: str) -> Image.Image:
-    """An image one pixel high."""
+    """Return an image one pixel high."""
     image = Image.new(mode, (len(colours), 1))
     image.putdata(colours)
     return image
@@ -279,7 +279,7 @@ def test_unsorted_listing_finds_every_file(tmp_path: Path) -> None:
 
 
 def _png_of_zeros(width: int, height: int) -> bytes:
-    """A PNG of a few bytes whose header promises this size."""
+    """Return a PNG of a few bytes whose header claims this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""What opens a file, and what a file may cost."""
+"""Which plugin opens a file, and limits on the cost of a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps(answers, sort_keys=True))
 
 
 def draw_formats(folder: Path) -> list[Path]:
-    """Files of many formats, and some that more than one format would take."""
+    """Write files in many formats, including some that several plugins would open."""
     image = draw_image(0, 32, 32)
     names = [f"a.{kind}" for kind in KINDS.split(" ")]
     for name in names:
@@ -51,7 +51,7 @@ def draw_formats(folder: Path) -> list[Path]:
 
 
 def draw_icon(path: Path) -> None:
-    """An icon whose header a TGA's, which have no signature, may look like: by the 67,624 bytes of its pixels."""
+    """Write an icon that resembles a TGA, which has no signature, by the size of its pixels, 67,624 bytes."""
     draw_image(0, 128, 128).convert("RGBA").save(path, sizes=[(128, 128)], bitmap_format="bmp")
 
 

@@ -19,7 +19,7 @@ from tests.conftest import happens
 
 
 class Stop(BaseException):
-    """What `wait` raises, as a signal would: no Exception."""
+    """Raised by `wait`, like a signal; not an Exception."""
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -27,7 +27,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def grey_frame(value: int, delay_s: float = 0.0) -> Frame:
-    """A frame of one pixel that takes its time to load."""
+    """Return a one-pixel frame that takes some time to load."""
 
     def load() -> Image.Image:
         time.sleep(delay_s)
@@ -44,7 +44,7 @@ def failing_frame(source: str, error: Exception) -> Frame:
 
 
 class Gate:
-    """Frames that count how many of them have started to load, and load only once the gate is open."""
+    """Frames that count how many have started to load, and load only once the gate is open."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -75,7 +75,7 @@ def gate() -> Iterator[Gate]:
 
 
 def raise_after(calls: int, once: Callable[[], bool] = lambda: True) -> Callable[[], None]:
-    """A `wait` that stops the run after so many calls at which the condition held."""
+    """Return a `wait` that raises after this many calls at which the condition held."""
     left = itertools.count(calls - 1, -1)
 
     def wait() -> None:

@@ -30,12 +30,12 @@ def write_video(path: Path, fourcc: str, images: list[np.ndarray]) -> Path:
 
 
 def ramp(path: Path, fourcc: str, count: int) -> Path:
-    """Plain grey frames, each 20 levels lighter than the one before."""
+    """Write plain grey frames, each 20 levels lighter than the one before."""
     return write_video(path, fourcc, [np.full((48, 64, 3), 20 * number, np.uint8) for number in range(count)])
 
 
 def noise(path: Path, count: int) -> Path:
-    """Frames so large that a cut falls between the first and the last of them."""
+    """Write frames so large that a cut falls between the first and the last of them."""
     rng = np.random.default_rng(0)
     return write_video(path, "MJPG", [rng.integers(0, 256, (96, 128, 3), dtype=np.uint8) for _ in range(count)])
 
@@ -50,7 +50,7 @@ def numbers(frames: list[Frame]) -> list[int | None]:
 
 
 def steps(frames: list[Frame]) -> list[int]:
-    """Which frame of `ramp` each image shows, told from its brightness."""
+    """Return the frame of `ramp` that each image shows, by its brightness."""
     return [round(float(np.asarray(frame.load()).mean()) / 20) for frame in frames]
 
 

@@ -1,4 +1,4 @@
-"""The real thing: MJPEG over HTTP, as web cameras serve it."""
+"""MJPEG over HTTP from a real server, as web cameras serve it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_process_that_is_reconnecting_ends_on_a_signal_after_a_clean_save(
 
 
 class _Endless(QuietHandler):
-    """A picture that never ends."""
+    """Sends a picture that never ends."""
 
     def do_GET(self) -> None:
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""What Prometheus gets of a run, over HTTP and in a file."""
+"""Metrics of a run for Prometheus, over HTTP and in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions reach an MQTT broker, whatever becomes of it."""
+"""Predictions reach an MQTT broker despite interruptions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @contextlib.contextmanager
 def broker(port: int, file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """amqtt in a process of its own, which is killed at the end."""
+    """Yield an amqtt process, which is killed at the end."""
     command = [sys.executable, "-m", "tests.runs.mqtt_broker", str(port), str(file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT)
     try:
@@ -39,7 +39,7 @@ def broker(port: int, file: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def received(file: Path) -> list[int]:
-    """Indices of the rows that the broker got, in their order, under the topic of the tests."""
+    """Return indices of the rows received by the broker, in order, under the topic of the tests."""
     if not file.exists():
         return []
     messages = [line.partition(" ") for line in file.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Videos of what a run said."""
+"""Annotated videos of runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.records import rows_of
 
 
 def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
-    """The frames of a video, as OpenCV reads them."""
+    """Return the frames of a video, as OpenCV reads them."""
     video, frames = cv2.VideoCapture(str(path)), []
     while (read := video.read())[0]:
         frames.append(np.asarray(read[1]))
