@@ -48,6 +48,10 @@ class Domain:
 
     Attributes:
         name: E.g. "gaussian_noise".
+        severity: 1 to 5, or None if the layout has no severities.
+        sources: Path of each image, or array and row.
+        labels: Shape (n,): the model's class number of each image.
+        read: Decodes the image at a position; None if `sources` are image files.
     """
 
     name: str
@@ -76,6 +80,15 @@ class Dataset:
 
     Attributes:
         root: Folder of the dataset.
+        layout: Description of the layout, for messages.
+        domains: In the order of evaluation.
+        classes: How class folders were mapped to numbers.
+        class_numbers: The model's class numbers present as folders or labels, ascending, regardless of any limit or
+            image list.
+        sizes: Number of images of each size.
+        names: Class names, if they are the folders in alphabetical order; else None.
+        restricted_to: Name of the ImageNet variant to whose classes the logits are restricted, or None.
+        shuffled: Whether the images need shuffling because they are stored by class.
     """
 
     root: Path

@@ -72,18 +72,26 @@ def evaluate(
     norms, and the guard's decisions as `events.jsonl` if a method is guarded.
 
     Args:
-        model: A timm classifier, as returned by `load_model`; it is restored to its source weights in any case. If
-            the dataset names its classes, the model is given those names.
+        model: A timm classifier, as returned by `load_model`; it is restored to its source weights in any case. If the
+            dataset names its classes, the model is given those names.
+        dataset: The domains, as returned by `open_dataset`.
         output: Folder for the results.
         methods: Names in the order of the table, e.g. METHOD, METHOD+guard or LABEL=METHOD (another row of the same
             method with other settings), mapped to their settings, or to None for the published ones.
+        options: Scenario, batch size, seeds etc.
+        preprocessing: How images become inputs; by default the model's own.
+        delta: Start every trial from these adapted weights, including that of `source`; a reset still restores the
+            source weights.
+        source_data: Clean source images (a folder), or statistics computed from some (a file), for methods that need
+            them.
+        interrupts: Turns signals into a clean stop.
 
     Returns:
         The contents of `results.json`.
 
     Raises:
-        UsageError: If the folder holds another evaluation, the options do not suit the data, or a method needs
-            source images.
+        UsageError: If the folder holds another evaluation, the options do not suit the data, or a method needs source
+            images.
         DeltaError: If the delta does not fit the model.
         StreamError: If an image cannot be read and `on_error` is "stop", or no image of a domain can be read.
         OutputError: If results cannot be written.
