@@ -34,33 +34,8 @@ def pace_of(method: Method) -> EveryNth | None:
     return EveryNth(every)
 
 
-@dataclass
-class _Pacing:
-    """The pace's state, apart from the condition's statistics and the weights.
-
-    Attributes:
-        frames: Frames since the last change.
-        taught: Blocks learned from since then.
-        waited: Blocks since the last of these.
-        moving: Whether updates still make progress.
-        path: Length of the weights' path since the mark.
-        adapted_on: Total number of frames learned from.
-        changes: Number of changes so far.
-    """
-
-    frames: int = 0
-    taught: int = 0
-    waited: int = 0
-    moving: bool = True
-    path: float = 0.0
-    adapted_on: int = 0
-    changes: int = 0
-
-
-class Pace(Observer):
-    """Decides which frames justify an update.
-
-    A change is detected from plain image statistics, against those of the frames learned from since the last change.
+class EveryNth(Observer):
+    """Limits learning to every N-th batch.
 
     Args:
         every: N, at least 2.

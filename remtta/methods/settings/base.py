@@ -55,6 +55,7 @@ class MethodConfig:
             Specific to this project.
         micro_batch: Images per forward and backward pass. It saves memory without changing the update. None leaves it
             to the method: the whole batch, or for REM on a CPU the number that is fastest.
+        adapt_every: Learn from every N-th batch only. Specific to this project.
         adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model, or
             block numbers such as "0-8" or "0,2,4-6".
         bn: Statistics that batch norms use while a model adapts: "batch", the batch's own, as in Tent; or "running",
