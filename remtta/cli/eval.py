@@ -143,8 +143,7 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         output = during.enter_context(table.folder(options))
-        for path in table.checkpoints or [None]:
-            load_torch("remtta.evaluation.evaluating", replace(model, checkpoint=path), methods.shared.delta)
+        _load_torch(model, table.checkpoints, methods.shared.delta)
         configs = methods.configs(options.batch_size)
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
@@ -176,6 +175,13 @@ def evaluate(
                         folder, tables[case], classifier, dataset, _preprocessing(classifier, dataset, data, options)
                     )
         _print_axes(output, tables, quiet=running.quiet)
+
+
+def _load_torch(model: ModelOptions, checkpoints: Sequence[Path], delta: Path | None) -> None:
+    """Import what comes with torch, once every checkpoint is found to be there."""
+    for path in checkpoints:
+        replace(model, checkpoint=path).check_files()
+    load_torch("remtta.evaluation.evaluating", model, delta)
 
 
 def _measure(
