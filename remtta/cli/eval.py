@@ -143,9 +143,13 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         output = during.enter_context(table.folder(options))
+<<<<<<< HEAD
         given: list[Path | None] = [*table.checkpoints] or [None]
         for each in given:
             load_torch("remtta.evaluation.evaluating", replace(model, checkpoint=each), methods.shared.delta)
+=======
+        _load_torch(model, table.checkpoints, methods.shared.delta)
+>>>>>>> firsthour
         configs = methods.configs(options.batch_size)
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
@@ -177,6 +181,13 @@ def evaluate(
                         folder, tables[case], classifier, dataset, _preprocessing(classifier, dataset, data, options)
                     )
         _print_axes(output, tables, quiet=running.quiet)
+
+
+def _load_torch(model: ModelOptions, checkpoints: Sequence[Path], delta: Path | None) -> None:
+    """Import what comes with torch, once every checkpoint is found to be there."""
+    for path in checkpoints:
+        replace(model, checkpoint=path).check_files()
+    load_torch("remtta.evaluation.evaluating", model, delta)
 
 
 def _measure(
