@@ -143,13 +143,7 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         output = during.enter_context(table.folder(options))
-<<<<<<< HEAD
-        given: list[Path | None] = [*table.checkpoints] or [None]
-        for each in given:
-            load_torch("remtta.evaluation.evaluating", replace(model, checkpoint=each), methods.shared.delta)
-=======
         _load_torch(model, table.checkpoints, methods.shared.delta)
->>>>>>> firsthour
         configs = methods.configs(options.batch_size)
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
