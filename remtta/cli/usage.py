@@ -49,7 +49,7 @@ class Application(TyperGroup):
             text, code = error.format_message(), getattr(error, "exit_code", 1)
         else:
             sys.exit(code)
-        if text.strip():  # without any command the help is shown, and no error
+        if text.strip():  # without a command, help is shown instead of an error
             say(f"Error: {_plain(one_line(text))}")
         sys.exit(code)
 
