@@ -20,7 +20,8 @@ HALF_LIFE = 35
 _RECENT, _MEMORY = 100, 1000  # half-lives of what tells whether windows of the stream hold few classes
 _FEW = (0.16, 0.32)  # agreement, times the root of C, from which on and by which a mean is put down to the labels
 _ONE = (0.05, 0.5)  # a + b / C: agreement of the plain answers from which on, to twice that, nothing is centred
-_LEAST = 1e-9
+_MAX_KEPT = 2  # times what the mean holds in the direction of the answers: most that is put down to the labels
+_MIN_SQUARE = 1e-9
 
 
 class Centre:
@@ -28,8 +29,9 @@ class Centre:
 
     The mean of the logits z is the shift's offset plus what the labels put there. The model's centred answers
     q = softmax(z - offset) tell the labels: slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). That is left in
-    as far as answers to different images of this stream agree, which they do where windows hold few classes, but never
-    more than the mean holds of it: a shift towards a class, too, makes answers agree, and centring must not add to it.
+    as far as answers to different images of this stream agree, which they do where windows hold few classes, but at
+    most twice what the mean holds of it: a shift towards a class makes answers agree, too, and where the mean points
+    another way they tell nothing of the labels.
     Where the plain answers have agreed for long (one class for hours), nothing is centred.
 
     Attributes:
@@ -105,7 +107,7 @@ class Centre:
         few = _ramp(agreement * classes**0.5, *_FEW)
         slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
         lean = q - 1 / classes
-        most = (z @ lean / lean.square().sum().clamp(min=_LEAST)).clamp(min=0)
+        most = _MAX_KEPT * (z @ lean / lean.square().sum().clamp(min=_MIN_SQUARE)).clamp(min=0)
         self._shift = z - torch.minimum(few * slope, most) * lean
         if not self._led:
             self.share = self._plain_share(logits.softmax(-1))
@@ -183,7 +185,7 @@ def _agreement(mean: Tensor, square: Tensor, alike: float) -> tuple[Tensor, Tens
     """
     spread = (square - mean.square().sum()) / (1 - alike)
     common = mean.square().sum() - 1 / len(mean) - alike * spread
-    return common.clamp(min=0), spread.clamp(min=_LEAST)
+    return common.clamp(min=0), spread.clamp(min=_MIN_SQUARE)
 
 
 def _ramp(value: Tensor, low: float, high: float) -> Tensor:
