@@ -16,7 +16,7 @@ def test_wnids_are_mapped_by_wnid_and_never_by_position() -> None:
     assert mapped.how == "wnid"
     with pytest.raises(UsageError, match="wnids, but the model has 7 classes; give --class-map"):
         map_classes(["n01443537"], num_classes=7)
-    with pytest.raises(UsageError, match=r"1 class folders not in ImageNet's wnids: n00000000"):
+    with pytest.raises(UsageError, match=r"1 class folder not in ImageNet's wnids: n00000000"):
         map_classes(["n01443537", "n00000000"], num_classes=1000)
 
 
