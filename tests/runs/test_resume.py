@@ -214,12 +214,12 @@ def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
 
 def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
     with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path, on_batch=StopAfter(1), interrupts=interrupts)
-    record = record_of(tmp_path)
+        adapt_tiny(frames, tmp_path / "run", on_batch=StopAfter(1), interrupts=interrupts)
+    record = record_of(tmp_path / "run")
     record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
-    (tmp_path / RECORD).write_text(json.dumps(record))
-    adapt_tiny(frames, tmp_path, resume=True)
-    assert record_of(tmp_path)["timing"]["started"] == "2026-01-01T00:00:00+00:00"
+    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+    adapt_tiny(frames, tmp_path / "run", resume=True)
+    assert record_of(tmp_path / "run")["timing"]["started"] == "2026-01-01T00:00:00+00:00"
 
 
 def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
