@@ -116,8 +116,7 @@ class Session(Generic[C]):
     ) -> None:
         self.adapter, self.counts, self._card = adapter, counts, card
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
-        self._resets, self._adapt_for = (episodic, reset_every), adapt_for
-        self._answer_early = answer_early
+        self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
         self._seconds = math.inf  # duration of the last batch
         self._mark: _Mark[C] = _Mark()
         self.committed: Committed = adapter.method.committed  # as of the last finished batch

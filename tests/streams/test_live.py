@@ -145,7 +145,7 @@ def test_closing_ends_the_reading_from_another_thread_also_while_reconnecting() 
 @pytest.mark.parametrize("options", [{"reconnect_for": 5}, {"buffer": "latest"}])
 def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(options: Any, frames: Any) -> None:
     option = "--reconnect-for" if "reconnect_for" in options else "--buffer"
-    with pytest.raises(UsageError, match=f"{option}.* for cameras and network streams, and .*frames is none"):
+    with pytest.raises(UsageError, match=f"{option}.* for cameras and network streams, and .*frames is neither"):
         open_stream(frames, **options)
 
 
