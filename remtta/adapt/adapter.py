@@ -22,14 +22,14 @@ from remtta.errors import UsageError
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
 from remtta.methods.settings.base import Optimizer, Precision
-from remtta.methods.settings.rem import Masking
+from remtta.methods.settings.rem_config import Masking
 from remtta.models.card import card_of
 from remtta.models.described import Described, Output
 from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
-from remtta.options.guard import Action, Answer
-from remtta.options.run import Smooth
+from remtta.options.guard_options import Action, Answer
+from remtta.options.run_options import Smooth
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.budget import TimeBudget
 from remtta.runs.policy import FitFrames

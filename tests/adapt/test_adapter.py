@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from remtta.methods.settings.rem import REMConfig
 from torch import Tensor, nn
 
 import remtta
 from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, load_delta, stream
 from remtta.adapt.adapter import Settings
 from remtta.errors import UsageError
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.options.option import members_of
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.runs.tiny import adapt_tiny
