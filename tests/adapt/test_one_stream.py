@@ -421,10 +421,10 @@ def test_a_reader_that_is_only_slow_gets_the_rows_of_a_run_that_is_stopped(frame
     options = RunOptions(batch_size=12, logits=True, topk=7)
     with os.fdopen(writing, "wb") as pipe, Interrupts() as interrupts:
         reader.start()
-        adapt_stream(tiny_vit(), frames, tmp_path, options=options, echo=pipe, interrupts=interrupts)
+        adapt_stream(tiny_vit(), frames, tmp_path / "run", options=options, echo=pipe, interrupts=interrupts)
     reader.join()
     os.close(reading)
-    assert b"".join(got) == (tmp_path / "predictions.jsonl").read_bytes() != b""
+    assert b"".join(got) == (tmp_path / "run" / "predictions.jsonl").read_bytes() != b""
 
 
 class _Broken(io.BytesIO):
