@@ -79,7 +79,7 @@ def assert_as_alone(folder: Path, alone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("rem", {"adapt": "auto"}), ("tent", {"latency": True, "reset_every": 6, "guard": None})]
+    ("method", "options"), [("rem", {"smooth": "auto"}), ("tent", {"latency": True, "reset_every": 6, "guard": None})]
 )
 def test_each_stream_is_as_if_it_were_alone(
     method: str, options: dict[str, Any], folders: dict[str, Path], tmp_path: Path

@@ -395,7 +395,7 @@ def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str
         build_method("foa", make(name), method_config("foa", {}, batch_size=3))
         return
     plain = isinstance(backbone, ViT)
-    told = "reads other tokens" if plain else f"the blocks of {type(backbone.module).__name__} take positions"
+    told = "reads other tokens" if plain else f"the blocks of {type(backbone.module).__name__} expect a fixed number"
     with pytest.raises(ModelError, match=told):
         build_method("foa", make(name), method_config("foa", {}, batch_size=3))
 
@@ -421,6 +421,6 @@ def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(frames: Path, tmp_pat
 
 def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:
     with pytest.raises(
-        UsageError, match="images of 36x32 pixels do not divide into patches of 8x8; choose --input-size"
+        UsageError, match="images of 36x32 pixels do not divide into patches of 8x8; choose another --input-size"
     ):
         backbone_of(make("NaFlex")).logits(torch.zeros(1, 3, 36, 32))

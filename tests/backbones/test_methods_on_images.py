@@ -90,7 +90,7 @@ def test_bf16_is_near_and_gives_float32(family: str) -> None:
 
 @pytest.mark.parametrize("name", IN_BETWEEN)
 def test_methods_that_reach_in_between_are_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="works on tokens between a transformer's blocks, and ResNet has no tokens"):
+    with pytest.raises(ModelError, match="works on tokens between a transformer's blocks, and ResNet has none"):
         make("resnet", name)
 
 

@@ -41,7 +41,7 @@ def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str
     assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_TABLE)
     assert remtta_here("methods", "rem") == 0
     told = capfd.readouterr().out
-    assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to leave out" in told
+    assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to mask" in told
     assert "None for the first three quarters" in " ".join(told.split())
     assert remtta_here("methods", "tent") == 0
     assert "0.001 at a batch of 64" in capfd.readouterr().out

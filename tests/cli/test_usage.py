@@ -107,5 +107,5 @@ def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) ->
 
 
 def test_a_value_that_there_is_not_is_told_with_those_that_there_are(capfd: pytest.CaptureFixture[str]) -> None:
-    told = "Error: Invalid value for '--adapt': 'sometimes' is not one of 'always', 'auto'."
-    assert refusal_of(capfd, "adapt", "frames", "--adapt", "sometimes") == (2, told)
+    told = "Error: Invalid value for '--smooth': 'sometimes' is not one of 'off', 'auto'."
+    assert refusal_of(capfd, "adapt", "frames", "--smooth", "sometimes") == (2, told)

@@ -138,7 +138,7 @@ def test_what_is_no_such_stream_is_refused(stream: Path, tmp_path: Path) -> None
         class_names(stream)
     others: list[tuple[list[int | str], str]] = [
         ([7], "names class 7"),
-        (["cat"], "no number"),
+        (["cat"], "not a number"),
         ([], "none with <key>"),
     ]
     for labels, reason in others:

@@ -178,7 +178,7 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         made(kind, compiled)
     with pytest.raises(UsageError, match="micro-batch"):
         EcoTTAConfig(micro_batch=2)
-    with pytest.raises(ModelError, match="has no tokens"):
+    with pytest.raises(ModelError, match="has none"):
         made(BECoTTA, tiny("resnet"))
 
 

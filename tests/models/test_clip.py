@@ -152,7 +152,7 @@ def test_what_cannot_be_had_is_refused_in_a_line(tmp_path: Path) -> None:
         (name, {"prompts": "none"}, 'unknown prompts "none"; choose single, openai7, openai80, watt'),
         (name, {"prompts": str(tmp_path / "bad.txt")}, 'needs one {} for the class\'s name, got "no place"'),
         (coca, {}, "as CoCa does"),
-        ("vit_tiny_patch16_224", {"prompts": "watt", "checkpoint": "x"}, "are for zero-shot models"),
+        ("vit_tiny_patch16_224", {"prompts": "watt"}, "are for zero-shot models"),
     ]
     for model, given, message in refused:
         with pytest.raises(UsageError) as caught:

@@ -44,7 +44,7 @@ def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> 
         seen.append((len(os.listdir("/proc/self/fd")), len(gc.get_objects())))
 
     stream = Stream("many", "folder", frames, num_frames)
-    adapt_tiny(stream, tmp_path / "run", on_batch=look, options={"batch_size": 20, "adapt": "auto", "smooth": "auto"})
+    adapt_tiny(stream, tmp_path / "run", on_batch=look, options={"batch_size": 20, "smooth": "auto"})
     (early_files, early), (late_files, late) = seen[len(seen) // 2], seen[-1]
     assert late_files <= early_files
     assert late - early < num_frames // 4  # frames, rows or tensors that are kept would be one each, at the least

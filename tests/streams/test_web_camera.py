@@ -81,9 +81,9 @@ def test_a_web_camera_that_drops_out_and_comes_back_larger(
 
 def test_a_web_camera_with_broken_parts_is_not_lost(web_camera: Any, checkpoint: Path, tmp_path: Path) -> None:
     web_camera.broken = (3, 4)
-    options: list[str | Path] = ["--buffer", "all", "--reconnect-for", "0", "-b", "4", "-o", tmp_path]
+    options: list[str | Path] = ["--buffer", "all", "--reconnect-for", "0", "-b", "4", "-o", tmp_path / "run"]
     assert remtta_here("adapt", web_camera.url, *TINY_OPTIONS, "--checkpoint", checkpoint, *options) == 0
-    rows = rows_of(tmp_path)
+    rows = rows_of(tmp_path / "run")
     assert [row["frame"] for row in rows] == list(range(6))
     assert [row.get("error") for row in rows] == [None, None, None, *["cannot be decoded"] * 2, None]
     assert web_camera.connections == 1
