@@ -38,7 +38,7 @@ def row(each: Support) -> str:
 def reasons(supports: list[Support]) -> list[str]:
     """Why methods are refused, each reason once."""
     found = (why for each in supports for why in each.refused.values())
-    whys = (re.sub(r"\w+ has no tokens", "it has no tokens", why) for why in found)
+    whys = (re.sub(r"\w+ has none;", "it has none;", why) for why in found)
     whys = (re.sub(r"the blocks of \w+", "its blocks", why) for why in whys)
     return [f"- {why}." for why in dict.fromkeys(whys)]
 
