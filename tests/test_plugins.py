@@ -129,7 +129,7 @@ def test_a_variant_of_rem_runs_by_its_own_settings(site: Path, monkeypatch: pyte
         ("import nothing_of_the_kind", "broken:Method", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("1 / 0", "broken:Method", "ZeroDivisionError: division by zero"),
         ("", "broken:Method", "AttributeError: module 'broken' has no attribute 'Method'"),
-        ("class Method: pass", "broken:Method", "broken:Method of the package my-broken is not a method: not a subclass of"),
+        ("class Method: pass", "broken:Method", "broken:Method of the package my-broken is not a method: "),
     ],
 )
 def test_a_package_that_fails_is_named_in_a_line(

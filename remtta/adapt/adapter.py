@@ -1,4 +1,4 @@
-"""What `remtta adapt` does by default, as an object, and a stream's answers one by one."""
+"""`remtta adapt` as an object, and a stream's predictions frame by frame."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _log = logging.getLogger("remtta")
 
 
 class Settings(TypedDict, total=False):
-    """Settings of methods, as the options of `remtta adapt` are called; those of the method's name where left out."""
+    """Settings of methods, named as in their configs; the method's defaults where left out."""
 
     lr: float
     optimizer: Optimizer
@@ -65,34 +65,34 @@ class Settings(TypedDict, total=False):
 
 
 class Adapter(ObservedMethod):
-    """A classifier that adapts to what it sees, as `remtta adapt` has it: method, guard, centred logits and all.
+    """A classifier that adapts to its inputs as `remtta adapt` does, with the method, centred logits and the guard.
 
         adapter = remtta.Adapter(model)
         probs = adapter(images)  # (B, C); predicts, then learns
 
-    Any number of threads may call it: it works for one at a time. The model is its own: nothing else, and no other
-    adapter, may use it meanwhile, as its weights change in place and are the source's for moments.
+    It may be called from any number of threads and serves one at a time. The model belongs to it: nothing else, and no
+    other adapter, may use the model, as its weights change in place and are the source's at times.
 
     Attributes:
-        card: What is known of the model: preprocessing, labels, classes.
-        options: How it is run.
+        card: The model's preprocessing, labels and number of classes.
+        options: The run's options.
         config: The method's settings.
 
     Args:
         model: A classifier of images (B, 3, H, W); adapted in place, in eval mode.
         method: Name of the method.
-        batch_size: Images of a call, or of a batch of `stream`. Of fewer than 20 the learning rate is less.
-        output: From what the model returns to logits (B, C), where it returns something else.
-        patch_size: Height and width of what masks leave out, in pixels; None for what suits the model.
-        preprocessing: How pictures become its inputs; None for what the model says, or else ImageNet's.
-        labels: Class names; None for what the model says.
-        guard: What is done against harm; None for what goes with the method.
-        answer: Who answers; None likewise.
-        smooth: "auto" where calls and frames come in order, as on video.
+        batch_size: Images per call, or per batch of `stream`. Below 20 the learning rate is reduced in proportion.
+        output: Function from what the model returns to logits (B, C), for a model that returns something else.
+        patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
+        preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
+        labels: Class names; None for the model's own.
+        guard: What the guard does against harm; None for the method's default.
+        answer: Which model answers; None for the method's default.
+        smooth: "auto" if calls and frames come in order, as on video.
         delta: Adapted weights to start from.
-        source_data: Clean images without labels, for methods that learn from them first.
-        seed: Of every random choice.
-        settings: Of the method.
+        source_data: Folder of clean images without labels, for methods that learn from them first.
+        seed: Seed of every random choice.
+        settings: Settings of the method.
 
     Raises:
         ModelError: If the model cannot be adapted, with what to do.
@@ -135,7 +135,7 @@ class Adapter(ObservedMethod):
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
 
         Raises:
-            ValueError: If they are no batch of images.
+            ValueError: If they are not a batch of images.
         """
         pixels = self._pixels(images)
         with self._lock:
@@ -145,12 +145,12 @@ class Adapter(ObservedMethod):
         return answers.logits.float().softmax(-1).cpu()
 
     def in_turn(self, work: Callable[[], None]) -> None:
-        """Do what needs the model while no other thread uses it."""
+        """Call `work` while no other thread uses the model."""
         with self._lock:
             work()
 
     def freeze(self) -> None:
-        """Only predict from now on, with what was learned."""
+        """Only predict from now on, with the weights as they are."""
         self.frozen = True
 
     def reset(self) -> None:
@@ -159,31 +159,31 @@ class Adapter(ObservedMethod):
             super().reset()
 
     def delta(self) -> dict[str, Tensor]:
-        """Return adapted minus source weights, by parameter name; the head's bias has what logits are centred by."""
+        """Return adapted minus source weights by parameter name; the head's bias holds the offset of centred logits."""
         with self._lock:
             return self.method.delta()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything the next answer depends on, on the CPU, ready for `torch.save` or safetensors."""
+        """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self._lock:
             return {**self.state(), _FROZEN: torch.tensor(self.frozen)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` returned, of an adapter of the same model and settings.
+        """Restore what `state_dict` returned, of an adapter with the same model and settings.
 
         Raises:
-            UsageError: If it is of another.
+            UsageError: If it belongs to another.
         """
         with self._lock:
             try:
                 load_whole({name: tensor for name, tensor in state.items() if name != _FROZEN}, self)
                 self.frozen = bool(state[_FROZEN])
             except (ValueError, KeyError) as error:
-                text = f"this is no state of an adapter of this model, method and settings ({error})"
+                text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error
 
     def _pixels(self, images: Images) -> Tensor:
-        """What the model takes, on its device."""
+        """Return the model's inputs, on its device."""
         if not isinstance(images, Tensor):
             transform = self.card.preprocessing.transform()
             images = torch.stack([transform(_picture(image)) for image in images])
@@ -193,31 +193,31 @@ class Adapter(ObservedMethod):
         return images.to(self.card.device)
 
     def warn_of_guess(self) -> None:
-        """Tell once that nothing says how pictures become the model's inputs, where that is so."""
+        """Warn once if the model's preprocessing is not known."""
         if self._guesses:
-            taken = self.card.preprocessing
-            told = "the model does not say how pictures become its inputs: they get ImageNet's mean and deviation at "
-            _log.warning("%s%d x %d; say otherwise by preprocessing=remtta.Preprocessing(...)", told, *taken.input_size)
+            height, width = self.card.preprocessing.input_size
+            unknown = "the preprocessing of the model is not known: images get the mean and deviation of ImageNet at"
+            _log.warning("%s %d x %d; pass preprocessing= to change that", unknown, height, width)
             self._guesses = False
 
     def _warn_of_few(self, count: int) -> None:
         if count < min(FULL_BATCH, self.options.batch_size) and not self._warned and self.method.trains:
-            told = "%d image(s) at a time, and the learning rate is for %d: say remtta.Adapter(model, batch_size=%d)"
+            told = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(told, count, self.options.batch_size, count)
             self._warned = True
 
 
 @dataclass(frozen=True)
 class Result:
-    """The answer to one frame.
+    """The prediction for one frame.
 
     Attributes:
-        index: Of the frame in the stream, from 0.
-        source: A path, or the video, camera or address.
-        time_s: In a video, in seconds; None for stills.
-        read_at: Of a live source: when it was read, in UTC, ISO 8601.
+        index: Number of the frame in the stream, from 0.
+        source: Its path, or the video, camera or address.
+        time_s: Its time in a video, in seconds; None for stills.
+        read_at: When it was read from a live source: UTC, ISO 8601.
         probs: Class probabilities (C,).
-        labels: Class names, if there are some.
+        labels: Class names, if known.
         adapted: Whether the frame entered an update.
     """
 
@@ -237,12 +237,12 @@ class Result:
 
     @property
     def label(self) -> str | None:
-        """Its name."""
+        """The name of the most likely class, if known."""
         return self.labels[self.class_id] if self.labels else None
 
     @property
     def prob(self) -> float:
-        """Its probability."""
+        """The probability of the most likely class."""
         return float(self.probs.max())
 
     @property
@@ -259,13 +259,13 @@ class Result:
 
 
 def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Adapter) -> Iterator[Result]:
-    """Predict a stream's frames and learn from them; yield each frame's answer, a batch after the other.
+    """Predict a stream's frames and learn from them; yield a result per frame, batch after batch.
 
     Frames that cannot be read are left out, with a warning. Black and repeated frames are not learned from.
 
     Args:
-        source: A stream, or anything that `open_stream` takes; the number of a camera.
-        adapter: What predicts and learns, which goes on from where it was.
+        source: A stream, anything that `open_stream` takes, or the number of a camera.
+        adapter: The adapter, which continues from its present state.
 
     Raises:
         UsageError: If there is no such source.
@@ -291,7 +291,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
 
 
 class _FrameResults:
-    """Listens to a session: the answers to its last batch."""
+    """Collects the results of a session's last batch."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._labels = adapter.card.labels
@@ -304,7 +304,7 @@ class _FrameResults:
                 _log.warning("left out frame %d, %s: %s", frame.index, frame.source, frame.error)
 
     def finished(self, result: BatchResult) -> None:
-        """Take the answers."""
+        """Keep the results."""
         logits = torch.empty(0) if result.logits is None else result.logits
         self.results = [
             Result(
@@ -321,7 +321,7 @@ class _FrameResults:
         ]
 
     def deliver(self, result: BatchResult) -> None:
-        """The stream hands them out."""
+        """Do nothing: `stream` yields the results."""
 
 
 def _picture(image: Image.Image | np.ndarray) -> Image.Image:

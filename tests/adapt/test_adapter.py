@@ -76,7 +76,7 @@ def test_a_state_goes_on_in_another_adapter_to_the_same_answers() -> None:
     for name, tensor in one.delta().items():
         assert torch.equal(tensor, other.delta()[name])
     for state in (adapter_of(method="tent").state_dict(), {}, {**one.state_dict(), "more": torch.zeros(1)}):
-        with pytest.raises(UsageError, match="no state of an adapter of this model"):
+        with pytest.raises(UsageError, match="does not fit an adapter of this model"):
             third.load_state_dict(state)
 
 
@@ -116,7 +116,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
     names = list("abcdefg")
     adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)
     results = list(stream(str(frames), adapter))
-    assert caplog.text.count("they get ImageNet's mean and deviation at 32 x 32; say otherwise by preprocessing=") == 1
+    assert caplog.text.count("images get the mean and deviation of ImageNet at 32 x 32; pass preprocessing=") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
     assert all(name.startswith("body.") for name in adapter.delta())
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_refused_and_small_batches_are_told(caplog: pytest.LogC
     adapter = Adapter(tiny_vit())
     for _ in range(2):
         adapter(random_images(2))
-    assert caplog.text.count("say remtta.Adapter(model, batch_size=2)") == 1
+    assert caplog.text.count("pass batch_size=2 to remtta.Adapter") == 1
 
 
 def test_settings_are_named_as_the_options_are() -> None:
