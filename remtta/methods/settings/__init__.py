@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
@@ -20,6 +19,8 @@ from remtta.options.option import Member, members_of
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from remtta.methods.objective import Objective
 
 __all__ = [
@@ -76,7 +77,7 @@ class Named:
         Raises:
             UsageError: If it belongs to another package and cannot be imported, or is not a method.
         """
-        if isinstance(self.place, EntryPoint):
+        if not isinstance(self.place, str):
             return _outside(self.place)
         module, _, kind = self.place.rpartition(".")
         found: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
