@@ -78,7 +78,7 @@ def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
     if not isinstance(tokens, ViT):
         raise ModelError(
             f"{method} changes the number of tokens, and the blocks of {type(backbone.module).__name__} "
-            "expect a fixed number; choose another method, or a ViT such as vit_base_patch16_224"
+            "need a position for each token; choose another method, or a ViT such as vit_base_patch16_224"
         )
     return tokens
 

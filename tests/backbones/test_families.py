@@ -395,7 +395,9 @@ def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str
         build_method("foa", make(name), method_config("foa", {}, batch_size=3))
         return
     plain = isinstance(backbone, ViT)
-    told = "reads other tokens" if plain else f"the blocks of {type(backbone.module).__name__} expect a fixed number"
+    told = (
+        "reads other tokens" if plain else f"blocks of {type(backbone.module).__name__} need a position for each token"
+    )
     with pytest.raises(ModelError, match=told):
         build_method("foa", make(name), method_config("foa", {}, batch_size=3))
 
