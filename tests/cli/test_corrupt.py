@@ -445,6 +445,8 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
     with start(source, out) as process:
         process.kill()
     wait_for_none_in(process.pid)
+    owners = [Path("/proc", path.name.split(".")[-2]) for path in out.rglob(".*.tmp")]
+    assert happens(lambda: not any(owner.exists() for owner in owners), within_s=15)  # nor any that waits to be reaped
     before = len([path for path in tree_of(out) if path.endswith(".JPEG")])
     options = CorruptOptions(corruptions=CHEAP, severities=(1, 2, 3, 4, 5), jobs=1)
     summary: TreeSummary = corrupt_tree(source, out, options)
