@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,27 @@ from remtta.backbones.backbone import BatchNorm
 from remtta.errors import counted
 from remtta.models.precision import Context
 
+Kind = Literal["batch", "recent", "running"]
+
 FEW = 16
 """Batch size from which on a batch's statistics need no prior."""
 
+HALF_LIFE = 35
+"""Images after which one counts for half in recent statistics."""
+
+_KEEP = 0.5 ** (1 / HALF_LIFE)
+RECENT = round(1 / (1 - _KEEP))
+"""Number of images that recent statistics count for in the long run, as do the source's beside them."""
+
 _log = logging.getLogger("remtta")
+
+
+class Moments(NamedTuple):
+    """Mean and variance of a layer's channels, shape (channels,), and the number of images that they count for."""
+
+    weight: float
+    mean: Tensor
+    variance: Tensor
 
 
 class BatchStatistics(TorchFunctionMode):
@@ -27,28 +44,39 @@ class BatchStatistics(TorchFunctionMode):
 
     A channel's statistics are those of the batch, blended with the running ones as if these came from `prior` further
     images: mean = (n mean_batch + prior mean_running) / (n + prior), and likewise the variance. Gradients flow through
-    the batch's. Outside of the context, the model uses its running statistics.
+    the batch's. "recent" pools the batch with the images before it, of which the newest count most, and with the
+    source's statistics, so that small batches are normalised as large ones are. Outside of the context, the model uses
+    its running statistics.
 
     Attributes:
         mixes: True if an image's logits depend on the rest of its batch.
+        moves: True if the running statistics follow the recent ones.
 
     Args:
         norms: The batch norms affected, by name.
-        kind: "batch", or "running" for the running statistics alone.
-        prior: Number of images that the running statistics count for; None for as many as the batch lacks of `FEW`.
+        kind: "batch", "recent", or "running" for the running statistics alone.
+        prior: Number of images that the source's statistics count for; None for as many as the batch lacks of `FEW`,
+            or for `RECENT`.
 
     Source: prior is N in Improving robustness against common corruptions by covariate shift adaptation,
     arXiv:2006.16971; Tent, arXiv:2006.10726, uses 0.
     """
 
-    def __init__(self, norms: Mapping[str, BatchNorm], kind: Literal["batch", "running"], prior: int | None) -> None:
+    def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None) -> None:
         super().__init__()
-        self._norms = norms
-        self.mixes = kind == "batch" and bool(norms)
-        self._prior = prior
+        self._norms, self._kind, self._prior = norms, kind, prior
+        self.mixes = kind != "running" and bool(norms)
+        self.moves = kind == "recent" and bool(norms)
         self._names = {id(norm.running_mean): name for name, norm in norms.items()}
-        self._noted: dict[str, tuple[Tensor, Tensor]] = {}
-        self._noting = self._warned_of_few = self._warned_of_parts = False
+        self._source = {name: _running(norm, RECENT if prior is None else prior) for name, norm in norms.items()}
+        self._warned_of_few = self._warned_of_parts = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with no recent images, or with the running statistics in the model where they are not the source's."""
+        self._expected, self._batch = 0, dict[str, Moments]()
+        now = {name: _running(norm, RECENT) for name, norm in self._norms.items()}
+        self._past = {name: each for name, each in now.items() if not torch.equal(each.mean, self._source[name].mean)}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -69,26 +97,42 @@ class BatchStatistics(TorchFunctionMode):
 
         return both
 
-    def begin(self) -> None:
-        """Record the statistics of each layer's next batch, for `follow`."""
-        self._noted, self._noting = {}, True
+    def expect(self, num_images: int) -> None:
+        """Count the next `num_images` among the recent ones, after the batch that they are in."""
+        if self.moves:
+            self._past, self._batch, self._expected = self._recent(), {}, num_images
 
     @torch.no_grad()
-    def follow(self, momentum: float) -> None:
-        """Move the running statistics by this share towards the recorded ones."""
-        self._noting = False
-        for name, (mean, variance) in self._noted.items():
-            running = self._norms[name]
-            assert running.running_mean is not None and running.running_var is not None
-            running.running_mean.lerp_(mean, momentum)
-            running.running_var.lerp_(variance, momentum)
+    def follow(self) -> None:
+        """Set the running statistics to the recent ones, blended with the source's."""
+        for name, recent in self._recent().items():
+            norm, (_, mean, variance) = self._norms[name], _pooled(recent, self._source[name])
+            assert norm.running_mean is not None and norm.running_var is not None
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the recent statistics, on the CPU."""
+        found = {}
+        for name, (weight, mean, variance) in self._recent().items():
+            found[f"bn.{name}.weight"] = torch.tensor(weight, dtype=torch.float64)
+            found |= {f"bn.{name}.mean": mean.cpu().clone(), f"bn.{name}.variance": variance.cpu().clone()}
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned, among other entries."""
+        self._expected, self._batch, self._past = 0, {}, {}
+        for name, source in self._source.items():
+            if f"bn.{name}.weight" in state:
+                mean, variance = (state[f"bn.{name}.{part}"].to(source.mean) for part in ("mean", "variance"))
+                self._past[name] = Moments(float(state[f"bn.{name}.weight"]), mean, variance)
 
     def warn_of_few(self, num_images: int) -> None:
         """Warn once about small batches, unless a prior was chosen."""
-        if self.mixes and self._prior is None and num_images < FEW and not self._warned_of_few:
+        if self.mixes and not self.moves and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
                 "batch statistics of %s are poor, so the source's count as %d more images; "
-                "larger batches or --set bn=running are safer",
+                "larger batches or --set bn=recent are safer",
                 counted(num_images, "image"),
                 FEW - num_images,
             )
@@ -115,29 +159,74 @@ class BatchStatistics(TorchFunctionMode):
     ) -> Tensor:
         if running_mean is None or running_var is None or training:  # it has no running statistics
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        if self._noting:
-            self._note(input, running_mean)
+        name = self._names.get(id(running_mean))
+        if self.moves and name is not None:
+            mean, variance = self._follow(name, input)
+            return _normalised(input, mean, variance, weight, bias, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
         if not self.mixes:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         if not prior and input.numel() > input.shape[1]:
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
         share = len(input) / (len(input) + prior)
-        exact = input.to(running_mean.dtype)
-        variance, mean = torch.var_mean(exact, _others(input), correction=0)
+        variance, mean = torch.var_mean(input.to(running_mean.dtype), _others(input), correction=0)
         mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
-        scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
-        shift = -mean * scale + (0 if bias is None else bias)
-        shape = (1, -1) + (1,) * (input.ndim - 2)
-        return torch.addcmul(shift.view(shape), exact, scale.view(shape)).to(input.dtype)
+        return _normalised(input, mean, variance, weight, bias, eps)
 
-    @torch.no_grad()
-    def _note(self, input: Tensor, running_mean: Tensor) -> None:
-        name = self._names.get(id(running_mean))
-        count = input.numel() // input.shape[1]
-        if name is not None and name not in self._noted and count > 1:
-            variance, mean = torch.var_mean(input.to(running_mean.dtype), _others(input))
-            self._noted[name] = mean, variance
+    def _follow(self, name: str, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance to normalise a layer's input by, and take note of it if it is expected."""
+        source = self._source[name]
+        variance, mean = torch.var_mean(input.to(source.mean.dtype), _others(input), correction=0)
+        own = Moments(_weight(len(input)), mean, variance)
+        past = [_aged(self._past[name], len(input))] if name in self._past else []
+        before = self._batch.get(name)
+        if self._expected > (0 if before is None else before.weight):
+            seen = Moments(len(input), mean.detach(), variance.detach())
+            self._batch[name] = seen if before is None else _pooled(before, seen)
+        _, mean, variance = _pooled(own, source, *past)
+        return mean, variance
+
+    def _recent(self) -> dict[str, Moments]:
+        """Return the recent statistics by layer, the last batch's included."""
+        recent = dict(self._past)
+        for name, batch in self._batch.items():
+            count = round(batch.weight)
+            own = batch._replace(weight=_weight(count))
+            recent[name] = _pooled(own, _aged(self._past[name], count)) if name in self._past else own
+        return recent
+
+
+def _running(norm: BatchNorm, weight: int) -> Moments:
+    assert norm.running_mean is not None and norm.running_var is not None
+    mean, variance = norm.running_mean.detach().clone(), norm.running_var.detach().clone()
+    return Moments(weight, mean, variance)
+
+
+def _weight(count: int) -> float:
+    """Return the weight of this many images, the newest of which counts 1."""
+    return (1 - _KEEP**count) / (1 - _KEEP)
+
+
+def _aged(past: Moments, count: int) -> Moments:
+    """Return the weight of images this many images later, with their statistics."""
+    return past._replace(weight=past.weight * _KEEP**count)
+
+
+def _pooled(*parts: Moments) -> Moments:
+    """Return mean and variance of all images together."""
+    weight = sum(part.weight for part in parts)
+    mean = torch.stack([part.weight / weight * part.mean for part in parts]).sum(0)
+    spreads = [part.weight / weight * (part.variance + (part.mean - mean).square()) for part in parts]
+    return Moments(weight, mean, torch.stack(spreads).sum(0))
+
+
+def _normalised(
+    input: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
+    shift = -mean * scale + (0 if bias is None else bias)
+    shape = (1, -1) + (1,) * (input.ndim - 2)
+    return torch.addcmul(shift.view(shape), input.to(mean.dtype), scale.view(shape)).to(input.dtype)
 
 
 def _others(input: Tensor) -> list[int]:

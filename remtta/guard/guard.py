@@ -18,6 +18,7 @@ from torch import Tensor
 from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.guard.observer import Answers, Observer
 from remtta.methods.method import Method
+from remtta.methods.source import CentredSource
 from remtta.methods.settings import MethodConfig
 from remtta.options import GuardOptions
 
@@ -31,7 +32,8 @@ def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) 
     whose predictions differ from the source model's.
     """
     forgets = config.episodic and config.answer is None  # and predicts before it learns
-    if options is None or method.objective.is_source or forgets:
+    same = isinstance(method.objective, CentredSource) and not method.net.batch_norms.mixes  # as the source, centred
+    if options is None or method.objective.is_source or forgets or same:
         return None
     options = options.filled()
     if not method.persists:

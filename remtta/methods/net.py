@@ -52,10 +52,11 @@ class Net:
         self.backbone, self.front = backbone_of(model), look_inside(model).front
         if self.backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
-        module, norms = self.backbone.module, {} if only_predicts else self.backbone.batch_norms
+        keeps = only_predicts and config.bn == "running"
+        module, norms = self.backbone.module, {} if keeps else self.backbone.batch_norms
         self._logits = self.backbone.forward if only_predicts else self.backbone.logits
         named = _chosen_weights(self.backbone, config, chosen)
-        moving = running_statistics(norms) if config.bn_momentum else {}
+        moving = running_statistics(norms) if config.bn == "recent" else {}
         self.model = model.eval().requires_grad_(False)
         everything = {**dict(module.named_parameters()), **running_statistics(batch_norms(module))}
         self.weights = AdaptedWeights(named, everything, moving)
@@ -121,6 +122,7 @@ class Net:
 
     def expect(self, fit: Tensor) -> None:
         """Have the next plain logits be those of a new batch, of which these images (B,) are fit to learn from."""
+        self.batch_norms.expect(len(fit) if fit.all() else 0)
         if self.centre is not None:
             self.centre.expect(fit)
 

@@ -23,7 +23,7 @@ class NORMConfig(MethodConfig):
 class NORM(Objective[NORMConfig]):
     """Predict with the batch's statistics in every batch norm; no weight changes.
 
-    With `bn_momentum` the running statistics follow those of the batches, and are the content of a delta.
+    With `bn="recent"` the running statistics follow those of recent images, and are the content of a delta.
 
     Raises:
         ModelError: If the model has no batch norms.
@@ -39,15 +39,14 @@ class NORM(Objective[NORMConfig]):
                 "norm needs batch norms with running statistics, and the model has none that adapt; "
                 "choose another method"
             )
-        self.adapts = bool(config.bn_momentum)
-        self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn_momentum=... lets it"
+        self.adapts = net.batch_norms.moves
+        self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn=recent lets it"
 
     @torch.no_grad()
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        self.net.batch_norms.begin()
         logits = self.net.logits(images)
         if self.adapts and torch.isfinite(logits).all():
-            self.net.batch_norms.follow(self.config.bn_momentum)
+            self.net.batch_norms.follow()
             self.net.weights.commit()
         return logits.unsqueeze(0)
 

@@ -200,8 +200,6 @@ class Descent:
     @torch.enable_grad()
     def step(self, images: Tensor, labels: Tensor | None = None, targets: Targets | None = None) -> Tensor:
         """Take one step; return its views (L, B, C)."""
-        if self._config.bn_momentum:
-            self._net.batch_norms.begin()
         targets = self._objective.targets(images, labels) if targets is None else targets
         views = self._objective.gradients(self, images, targets)
         if self.optimizer.gradients():
@@ -268,6 +266,6 @@ class Descent:
         self._objective.after_step()
         if self._config.anchor and self._objective.chosen == "norms":
             self._net.weights.pull(self._config.anchor)
-        if self._config.bn_momentum:
-            self._net.batch_norms.follow(self._config.bn_momentum)
+        if self._net.batch_norms.moves:
+            self._net.batch_norms.follow()
         self._net.weights.commit()

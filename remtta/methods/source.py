@@ -11,22 +11,24 @@ from torch import Tensor
 
 from remtta.errors import check
 from remtta.methods.objective import Config, Descent, Objective, Targets
-from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, MethodConfig
+from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, BatchNorms, MethodConfig
 
 
 @dataclass(frozen=True)
 class SourceConfig(MethodConfig):
     """Settings of the method that adapts nothing: only precision is used."""
 
+    bn: BatchNorms = "running"
     unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre", "micro_batch")
 
 
 @dataclass(frozen=True)
 class CentreConfig(MethodConfig):
-    """Settings of centred logits alone: of the shared ones only episodic and precision are used."""
+    """Settings of centred logits alone: of the shared ones only episodic, those of batch norms and precision are used."""
 
     centre: bool = True
-    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "micro_batch")
+    bn: BatchNorms = "running"
+    unused = (*UPDATE_SETTINGS, "micro_batch")
 
     def __post_init__(self) -> None:
         check(self.centre, "centre", self.centre, "true: without it this is the method source")
@@ -71,6 +73,8 @@ class CentredSource(Objective[Config]):
     @torch.no_grad()
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         logits = self.predict(images)
+        if self.net.batch_norms.moves:
+            self.net.batch_norms.follow()
         self.net.weights.commit()
         return logits.unsqueeze(0)
 

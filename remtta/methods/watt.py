@@ -23,7 +23,7 @@ from remtta.models.zero_shot import zero_shot_head
 _log = logging.getLogger("remtta")
 
 Order = Literal["parallel", "sequential"]
-_UNUSED = ("answer", "anchor", "bn_momentum", "centre")
+_UNUSED = ("answer", "anchor", "centre")
 _WHOLE = "WATT, whose steps have the whole batch"
 
 

@@ -118,11 +118,12 @@ class AdaptedWeights:
             self._tracked[name].copy_(value)
 
     def drift(self) -> float:
-        """Return the norm of the committed change relative to the norm of the source weights."""
-        if not self._source:
+        """Return the norm of the parameters' committed change relative to that of their source values."""
+        if not self.parameters:
             return 0.0
         change, source = (
-            torch.nn.utils.get_total_norm(tensors.values()) for tensors in (self._committed[0], self._source)
+            torch.nn.utils.get_total_norm([tensors[name] for name in self.parameters])
+            for tensors in (self._committed[0], self._source)
         )
         return float(change / source)
 

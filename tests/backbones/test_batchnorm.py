@@ -13,7 +13,7 @@ import torch
 from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 
-from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
+from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
@@ -102,6 +102,43 @@ def test_a_blend_is_its_plain_reading(count: int, prior: int | None, counts_for:
         )
 
 
+def pooled_by_hand(batches: list[Tensor], layer: Any, prior: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance (C,) of batches (B, C, H, W) in order, by first and second moments."""
+    keep, later = 0.5 ** (1 / HALF_LIFE), 0
+    total, mean = prior, prior * layer.running_mean
+    square = prior * (layer.running_var + layer.running_mean**2)
+    for batch in reversed(batches):
+        weight = sum(keep**age for age in range(later, later + len(batch)))
+        values = batch.transpose(0, 1).flatten(1)
+        total, later = total + weight, later + len(batch)
+        mean, square = mean + weight * values.mean(1), square + weight * values.pow(2).mean(1)
+    return mean / total, square / total - (mean / total) ** 2
+
+
+@pytest.mark.parametrize(("prior", "counts_for"), [(None, 51), (8, 8)])
+def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for: int) -> None:
+    torch.manual_seed(0)
+    layer: Any = nn.BatchNorm2d(3).eval()
+    with torch.no_grad():
+        for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
+            tensor.uniform_(0.5, 1.5)
+    recent, batches = BatchStatistics(batch_norms(layer), "recent", prior), []
+    source = copy.deepcopy(layer)
+    for count in (4, 1, 30):
+        batches.append(2 * torch.randn(count, 3, 2, 2) + 1)
+        recent.expect(count)
+        mean, variance = pooled_by_hand(batches, source, counts_for)
+        with recent, torch.no_grad():
+            parts = [layer(part) for part in (batches[-1], 0 * batches[-1])]  # only the first counts
+        expected = nn.functional.batch_norm(batches[-1], mean, variance, layer.weight, layer.bias)
+        torch.testing.assert_close(parts[0], expected, atol=1e-4, rtol=1e-4)
+    again = BatchStatistics(batch_norms(layer), "recent", prior)
+    again.load_state(recent.state())
+    for each in (recent, again):
+        each.follow()
+        torch.testing.assert_close((layer.running_mean, layer.running_var), (mean, variance), atol=1e-4, rtol=1e-4)
+
+
 def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     layer = nn.BatchNorm2d(2).double().eval()
     x = torch.randn(3, 2, 2, 1, dtype=torch.double, requires_grad=True)
@@ -132,6 +169,7 @@ def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
     for settings, family, count in (
         ({"bn_prior": 0}, "resnet", 3),
         ({"bn": "running"}, "resnet", 3),
+        ({"bn": "recent"}, "resnet", 3),
         ({}, "resnet", 16),
         ({}, "convnext", 3),
     ):
@@ -142,7 +180,7 @@ def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
         method(pictures(3, seed))
     assert caplog.messages == [
         "batch statistics of 3 images are poor, so the source's count as 13 more images; larger batches or "
-        "--set bn=running are safer"
+        "--set bn=recent are safer"
     ]
 
 
@@ -158,7 +196,7 @@ def test_by_running_statistics_an_image_owes_nothing_to_its_batch() -> None:
 
 @pytest.mark.parametrize("name", ["tent", "eata", "rem", "norm"])
 def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
-    settings: dict[str, Any] = {"bn_momentum": 0.1}
+    settings: dict[str, Any] = {"bn": "recent"}
     if name not in ("rem", "norm"):
         settings |= {"adapt_layers": "0"}
     if name == "rem":
@@ -189,22 +227,22 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: st
 
 def test_running_statistics_follow_those_of_the_plain_view() -> None:
     model = tiny("resnet")
-    method: Any = make("rem", model, bn_momentum=0.25, bn_prior=0, mask_ratios=(0.0, 0.5), lr=0.1)
+    method: Any = make("rem", model, bn="recent", bn_prior=4, mask_ratios=(0.0, 0.5), lr=0.1)
     seen: list[Tensor] = []
     hook = model.get_submodule("bn1").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    before = running_statistics(batch_norms(tiny("resnet")))
-    method(pictures(5))
+    source = tiny("resnet").get_submodule("bn1")
+    for seed in range(2):
+        method(pictures(5, seed))
     hook.remove()
-    values = seen[0].transpose(0, 1).flatten(1)
-    assert not torch.allclose(seen[0], seen[-1])  # a masked view's
+    assert len(seen) == 4 and not torch.allclose(seen[0], seen[1])  # plain, masked, plain, masked
+    mean, variance = pooled_by_hand([seen[0], seen[2]], source, 4)
     after = running_statistics(batch_norms(model))
-    for part, batch in (("running_mean", values.mean(1)), ("running_var", values.var(1))):
-        expected = 0.75 * before[f"bn1.{part}"] + 0.25 * batch
-        torch.testing.assert_close(after[f"bn1.{part}"], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after["bn1.running_mean"], mean, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after["bn1.running_var"], variance, atol=1e-5, rtol=1e-5)
 
 
 def test_a_delta_with_statistics_makes_a_model_that_needs_no_batch(tmp_path: Path) -> None:
-    method = make("tent", bn="running", bn_momentum=0.2, lr=0.01)
+    method = make("tent", bn="recent", lr=0.01)
     for seed in range(3):
         method(pictures(5, seed))
     base = tiny("resnet")
@@ -213,11 +251,17 @@ def test_a_delta_with_statistics_makes_a_model_that_needs_no_batch(tmp_path: Pat
     apply_delta(base, load_delta(tmp_path / "delta.safetensors"))
     images = pictures(4, 9)
     with torch.no_grad():
-        torch.testing.assert_close(base(images), method.predict(images))
+        adapted = method.net.model(images)
+        torch.testing.assert_close(base(images), adapted)
     assert all(torch.equal(tensor, method.net.model.state_dict()[key]) for key, tensor in base.state_dict().items())
     started = made(Source, tiny("resnet"))
     started.load_delta(method.delta())
-    assert torch.equal(started.predict(images), method.predict(images))
+    torch.testing.assert_close(started.predict(images), adapted)
+    fresh, further = (make("tent", bn="recent") for _ in range(2))
+    further.load_delta(method.delta())  # its statistics are those of images before
+    statistics = {name: change for name, change in method.delta().items() if "running" in name}
+    fresh.load_delta({name: change for name, change in method.delta().items() if name not in statistics})
+    assert not torch.allclose(fresh.predict(images), further.predict(images), atol=1e-3)
 
 
 def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None:
@@ -302,10 +346,9 @@ def test_frozen_and_folded_batch_norms_are_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"bn": "source"}, "bn must be batch or running, got source"),
+        ({"bn": "source"}, "bn must be batch, recent or running, got source"),
         ({"bn_prior": -1}, "bn_prior must be >= 0, got -1"),
         ({"bn_prior": 0.5}, "bn_prior must be a whole number or None, got 0.5"),
-        ({"bn_momentum": 1.5}, "bn_momentum must be from 0 to 1, got 1.5"),
     ],
 )
 def test_settings_of_batch_norms_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:

@@ -96,7 +96,7 @@ def test_methods_that_reach_in_between_are_refused(name: str) -> None:
 
 def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(10))
-    config, through = config_of("rem", bn_momentum=0.1), tiny("resnet")
+    config, through = config_of("rem", bn="recent"), tiny("resnet")
     options = {"batch_size": 3, "save_every": 1}
     adapt_tiny(frames, tmp_path / "through", model=through, config=config, options=options)
     with Interrupts() as interrupts:

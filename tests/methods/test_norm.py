@@ -53,17 +53,17 @@ def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, c
     assert norm.objective.delta_refusal is not None and norm.objective.passes() == (1, 0)
 
 
-def test_with_momentum_its_running_statistics_follow() -> None:
-    norm = made(NORM, tiny("resnet"), NORMConfig(bn="running", bn_momentum=0.5))
+def test_recent_statistics_become_the_running_ones() -> None:
+    norm = made(NORM, tiny("resnet"), NORMConfig(bn="recent"))
     assert norm.adapts and norm.objective.delta_refusal is None
-    images = pictures(8)
-    first = norm(images)
-    torch.testing.assert_close(first, tiny("resnet")(images).detach())
-    assert norm.num_updates == 1
-    assert not torch.allclose(norm.predict(images), first, atol=1e-3)
+    source = tiny("resnet")(pictures(8)).detach()
+    first = norm(pictures(8))
+    assert norm.num_updates == 1 and not torch.allclose(first, source, atol=1e-3)
     assert set(norm.delta()) == {name for name in tiny("resnet").state_dict() if "running" in name}
+    torch.testing.assert_close(norm.net.model(pictures(8)), first)  # no image came before these
     norm.reset()
-    assert torch.equal(norm.predict(images), first)
+    assert torch.equal(norm(pictures(8)), first)
+    torch.testing.assert_close(norm.predict_source(pictures(8)), source)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_BATCH_NORM])

@@ -12,7 +12,7 @@ from remtta.options.option import Bounds, Option, check_options
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 Answer = Literal["last"]
-BatchNorms = Literal["batch", "running"]
+BatchNorms = Literal["batch", "recent", "running"]
 
 
 Positive = Annotated[float, Bounds(above=0, below=math.inf)]
@@ -58,14 +58,14 @@ class MethodConfig:
         adapt_every: Learn from every N-th batch only. Specific to this project.
         adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model, or
             block numbers such as "0-8" or "0,2,4-6".
-        bn: Statistics that batch norms use while a model adapts: "batch", the batch's own, as in Tent; or "running",
-            the source's.
+        bn: Statistics that batch norms use while a model adapts: "batch", the batch's own, as in Tent; "recent", those
+            of the images of the stream so far, of which the newest count most, and of the source, half each in the long
+            run, for batches of any size; they also become the model's running statistics, and part of the delta; or
+            "running", the source's.
         bn_prior: Number of images N that the source's statistics count for against the batch's n, with a weight of N /
             (n + N) (Schneider et al., arXiv:2006.16971). None for as many as the batch lacks of 16, so that for a batch
-            of one the source's weight is 15 / 16. 0 for the batch's statistics alone.
-        bn_momentum: Share by which the running statistics move towards the batch's at each update (with micro-batches,
-            towards the first's). They then replace the source's statistics everywhere, and are part of the delta. 0
-            leaves them unchanged.
+            of one the source's weight is 15 / 16, and with "recent" for as many as the recent images count for, 51. 0
+            for the images' statistics alone.
         precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" is "fp32", which is
             exact.
 
@@ -124,7 +124,6 @@ class MethodConfig:
     ] = None
     bn: BatchNorms = "batch"
     bn_prior: Annotated[int, Bounds(min=0)] | None = None
-    bn_momentum: Share = 0.0
     precision: Annotated[
         Precision,
         Option(
@@ -149,7 +148,7 @@ class MethodConfig:
     """The methods that need whole batches, for the message; then `micro_batch` must stay None."""
 
     no_layers: ClassVar[str | None] = None
-    """The reason why there are no layers to select; then `adapt_layers` and `bn_momentum` must stay unset."""
+    """The reason why there are no layers to select; then `adapt_layers` must stay unset, and `bn` not "recent"."""
 
     @classmethod
     def lr_at(cls, batch_size: int) -> float:
@@ -165,13 +164,13 @@ class MethodConfig:
         check(self.whole_batch is None or self.micro_batch is None, "micro-batch", self.micro_batch, whole)
         if self.no_layers is not None:
             check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, f"left out, {self.no_layers}")
-            check(not self.bn_momentum, "bn_momentum", self.bn_momentum, f"left out, {self.no_layers}")
+            check(self.bn != "recent", "bn", self.bn, f"batch or running, {self.no_layers}")
 
 
-BATCH_NORM_SETTINGS = ("bn", "bn_prior", "bn_momentum")
+BATCH_NORM_SETTINGS = ("bn", "bn_prior")
 """Settings of the statistics used by batch norms."""
 
-NO_WEIGHTS = ("adapt_layers", "anchor", "bn_momentum")
+NO_WEIGHTS = ("adapt_layers", "anchor")
 """Settings of which norms adapt, and how."""
 
 UPDATE_SETTINGS = (
