@@ -20,7 +20,6 @@ HALF_LIFE = 35
 _RECENT, _MEMORY = 100, 1000  # half-lives of what tells whether windows of the stream hold few classes
 _FEW = (0.16, 0.32)  # agreement, times the root of C, from which on and by which a mean is put down to the labels
 _ONE = (0.05, 0.5)  # a + b / C: agreement of the plain answers from which on, to twice that, nothing is centred
-_MAX_KEPT = 2  # times what the mean holds in the direction of the answers: most that is put down to the labels
 _MIN_SQUARE = 1e-9
 
 
@@ -28,30 +27,31 @@ class Centre:
     """The offset of a model's logits, followed from batch to batch.
 
     The mean of the logits z is the shift's offset plus what the labels put there. The model's centred answers
-    q = softmax(z - offset) tell the labels: slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). That is left in
-    as far as answers to different images of this stream agree, which they do where windows hold few classes, but at
-    most twice what the mean holds of it: a shift towards a class makes answers agree, too, and where the mean points
-    another way they tell nothing of the labels.
+    q = softmax(z - offset) show the labels: slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). That part is
+    kept as far as answers to different images of this stream agree, as they do where windows hold few classes.
     Where the plain answers have agreed for long (one class for hours), nothing is centred.
 
+    Logits are centred at 0, not at the head's bias: on clean images of all classes the mean logits are near 0, also
+    where a bias is large because it makes up for the mean features, as in a linear probe.
+
     Attributes:
-        offset: What to take away from logits (..., C): shape (C,), or 0 before the first batch where C is not known.
+        offset: What to take away from logits (..., C): shape (C,), or 0 before the first batch.
         share: How much of the shift it takes away, a scalar, 0 to 1.
 
     Args:
-        bias: The head's bias (C,), or 0: what the offset does not include.
+        device: Where the logits are.
     """
 
-    def __init__(self, bias: Tensor) -> None:
-        self._bias = bias
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._parts: list[Tensor] = []
         self._expected: Tensor | None = None
         self.forget()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.offset = self._shift = torch.zeros_like(self._bias)
-        self.share = torch.ones((), device=self._bias.device)
+        self.offset = self._shift = torch.zeros((), device=self._device)
+        self.share = torch.ones((), device=self._device)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's answers
         self._answers: Tensor | None = None  # to the last batch, (B, C)
         self._told: Tensor | None = None  # the source model's to the next one
@@ -95,20 +95,18 @@ class Centre:
 
     def _follow(self, logits: Tensor) -> None:
         count, classes = logits.shape
-        values, told = logits - self._bias, self._told
+        told = self._told
         answers = (logits - self._shift).softmax(-1) if told is None or len(told) != count else told
         self._answers, self._told = answers, None
         window = self._means["window"]
-        z, q, zq, qq = window.add(values, answers, (values * answers).sum(-1), answers.square().sum(-1))
+        z, q, zq, qq = window.add(logits, answers, (logits * answers).sum(-1), answers.square().sum(-1))
         common, spread = _agreement(q, qq, window.alike)
         told = torch.stack([common, spread, (zq - z @ q).clamp(min=0) / (1 - window.alike)])
         (recent,), (memory,) = (self._means[name].add(told.expand(count, 3)) for name in ("recent", "memory"))
         agreement = torch.maximum(*(each[0] / (each[0] + each[1]) for each in (recent, memory)))
         few = _ramp(agreement * classes**0.5, *_FEW)
         slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
-        lean = q - 1 / classes
-        most = _MAX_KEPT * (z @ lean / lean.square().sum().clamp(min=_MIN_SQUARE)).clamp(min=0)
-        self._shift = z - torch.minimum(few * slope, most) * lean
+        self._shift = z - few * slope * (q - 1 / classes)
         if not self._led:
             self.share = self._plain_share(logits.softmax(-1))
         self.offset = self.share * self._shift
@@ -130,7 +128,7 @@ class Centre:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
         self.forget()
-        device = self._bias.device
+        device = self._device
         self.offset, self._shift, self.share = (state[name].to(device) for name in ("offset", "shift", "share"))
         self._led = state["led"]
         for name, mean in self._means.items():

@@ -63,9 +63,8 @@ class Net:
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
         self._biases = _head_biases(self.backbone)
-        bias = sum(self._biases.values(), torch.zeros((), device=self.device)) / max(len(self._biases), 1)
         centres = config.centre and "centre" not in config.unused
-        self.centre, self.source_centre = (Centre(bias) if centres else None for _ in range(2))
+        self.centre, self.source_centre = (Centre(self.device) if centres else None for _ in range(2))
         self._config = config
         self._source_context: Context = ForwardContext(module, config.precision)
         self.normalise(norms)
