@@ -204,7 +204,7 @@ def _running(norm: BatchNorm, weight: int) -> Moments:
 
 def _weight(count: int) -> float:
     """Return the weight of this many images, the newest of which counts 1."""
-    return (1 - _KEEP**count) / (1 - _KEEP)
+    return float((1 - _KEEP**count) / (1 - _KEEP))
 
 
 def _aged(past: Moments, count: int) -> Moments:

@@ -18,8 +18,8 @@ from torch import Tensor
 from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.guard.observer import Answers, Observer
 from remtta.methods.method import Method
-from remtta.methods.source import CentredSource
 from remtta.methods.settings import MethodConfig
+from remtta.methods.source import CentredSource
 from remtta.options import GuardOptions
 
 _PREFIX, _LOOKED = "guard.", "looked"

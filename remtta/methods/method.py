@@ -110,8 +110,7 @@ class Updater(Generic[Kind]):
     def reset(self, *, keeps_source: bool = False) -> None:
         """Restore the source weights, exactly, and forget everything learned, except perhaps the source's centring."""
         self._descent.restart()
-        self.net.batch_norms.forget()
-        self.net.forget_centres(keeps_source=keeps_source)
+        self.net.forget_stream(keeps_source=keeps_source)
         self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
 
     def scale_lr(self, factor: float) -> None:
@@ -143,8 +142,7 @@ class Updater(Generic[Kind]):
         """Return everything that the next update depends on, on the CPU, except statistics of source images."""
         state = {DELTA + name: tensor for name, tensor in self.net.weights.delta().items()}
         state[_UPDATES] = torch.tensor(self.num_updates)
-        followed = {**self.net.batch_norms.state(), **self.net.centre_state()}
-        return {**state, **followed, **self.objective.state(), **self._descent.optimizer.state()}
+        return {**state, **self.net.stream_state(), **self.objective.state(), **self._descent.optimizer.state()}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -152,8 +150,7 @@ class Updater(Generic[Kind]):
         """Restore what `state` returned; raise DeltaError if it does not fit the model."""
         delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
         self.load_delta(delta, int(state[_UPDATES]))
-        self.net.batch_norms.load_state(state)
-        self.net.load_centre_state(state)
+        self.net.load_stream_state(state)
         self.objective.load_state(state)
         self._descent.optimizer.load_state(state)
 

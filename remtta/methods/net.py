@@ -166,20 +166,25 @@ class Net:
             self.centre.follow(self.source_centre)
         return logits - self.source_centre.offset
 
-    def forget_centres(self, *, keeps_source: bool = False) -> None:
-        """Have logits centred by nothing, as before the first batch, or all of them by the source weights' means."""
+    def forget_stream(self, *, keeps_source: bool = False) -> None:
+        """Forget the images so far: their statistics in batch norms, and the centres; those of the adapted model's
+        logits become the source weights' if `keeps_source`.
+        """
+        self.batch_norms.forget()
         for _, centre in self._centres():
             if not keeps_source:
                 centre.forget()
             elif centre is self.centre and self.source_centre is not None:
                 centre.load_state(self.source_centre.state())
 
-    def centre_state(self) -> dict[str, Tensor]:
-        """Return what logits are centred by, on the CPU."""
-        return {f"{place}.{name}": each for place, centre in self._centres() for name, each in centre.state().items()}
+    def stream_state(self) -> dict[str, Tensor]:
+        """Return the statistics in batch norms of the images so far, and what logits are centred by, on the CPU."""
+        centres = {f"{place}.{name}": each for place, own in self._centres() for name, each in own.state().items()}
+        return {**self.batch_norms.state(), **centres}
 
-    def load_centre_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `centre_state` returned, among other entries."""
+    def load_stream_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `stream_state` returned, among other entries."""
+        self.batch_norms.load_state(state)
         for place, centre in self._centres():
             start = f"{place}."
             centre.load_state(

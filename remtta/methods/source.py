@@ -24,7 +24,7 @@ class SourceConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class CentreConfig(MethodConfig):
-    """Settings of centred logits alone: of the shared ones only episodic, those of batch norms and precision are used."""
+    """Settings of centred logits alone; of the shared ones episodic, those of batch norms and precision are used."""
 
     centre: bool = True
     bn: BatchNorms = "running"
