@@ -63,16 +63,16 @@ class Together(Site):
         self._turns, self._interrupts = Turns(), interrupts
         self._on_batch, self._reporting = on_batch, threading.Lock()
         self._changed = on_change or self.write
-        self._plans = dict(self._planned(model, streams, folder, setup, options_of or (lambda name: setup.options)))
+        plans = self._planned(model, streams, folder, setup, options_of or (lambda name: setup.options))
         self._runs = {
             name: Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=interrupts.part())
-            for name, plan in self._plans.items()
+            for name, plan in dict(plans).items()
         }
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 
     def log_plan(self) -> None:
         """Log what is about to run."""
-        log_plan(next(iter(self._plans.values())))
+        log_plan(next(iter(self._runs.values())).plan)
 
     def _planned(
         self,
@@ -119,7 +119,7 @@ class Together(Site):
 
     def reports(self) -> dict[str, StreamReport]:
         """Return a report on each stream; can be called at any time from any thread."""
-        return {name: report_of(self._plans[name], run) for name, run in self._runs.items()}
+        return {name: report_of(run) for name, run in self._runs.items()}
 
     def _report_batch(self) -> None:
         with self._reporting:

@@ -14,7 +14,7 @@ from remtta.errors import UsageError
 from remtta.options import RunOptions, StreamOptions
 from remtta.options.option import Option
 from remtta.options.run_options import Engine
-from remtta.runs.folder import check_folder, check_site, check_writable
+from remtta.runs.folder import check_folder, check_site
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
@@ -159,10 +159,8 @@ class AdaptOptions:
             check_health_path(self.health, folder)
         if isinstance(frames, dict):
             check_site(folder, frames, overwrite=run.overwrite, resume=run.resume)
-        elif run.resume:
-            check_writable(folder)
         else:
-            check_folder(folder, overwrite=run.overwrite)
+            check_folder(folder, overwrite=run.overwrite, resume=run.resume)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
 

@@ -130,7 +130,9 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
+    removed = {name: value for name, value in options.items() if not hasattr(RunOptions, name)}
     return {
+        **removed,
         "base_sha256": model.get("base_sha256"),
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from remtta.errors import RemttaError, UsageError
-from remtta.runs.removed import check_record
 
 Row = dict[str, Any]
 Shape = Mapping[str, type]
@@ -60,15 +59,13 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a run's `run.json` or an evaluation's `results.json`, in order to resume it.
 
     Raises:
-        UsageError: If it is damaged, or used a feature that was removed.
+        UsageError: If it is damaged.
         RemttaError: If it cannot be read.
     """
     try:
-        record = checked_record(path, optional=_WHEN_GOING_ON)
+        return checked_record(path, optional=_WHEN_GOING_ON)
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    check_record(path, record)
-    return record
 
 
 def checked_record(path: Path, needed: Shape | None = None, optional: Shape | None = None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
-from remtta.runs.removed import kept_tensors
 
 _POSITION = "position"
 
@@ -44,7 +43,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Load the position and state saved by `save_state`.
 
     Raises:
-        UsageError: If the file is damaged, or belongs to a run that used a removed feature.
+        UsageError: If the file is damaged.
         RemttaError: If it cannot be read.
     """
     try:
@@ -56,7 +55,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return position, kept_tensors(path, tensors)
+    return position, tensors
 
 
 def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
