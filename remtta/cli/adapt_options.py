@@ -113,6 +113,8 @@ class AdaptOptions:
         """
         if self.predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        if self.predictions and sys.stdout is None:
+            raise UsageError("--predictions - needs standard output, which is closed")
         if run.replay and not (self.predictions and run.resume):
             raise UsageError(
                 "--replay repeats what the reader may have missed before the stop; add --predictions - and --resume"
@@ -137,17 +139,10 @@ class AdaptOptions:
             return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
         return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
 
+    @property
     def echo(self) -> BinaryIO | None:
-        """Return the stream that receives predictions as well as the file, if requested.
-
-        Raises:
-            UsageError: If standard output is closed.
-        """
-        if self.predictions is None:
-            return None
-        if sys.stdout is None:
-            raise UsageError("--predictions - needs standard output, which is closed")
-        return sys.stdout.buffer
+        """The stream that receives predictions as well as the file, if requested."""
+        return sys.stdout.buffer if self.predictions else None
 
     def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
         """Raise if the run may not write to its folder, or the health file or video cannot be written.

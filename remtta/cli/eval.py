@@ -25,8 +25,6 @@ from remtta.runs.folder import run_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.deltas.delta import Delta
-    from remtta.engines.interrupts import Interrupts
     from remtta.evaluation.domains import Dataset
     from remtta.evaluation.tables import Case, Table
     from remtta.models.preprocessing import Preprocessing
@@ -143,7 +141,9 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         output = during.enter_context(table.folder(options))
-        _load_torch(model, table.checkpoints, methods.shared.delta)
+        for path in table.checkpoints:
+            replace(model, checkpoint=path).check_files()
+        load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
         from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
@@ -153,71 +153,39 @@ def evaluate(
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
         checkpoints, severities = table.by_case(), data.by_severity(options.scenario)
-        cases = [(*name, *_severity(severity)) for name in checkpoints for severity in severities]
+        cases = [(*name, *severity) for name in checkpoints for severity in severities]
         check_folders(output, cases, may_exist=options.resume or options.overwrite)
         start, fixed = load_start(methods.shared.delta), _with_protocol(model, options)
         adapts = any(method_of(name) != "source" for name in configs)
+        how = {"delta": start, "source_data": methods.shared.source_data, "interrupts": interrupts}
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
             chosen = _with_classes(root, replace(fixed, checkpoint=path), data)
             classifier = load_classifier(chosen, running.device, start=start, adapts=adapts, quiet=running.quiet)
             datasets = {
-                (*name, *_severity(severity)): _open(root, classifier, data, levels, options)
+                (*name, *severity): _open(root, classifier, data, levels, options)
                 for severity, levels in severities.items()
             }
             running.compile(classifier)
             for case, dataset in datasets.items():
                 folder = folder_of(output, case)
-                tables[case] = _measure(classifier, dataset, folder, data, options, methods, start, interrupts)
+                tables[case], preprocessing = _measure(
+                    classifier, dataset, folder, data, options, methods=configs, **how
+                )
                 _print_table(tables[case], folder / TABLE, quiet=running.quiet)
                 if table.plots:
-                    draw_plots(
-                        folder, tables[case], classifier, dataset, _preprocessing(classifier, dataset, data, options)
-                    )
+                    draw_plots(folder, tables[case], classifier, dataset, preprocessing)
         _print_axes(output, tables, quiet=running.quiet)
 
 
-def _load_torch(model: ModelOptions, checkpoints: Sequence[Path], delta: Path | None) -> None:
-    """Import what comes with torch, once every checkpoint is found to be there."""
-    for path in checkpoints:
-        replace(model, checkpoint=path).check_files()
-    load_torch("remtta.evaluation.evaluating", model, delta)
-
-
 def _measure(
-    classifier: nn.Module,
-    dataset: Dataset,
-    folder: Path,
-    data: DataOptions,
-    options: EvalOptions,
-    methods: MethodsOptions,
-    start: Delta | None,
-    interrupts: Interrupts,
-) -> dict[str, Any]:
-    from remtta.evaluation import evaluate
+    classifier: nn.Module, dataset: Dataset, folder: Path, data: DataOptions, options: EvalOptions, **how: Any
+) -> tuple[dict[str, Any], Preprocessing]:
+    """Evaluate, and return the results with the preprocessing of the images."""
+    from remtta.evaluation import choose_preprocessing, evaluate
 
-    return evaluate(
-        classifier,
-        dataset,
-        folder,
-        methods=methods.configs(options.batch_size),
-        options=options,
-        preprocessing=_preprocessing(classifier, dataset, data, options),
-        delta=start,
-        source_data=methods.shared.source_data,
-        interrupts=interrupts,
-    )
-
-
-def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, options: EvalOptions) -> Preprocessing:
-    from remtta.evaluation import choose_preprocessing
-
-    return choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
-
-
-def _severity(name: str | None) -> Case:
-    """Return the axis of a severity that is evaluated separately."""
-    return () if name is None else (("severity", name),)
+    chosen = choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
+    return evaluate(classifier, dataset, folder, options=options, preprocessing=chosen, **how), chosen
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:

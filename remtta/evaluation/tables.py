@@ -34,15 +34,12 @@ Case = tuple[tuple[str, str], ...]
 
 
 def table_rows(results: Mapping[str, Any]) -> Table:
-    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed.
-
-    Columns that earlier versions did not record are left out.
-    """
+    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed."""
     methods: Mapping[str, Mapping[str, Any]] = results["methods"]
     first = next(iter(methods.values()))
     extra = [phase for phase in _AGAIN if phase in first]
-    ranked, sure = (all(name in content for content in methods.values()) for name in ("top5", "mean_se"))
-    header = ["error in %", *first["error"], "mean", *["SE"] * sure, "gain", *["top-5"] * ranked, "ECE %"]
+    ranked = all("top5" in content for content in methods.values())
+    header = ["error in %", *first["error"], "mean", "SE", "gain", *["top-5"] * ranked, "ECE %"]
     rows = []
     for name, content in methods.items():
         gain, rate = content["gain"], content["timing"]["images_per_s"]
@@ -51,7 +48,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
                 name,
                 *(_cell(content, domain) for domain in first["error"]),
                 _cell(content),
-                *(f"{content[key]:.1f}" for key in ["mean_se"] * sure),
+                f"{content['mean_se']:.1f}",
                 "" if gain is None else f"{_same(content)}{gain:+.1f}",
                 *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
                 f"{100 * content['ece']:.1f}",
@@ -126,11 +123,9 @@ def _same(content: Mapping[str, Any], domain: str | None = None) -> str:
     return SAME if abs(gain) <= WITHIN * error else ""
 
 
-def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
-    """Return header and rows of the table of standard errors, per domain and of the mean; None if not recorded."""
+def uncertainty_rows(results: Mapping[str, Any]) -> Table:
+    """Return header and rows of the table of standard errors, per domain and of the mean."""
     methods: Mapping[str, Any] = results["methods"]
-    if not all("error_se" in content for content in methods.values()):
-        return None
     header = ["standard error", *next(iter(methods.values()))["error_se"], "mean", "gain"]
     return header, [
         [
@@ -156,8 +151,7 @@ def cost_rows(results: Mapping[str, Any]) -> Table:
 
 def markdown_table(results: Mapping[str, Any]) -> str:
     """Return the main table in Markdown, followed by its legend, standard errors and costs."""
-    tables = [table_rows(results), uncertainty_rows(results), cost_rows(results)]
-    first, *others = [_markdown(table) for table in tables if table is not None]
+    first, *others = map(_markdown, (table_rows(results), uncertainty_rows(results), cost_rows(results)))
     return "\n".join([first, *_legend(notes(results)), *others])
 
 

@@ -77,8 +77,8 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def by_severity(self, scenario: str) -> dict[str | None, Sequence[int] | None]:
-        """Return the severities of each evaluation by its name in the grid; the name is None for a single evaluation.
+    def by_severity(self, scenario: str) -> dict[tuple[tuple[str, str], ...], Sequence[int] | None]:
+        """Return the severities of each evaluation by its case in the grid; the case is empty for a single evaluation.
 
         Raises:
             UsageError: If severities are given but the scenario determines them.
@@ -88,8 +88,8 @@ class DataOptions:
             raise UsageError(f"the gradual scenario visits all severities; leave {option} out")
         severities = self.severities or (_ALL_SEVERITIES if scenario == "gradual" or self.apart else None)
         if not self.apart:
-            return {None: severities}
-        return {str(severity): [severity] for severity in severities or ()}
+            return {(): severities}
+        return {(("severity", str(severity)),): [severity] for severity in severities or ()}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
-from remtta.runs.place import load_place, save_place
+from remtta.runs.place import load_place
 from remtta.runs.reading import read_rows
 from remtta.runs.states import load_state
 from tests.conftest import tiny_vit
@@ -88,33 +88,6 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"the last 2 lines of .*predictions.jsonl cannot be read; repair or remove"):
         adapt_tiny(camera(3), tmp_path / "run", resume=True)
     assert path.read_bytes() == content
-
-
-def test_a_state_of_before_the_hashes_is_read(frames: Path, tmp_path: Path) -> None:
-    stopped(frames, tmp_path / "run")
-    path = tmp_path / "run" / STATE
-    place, state = load_place(path)
-    place.rows_sha256, place.passed_bytes = None, 0
-    save_place(path, place, state)
-    content, _ = load_state(path)
-    assert {"rows_sha256", "passed_bytes"} <= set(content)
-    adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (frames.parent / "whole" / PREDICTIONS).read_bytes()
-
-
-@pytest.mark.parametrize("seconds", ["abc", -1.0, None, [1]])
-def test_a_time_in_the_state_that_is_none_is_told_and_nothing_written(
-    seconds: Any, frames: Path, tmp_path: Path
-) -> None:
-    stopped(frames, tmp_path / "run")
-    path = tmp_path / "run" / STATE
-    place, state = load_place(path)
-    place.seconds = seconds
-    save_place(path, place, state)
-    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(UsageError, match=r"state.safetensors is damaged \(its seconds are not a duration\)"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
 @pytest.mark.parametrize(
