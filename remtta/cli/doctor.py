@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -63,10 +62,7 @@ def doctor(
         classifier = load_classifier(model, running.device, adapts=False)
         limit = stream.limit or _LIMIT
         report = examine(classifier, source, limit=limit, class_map=class_map, wait=interrupts.check)
-        if printed.as_json:
-            typer.echo(json.dumps(report, indent=2))
-        else:
-            typer.echo("\n".join(map(printable, _page(report, labels_of(classifier)))))
+        printed.show(report, lambda: "\n".join(map(printable, _page(report, labels_of(classifier)))))
     raise typer.Exit(0 if report["fits"] else _DOES_NOT_FIT)
 
 

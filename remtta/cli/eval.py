@@ -172,10 +172,10 @@ def evaluate(
                 tables[case], preprocessing = _measure(
                     classifier, dataset, folder, data, options, methods=configs, **how
                 )
-                _print_table(tables[case], folder / TABLE, quiet=running.quiet)
+                _print_table(tables[case], folder / TABLE, running)
                 if table.plots:
                     draw_plots(folder, tables[case], classifier, dataset, preprocessing)
-        _print_axes(output, tables, quiet=running.quiet)
+        _print_axes(output, tables, running)
 
 
 def _measure(
@@ -236,23 +236,22 @@ def _open(
     return dataset
 
 
-def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
+def _print_table(results: Mapping[str, Any], place: Path, running: RunningOptions, table: Table | None = None) -> None:
     """Print a table, by default an evaluation's main one, and its path."""
     from remtta.evaluation.tables import plain_table
 
     typer.echo(_encodable(plain_table(results, table)))
-    if not quiet:
-        typer.echo(str(place), err=True)
+    running.tell(str(place))
 
 
-def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet: bool) -> None:
+def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], running: RunningOptions) -> None:
     """Write and print the table of a grid of evaluations, if there are several."""
     from remtta.evaluation.axes import AXES_TABLE, write_axes
     from remtta.evaluation.tables import axes_rows
 
     if () not in tables:
         write_axes(output, tables)
-        _print_table(next(iter(tables.values())), output / AXES_TABLE, axes_rows(tables), quiet=quiet)
+        _print_table(next(iter(tables.values())), output / AXES_TABLE, running, axes_rows(tables))
 
 
 def _encodable(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ def inspect(
             content = compare_deltas(path, other)
         else:
             content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
-        typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(map(printable, _lines(content))))
+        printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
 
 
 def _print_rows(folder: Path, other: Path | None, printed: RowsOptions) -> None:

@@ -28,11 +28,10 @@ from remtta.methods.losses import entropy, total_variation
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.policy import AllFrames
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import Session, Snapshot
+from remtta.runs.session import Listener, Policy, Session, Snapshot
 from remtta.streams.batches import in_batches
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame
@@ -46,7 +45,7 @@ _Outcomes = dict[str, Counter[bool]]
 _log = logging.getLogger("remtta")
 
 
-class Trial:
+class Trial(Listener):
     """Runs a session over all visits and records its results.
 
     Args:
@@ -67,14 +66,12 @@ class Trial:
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
         self._outcomes: _Outcomes = {}
         position, options = ledger.progress.position, plan.options
-        time_constrained = options.scenario == "time-constrained"
+        hurries = options.scenario == "time-constrained"
         self._session = Session(
             adapter,
             plan.card,
             position,
-            policy=TimeConstrainedPolicy(adapter.method, position, options.cost_ratio)
-            if time_constrained
-            else AllFrames(),
+            policy=TimeConstrainedPolicy(adapter.method, position, options.cost_ratio) if hurries else Policy(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -137,9 +134,6 @@ class Trial:
         position.seconds += result.answer_seconds
         if self._ledger.save_is_due:
             self._save()
-
-    def deliver(self, result: BatchResult) -> None:
-        """Do nothing: an evaluation has no viewers."""
 
     def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
         """Run the rest of the current visit."""

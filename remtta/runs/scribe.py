@@ -20,6 +20,7 @@ from remtta.runs.policy import FitFrames
 from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
 from remtta.runs.rows import RowFormat, prediction_rows
+from remtta.runs.session import Listener
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import View, Viewer
 from remtta.runs.writer import RowWriter
@@ -32,7 +33,7 @@ _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 _log = logging.getLogger("remtta")
 
 
-class Scribe:
+class Scribe(Listener):
     """Listens to a run's session: writes rows and events, synced to disk before anything else happens, and counts.
 
     Args:

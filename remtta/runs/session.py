@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,18 +31,19 @@ PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 C = TypeVar("C", bound=Counts)
 
 
-class Policy(Protocol):
-    """Decides which frames are excluded from learning."""
+class Policy:
+    """Decides which frames are excluded from learning; by default none."""
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
+        return {}
 
     def finished(self, result: BatchResult) -> None:
         """Store what later decisions need; until this is called, a stop may undo the batch."""
 
 
-class Listener(Protocol):
-    """Receives the result of each batch. No stop comes between the calls for one batch."""
+class Listener:
+    """Receives the result of each batch. No stop comes between the calls for one batch. Every hook has a default."""
 
     def answered(self, result: BatchResult) -> None:
         """Write the predictions, which are counted once this returns."""

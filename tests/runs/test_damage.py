@@ -171,7 +171,7 @@ def test_what_a_reader_may_not_have_had_is_passed_on_again(frames: Path, tmp_pat
 def test_rows_that_no_pipe_can_still_hold_are_not_passed_on_again(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.runs.journal._MAX_IN_PIPE", 100)
+    monkeypatch.setattr("remtta.runs.scribe._MAX_IN_PIPE", 100)
     folder = killed(frames, tmp_path / "run")[2]
     echo = io.BytesIO()
     adapt_tiny(frames, folder, resume=True, echo=echo, options={"replay": True})

@@ -27,8 +27,7 @@ from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
 from remtta.runs.place import load_place
-from remtta.runs.policy import AllFrames
-from remtta.runs.session import Session
+from remtta.runs.session import Policy, Session
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
@@ -73,7 +72,7 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
 
 def session_on(method: Method, diary: Diary, **more: Any) -> Session[Counts]:
     card = card_of(method.net.model)
-    plain = {"policy": AllFrames(), "listener": diary, "interrupts": Interrupts()}
+    plain = {"policy": Policy(), "listener": diary, "interrupts": Interrupts()}
     return Session(ObservedMethod(method), card, Counts(), **{**plain, **more})
 
 
