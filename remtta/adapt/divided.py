@@ -210,23 +210,11 @@ class _Tail:
                     _log.log(level, "%s", text)
 
 
-class _ToFile(logging.Handler):
-    """Writes a worker's log messages to a file."""
+class _AsJson(logging.Formatter):
+    """Formats a log message as level and text."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        with writing(path):
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in `close`
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # if the disk is full, the runs end with their own errors
-            self._file.write(json.dumps([record.levelno, record.getMessage()]) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        super().close()
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps([record.levelno, record.getMessage()])
 
 
 def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[str, RunSummary]:
@@ -256,7 +244,10 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
 @contextlib.contextmanager
 def _messages(path: Path, level: int) -> Iterator[None]:
     """Write log messages to a file in this block."""
-    handler, earlier = _ToFile(path), _log.level
+    with writing(path):
+        handler, earlier = logging.FileHandler(path, "a", "utf-8"), _log.level
+    handler.setFormatter(_AsJson())
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # of a full disk the runs tell themselves
     _log.addHandler(handler)
     _log.setLevel(level)
     try:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from remtta.evaluation.domains import Dataset
     from remtta.evaluation.tables import Case, Table
-    from remtta.models.preprocessing import Preprocessing
 
 _model = partial(Option, panel="Model")
 _output = partial(Option, panel="Output and running")
@@ -141,13 +140,11 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         output = during.enter_context(table.folder(options))
-        for path in table.checkpoints:
-            replace(model, checkpoint=path).check_files()
+        for checkpoint in table.checkpoints:
+            replace(model, checkpoint=checkpoint).check_files()
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
-        from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
-        from remtta.evaluation.plots import draw_plots
         from remtta.methods.source_data import check_source_data
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
@@ -157,7 +154,8 @@ def evaluate(
         check_folders(output, cases, may_exist=options.resume or options.overwrite)
         start, fixed = load_start(methods.shared.delta), _with_protocol(model, options)
         adapts = any(method_of(name) != "source" for name in configs)
-        how = {"delta": start, "source_data": methods.shared.source_data, "interrupts": interrupts}
+        source_data = methods.shared.source_data
+        how = {"methods": configs, "delta": start, "source_data": source_data, "interrupts": interrupts}
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
             chosen = _with_classes(root, replace(fixed, checkpoint=path), data)
@@ -169,23 +167,30 @@ def evaluate(
             running.compile(classifier)
             for case, dataset in datasets.items():
                 folder = folder_of(output, case)
-                tables[case], preprocessing = _measure(
-                    classifier, dataset, folder, data, options, methods=configs, **how
-                )
-                _print_table(tables[case], folder / TABLE, running)
-                if table.plots:
-                    draw_plots(folder, tables[case], classifier, dataset, preprocessing)
+                tables[case] = _measure(classifier, dataset, folder, data, options, table, running, how)
         _print_axes(output, tables, running)
 
 
 def _measure(
-    classifier: nn.Module, dataset: Dataset, folder: Path, data: DataOptions, options: EvalOptions, **how: Any
-) -> tuple[dict[str, Any], Preprocessing]:
-    """Evaluate, and return the results with the preprocessing of the images."""
-    from remtta.evaluation import choose_preprocessing, evaluate
+    classifier: nn.Module,
+    dataset: Dataset,
+    folder: Path,
+    data: DataOptions,
+    options: EvalOptions,
+    table: TableOptions,
+    running: RunningOptions,
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Evaluate, print the table, draw the pictures, and return the results."""
+    from remtta.evaluation import TABLE, choose_preprocessing, evaluate
+    from remtta.evaluation.plots import draw_plots
 
-    chosen = choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
-    return evaluate(classifier, dataset, folder, options=options, preprocessing=chosen, **how), chosen
+    preprocessing = choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
+    results = evaluate(classifier, dataset, folder, options=options, preprocessing=preprocessing, **how)
+    _print_table(results, folder / TABLE, running)
+    if table.plots:
+        draw_plots(folder, results, classifier, dataset, preprocessing)
+    return results
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:

@@ -8,7 +8,6 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -149,9 +148,17 @@ class Member:
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-@cache
+_MEMBERS: dict[type, tuple[Member, ...]] = {}
+
+
 def members_of(group: type) -> tuple[Member, ...]:
     """Return a dataclass's fields, in order."""
+    if group not in _MEMBERS:
+        _MEMBERS[group] = _members(group)
+    return _MEMBERS[group]
+
+
+def _members(group: type) -> tuple[Member, ...]:
     hints = get_type_hints(group, include_extras=True)
     return tuple(
         member_of(

@@ -6,9 +6,8 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
@@ -21,7 +20,6 @@ from remtta.options.option import fixed_fields
 from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import Row
-from remtta.runs.states import load_state, other_version, save_state
 from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
@@ -57,6 +55,9 @@ class Place(Counts):
     fingerprint: str | None = None
     last: tuple[str, int | None] | None = None
 
+    def __post_init__(self) -> None:
+        self.last = self.last and (self.last[0], self.last[1])  # a list, if it was read from JSON
+
     def count(self, rows: Iterable[Row]) -> None:
         """Count rows written after this place was saved."""
         for row in rows:
@@ -70,32 +71,6 @@ class Place(Counts):
             self.by_both += row.get("answered_by") == "both"
             self.smoothed += "raw" in row
             self.last = row["source"], row.get("frame")
-
-
-def save_place(path: Path, place: Place, state: Mapping[str, Tensor]) -> None:
-    """Save a place with the method's state, atomically.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
-    save_state(path, asdict(place), state)
-
-
-def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
-    """Load a place and the method's state; both are empty if nothing was saved yet.
-
-    Raises:
-        UsageError: If the file is damaged or of another version.
-        RemttaError: If it cannot be read.
-    """
-    if not path.exists():
-        return Place(), {}
-    content, state = load_state(path)
-    if set(content) != {field.name for field in fields(Place)}:
-        raise other_version(path)
-    place = Place(**content)
-    place.last = place.last and (place.last[0], place.last[1])  # JSON has lists only
-    return place, state
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:

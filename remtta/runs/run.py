@@ -19,12 +19,13 @@ from remtta.options import RunOptions
 from remtta.runs.batch import Batch
 from remtta.runs.budget import TimeBudget
 from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
-from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
+from remtta.runs.place import Place, check_same_run, unseen_frames
 from remtta.runs.policy import FitFrames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
 from remtta.runs.session import Session, Snapshot
+from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
@@ -145,7 +146,7 @@ class Run:
             return
         self._folder.lock()
         check_same_run(earlier, self.record.content(self.summary))
-        place, state = load_place(folder / STATE)
+        place, state = load_position(folder / STATE, Place)
         self._session.resume_from(folder / STATE, Snapshot(place, state))
         self._scribe.resume_from(place)
         self._policy.fingerprint = place.fingerprint

@@ -6,15 +6,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
 from remtta.errors import DeltaError
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import STATE
-from remtta.runs.place import Place, save_place
+from remtta.runs.place import Place
 from remtta.runs.record import Plan, Record, delta_of
 from remtta.runs.session import Session
+from remtta.runs.states import save_state
 from remtta.runs.summary import RunSummary
 
 _SLOW_S = 0.5
@@ -92,7 +94,7 @@ class Saver:
             return
         snapshot.counts.dropped = self._record.num_dropped
         with self._rhythm.timed():
-            save_place(self._summary.output / STATE, snapshot.counts, snapshot.state)
+            save_state(self._summary.output / STATE, asdict(snapshot.counts), snapshot.state)
 
     def _save_delta(self) -> None:
         committed, plan = self._session.committed, self._plan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,13 @@ from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _POSITION = "position"
+
+
+P = TypeVar("P", bound="DataclassInstance")
 
 
 class Stateful(Protocol):
@@ -56,6 +63,21 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
     return position, tensors
+
+
+def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
+    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet.
+
+    Raises:
+        UsageError: If the file is damaged or of another version.
+        RemttaError: If it cannot be read.
+    """
+    if not path.exists():
+        return kind(), {}
+    position, state = load_state(path)
+    if set(position) != {field.name for field in fields(kind)}:
+        raise other_version(path)
+    return kind(**position), state
 
 
 def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:

@@ -287,7 +287,7 @@ def test_a_state_that_cannot_be_saved_does_not_cost_the_delta(
     def refuse(*_: object) -> None:
         raise OutputError("state.safetensors cannot be written")
 
-    monkeypatch.setattr("remtta.runs.saving.save_place", refuse)
+    monkeypatch.setattr("remtta.runs.saving.save_state", refuse)
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert load_delta(tmp_path / "run").frames == len(rows_of(tmp_path / "run")) == 12

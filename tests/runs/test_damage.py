@@ -18,9 +18,9 @@ from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
-from remtta.runs.place import load_place
+from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
-from remtta.runs.states import load_state
+from remtta.runs.states import load_position, load_state
 from tests.conftest import tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.test_resume import camera
@@ -69,7 +69,7 @@ def test_damaged_lines_after_the_last_save_are_made_again(
     damage: bytes, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = killed(frames, tmp_path / "run")[2]  # saved after the second batch, and one more written
-    place, _ = load_place(folder / STATE)
+    place, _ = load_position(folder / STATE, Place)
     path = folder / PREDICTIONS
     lines = path.read_bytes()[place.num_bytes :].splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: place.num_bytes] + lines[0] + damage + lines[2])
@@ -143,7 +143,7 @@ def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkey
 
 def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_path: Path) -> None:
     folder = killed(frames, tmp_path / "run")[2]
-    assert len(rows_of(folder)) == 9 and load_place(folder / STATE)[0].frames == 6
+    assert len(rows_of(folder)) == 9 and load_position(folder / STATE, Place)[0].frames == 6
     source = [frames / f"frame_{number}.png" for number in range(12)]
     with Interrupts() as interrupts:
         interrupts.check = lambda: (_ for _ in ()).throw(Stopped(15))  # type: ignore[method-assign]

@@ -18,7 +18,8 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
-from remtta.runs.place import load_place
+from remtta.runs.place import Place
+from remtta.runs.states import load_position
 from remtta.streams.batches import Early, Waiting, flush_after, in_batches
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
@@ -82,7 +83,7 @@ def test_a_stop_predicts_the_frames_that_wait(flush_after: float | None, tmp_pat
     assert [row["index"] for row in rows_of(run)] == list(range(5))
     assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]
     assert record_of(run)["counts"]["frames"] == 5
-    place, _ = load_place(run / STATE)
+    place, _ = load_position(run / STATE, Place)
     assert (place.frames, place.updates) == (3, 1)  # what was learned from
     adapt_tiny(slow_camera(3, {}), run, resume=True)
     assert [row["index"] for row in rows_of(run)] == list(range(8))  # a camera does not show them again

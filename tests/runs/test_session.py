@@ -26,8 +26,9 @@ from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.place import load_place
+from remtta.runs.place import Place
 from remtta.runs.session import Policy, Session
+from remtta.runs.states import load_position
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
@@ -183,7 +184,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         stopped_in(3, patch)
         summary = go(run)
     assert summary.signum == signal.SIGTERM and summary.num_frames == 6 and summary.num_updates == 2
-    place, state = load_place(run / STATE)
+    place, state = load_position(run / STATE, Place)
     assert (place.frames, place.updates) == (6, 2) and state
     delta = load_delta(run)
     assert (delta.updates, delta.frames) == (2, 6)
