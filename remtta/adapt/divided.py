@@ -272,7 +272,7 @@ def _opener(name: str, stream: Stream) -> Callable[[], Stream]:
 def _run_in(folder: Path) -> str | None:
     """Return the name of the run in a folder, if there is one."""
     try:
-        return checked_record(folder / RECORD, optional={"run": str}).get("run")
+        return checked_record(folder / RECORD, {"run?": str}).get("run")
     except (RemttaError, ValueError):
         return None
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remtta.evaluation.tally import mean_and_std
+from remtta.runs.reading import aligned
 
 WITHIN = 2
 """A difference of up to this many standard errors is marked as insignificant (a level of about 5 %)."""
@@ -168,14 +169,7 @@ def _markdown(table: Table) -> str:
 def plain_table(results: Mapping[str, Any], table: Table | None = None) -> str:
     """Return a table, by default the main one, in aligned columns for a terminal, followed by its legend."""
     header, rows = table or table_rows(results)
-    columns = [header, *rows]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    lines = zip(*columns, strict=True)
-    aligned = [
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
-        for cells in (list(zip(line, widths, strict=True)) for line in lines)
-    ]
-    return "\n".join([*aligned, *notes(results, table)])
+    return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results, table)])
 
 
 def latex_table(results: Mapping[str, Any]) -> str:

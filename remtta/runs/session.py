@@ -68,21 +68,6 @@ class Snapshot(Generic[C]):
     state: Mapping[str, Tensor]
 
 
-@dataclass
-class _Mark(Generic[C]):
-    """The end of the last finished batch, while another is in progress.
-
-    Attributes:
-        busy: Whether a batch is in progress.
-        before: The snapshot before it, if it was kept.
-        counts: The counts at that point, if early predictions have advanced the session's.
-    """
-
-    busy: bool = False
-    before: Snapshot[C] | None = None
-    counts: C | None = None
-
-
 class Session(Generic[C]):
     """Predicts and learns from batches with an adapter, and notifies a listener.
 
@@ -119,7 +104,9 @@ class Session(Generic[C]):
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
         self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
         self._seconds = math.inf  # duration of the last batch
-        self._mark: _Mark[C] = _Mark()
+        self._busy = False  # whether a batch is in progress
+        self._before: Snapshot[C] | None = None  # the end of the last finished batch, if it was kept
+        self._counts_before: C | None = None  # the counts there, if early predictions have advanced the session's
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
@@ -145,8 +132,7 @@ class Session(Generic[C]):
             self._work(batch)
 
     def _predict_early(self, batch: Batch) -> None:
-        if self._mark.counts is None:
-            self._mark.counts = replace(self.counts)
+        self._counts_before = self._counts_before or replace(self.counts)
         result = self._answer(replace(batch, learn=False))
         result = replace(result, batch=batch, adapted=self.adapter.learns)  # what is intended, for the row
         self._write(result)
@@ -171,8 +157,7 @@ class Session(Generic[C]):
     @property
     def snapshot(self) -> Snapshot[C] | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
-        mark = self._mark
-        return mark.before if mark.busy else Snapshot(mark.counts or self.counts, self.adapter.state())
+        return self._before if self._busy else Snapshot(self._counts_before or self.counts, self.adapter.state())
 
     def reset(self) -> None:
         """Restore the source weights, between two batches."""
@@ -184,9 +169,9 @@ class Session(Generic[C]):
     def _stoppable(self) -> Iterator[None]:
         """Defer a stop until the batch is done, if batches are fast; otherwise keep the state to be saved on a stop."""
         if not self.quick and self.adapter.method.norms_only:  # do not hold gigabytes of state twice
-            self._mark.before = Snapshot(self._mark.counts or replace(self.counts), self.adapter.state())
+            self._before = Snapshot(self._counts_before or replace(self.counts), self.adapter.state())
         with self._interrupts.held() if self.quick else contextlib.nullcontext():
-            self._mark.busy = True
+            self._busy = True
             yield
 
     def _work(self, batch: Batch) -> None:
@@ -281,7 +266,7 @@ class Session(Generic[C]):
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self.committed = self.adapter.method.committed
-        self._mark = _Mark()
+        self._busy, self._before, self._counts_before = False, None, None
         self._listener.finished(result)
 
 
