@@ -138,11 +138,11 @@ class Ledger(contextlib.ExitStack):
         """
         if snapshot is None:
             return
+        position, state = snapshot
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
         with self._rhythm.timed():
-            progress = replace(self.progress, position=snapshot.counts)
-            save_state(self.folder / PROGRESS, asdict(progress), snapshot.state)
+            save_state(self.folder / PROGRESS, asdict(replace(self.progress, position=position)), state)
 
     def finish(self, trial: dict[str, Any]) -> None:
         """Record a finished trial, and save that the next one has not begun.
@@ -152,4 +152,4 @@ class Ledger(contextlib.ExitStack):
         """
         self.progress.finished.append(trial)
         self.progress.position = Position()
-        self.save(Snapshot(self.progress.position, {}))
+        self.save((self.progress.position, {}))

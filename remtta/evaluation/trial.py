@@ -31,7 +31,7 @@ from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import Listener, Policy, Session, Snapshot
+from remtta.runs.session import Listener, Policy, Session
 from remtta.streams.batches import in_batches
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame
@@ -99,7 +99,7 @@ class Trial(Listener):
         """
         plan, position = self._plan, self._position
         if state:
-            self._session.resume_from(self._ledger.folder / PROGRESS, Snapshot(position, state))
+            self._session.resume_from(self._ledger.folder / PROGRESS, position, state)
         elif plan.start:
             self._adapter.method.load_delta(plan.start.tensors, plan.start.updates)
             position.frames_in_delta = plan.start.frames

@@ -26,6 +26,14 @@ Resize = Literal["auto", "always", "never"]
 ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
+_OWN = {
+    "imbalance": ("label-shift",),
+    "dirichlet": ("label-shift", "irregular"),
+    "visits": ("recurring",),
+    "cost_ratio": ("time-constrained",),
+}
+"""Options that only some scenarios have."""
+
 _GUARD = GuardOptions(action="rollback", answer="adapted")
 _PROTOCOL_BATCH = {"rem-paper-cifar": 20}
 
@@ -181,18 +189,7 @@ class EvalOptions:
         check_options(self)
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) <= MAX_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
-        shifting = self.scenario == "label-shift"
-        check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
-        in_bursts = shifting or self.scenario == "irregular"
-        check(
-            in_bursts or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift, irregular"
-        )
-        again = self.scenario == "recurring"
-        check(again or self.visits is None, "visits", self.visits, "left out but in recurring")
-        time_constrained = self.scenario == "time-constrained"
-        check(
-            time_constrained or self.cost_ratio is None,
-            "cost ratio",
-            self.cost_ratio,
-            "left out but in time-constrained",
-        )
+        for name, scenarios in _OWN.items():
+            value = getattr(self, name)
+            allowed = self.scenario in scenarios or value in (None, math.inf)
+            check(allowed, name.replace("_", " "), value, f"left out but in {', '.join(scenarios)}")

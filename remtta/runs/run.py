@@ -24,7 +24,7 @@ from remtta.runs.policy import FitFrames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
-from remtta.runs.session import Session, Snapshot
+from remtta.runs.session import Session
 from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.viewing import Viewer
@@ -147,7 +147,7 @@ class Run:
         self._folder.lock()
         check_same_run(earlier, self.record.content(self.summary))
         place, state = load_position(folder / STATE, Place)
-        self._session.resume_from(folder / STATE, Snapshot(place, state))
+        self._session.resume_from(folder / STATE, place, state)
         self._scribe.resume_from(place)
         self._policy.fingerprint = place.fingerprint
         self.summary.num_alarms = self.plan.adapter.total_alarms

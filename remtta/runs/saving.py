@@ -92,9 +92,10 @@ class Saver:
         snapshot = self._session.snapshot
         if snapshot is None:  # in the middle of a batch; keep the previous save
             return
-        snapshot.counts.dropped = self._record.num_dropped
+        place, state = snapshot
+        place.dropped = self._record.num_dropped
         with self._rhythm.timed():
-            save_state(self._summary.output / STATE, asdict(snapshot.counts), snapshot.state)
+            save_state(self._summary.output / STATE, asdict(place), state)
 
     def _save_delta(self) -> None:
         committed, plan = self._session.committed, self._plan

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -29,6 +29,8 @@ PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
 
 C = TypeVar("C", bound=Counts)
+Snapshot = tuple[C, Mapping[str, Tensor]]
+"""Everything needed to resume a session from the end of a batch: its counts, and the adapter's state."""
 
 
 class Policy:
@@ -53,19 +55,6 @@ class Listener:
 
     def deliver(self, result: BatchResult) -> None:
         """Send the predictions to readers, at the end; with early answers, before anything is learned."""
-
-
-@dataclass(frozen=True)
-class Snapshot(Generic[C]):
-    """Everything needed to resume a session from the end of a batch.
-
-    Attributes:
-        counts: The session's counts.
-        state: The adapter's state.
-    """
-
-    counts: C
-    state: Mapping[str, Tensor]
 
 
 class Session(Generic[C]):
@@ -138,16 +127,16 @@ class Session(Generic[C]):
         self._write(result)
         self._listener.deliver(result)
 
-    def resume_from(self, path: Path, snapshot: Snapshot[C]) -> None:
-        """Resume from a snapshot loaded from a file, before the first batch.
+    def resume_from(self, path: Path, counts: C, state: Mapping[str, Tensor]) -> None:
+        """Resume from what a file holds, before the first batch.
 
         Raises:
-            UsageError: If its state does not match this session.
+            UsageError: If the state does not match this session.
         """
-        if snapshot.state:
-            self.adapter.in_turn(partial(restore_state, path, snapshot.state, self.adapter))
+        if state:
+            self.adapter.in_turn(partial(restore_state, path, state, self.adapter))
             self.committed = self.adapter.method.committed
-        self.counts = snapshot.counts
+        self.counts = counts
 
     @property
     def quick(self) -> bool:
@@ -157,7 +146,7 @@ class Session(Generic[C]):
     @property
     def snapshot(self) -> Snapshot[C] | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
-        return self._before if self._busy else Snapshot(self._counts_before or self.counts, self.adapter.state())
+        return self._before if self._busy else (self._counts_before or self.counts, self.adapter.state())
 
     def reset(self) -> None:
         """Restore the source weights, between two batches."""
@@ -169,7 +158,7 @@ class Session(Generic[C]):
     def _stoppable(self) -> Iterator[None]:
         """Defer a stop until the batch is done, if batches are fast; otherwise keep the state to be saved on a stop."""
         if not self.quick and self.adapter.method.norms_only:  # do not hold gigabytes of state twice
-            self._before = Snapshot(self._counts_before or replace(self.counts), self.adapter.state())
+            self._before = self._counts_before or replace(self.counts), self.adapter.state()
         with self._interrupts.held() if self.quick else contextlib.nullcontext():
             self._busy = True
             yield

@@ -64,7 +64,7 @@ class Metrics:
         prometheus_client = needed("prometheus_client", "metrics", "--metrics")
         self._watch: Watch = dict
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
-        registry.register(_Runs(lambda: self._watch()))
+        registry.register(self)
         try:
             # At the start, so that a port in use is reported before a model is loaded.
             self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], registry)
@@ -78,21 +78,8 @@ class Metrics:
         self._watch = watch
         yield
 
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Runs:
-    """A collector for prometheus_client."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric of every run."""
+        """Yield every metric of every run, for prometheus_client."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -120,6 +107,12 @@ class _Runs:
                 edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
                 histogram.add_metric([name], list(zip(edges, counts, strict=True)), seconds)
             yield histogram
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 def sample(run: Run) -> Sample:
