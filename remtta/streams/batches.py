@@ -118,15 +118,35 @@ class Batches:
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """Return the frames in batches; see `in_batches`."""
-        return in_batches(
-            frames,
-            self._size,
-            stop_at_errors=self._stops_at_errors,
-            wants=self._want,
-            waiting=self._waiting,
-            lost=self._is_lost,
-        )
+        """Yield batches of readable frames, with unreadable ones in their places.
+
+        A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
+        fails, or a live source is lost for a while, the frames before that are still yielded.
+        """
+        waiting, readable = self._waiting, 0
+        try:
+            for frame in frames:
+                if frame is not PAUSE:
+                    waiting.add(frame)
+                    readable += frame.image is not None
+                    self._want(frame.image is None)  # the next may be read at once
+                    # With no readable frame waiting, an unreadable one need not wait either.
+                    full = readable in (0, self._size) or len(waiting.frames) >= MAX_WAITING * self._size
+                    ends = full or bool(frame.error and self._stops_at_errors)
+                else:
+                    ends = self._is_lost()
+                if ends and waiting.frames:
+                    yield waiting.take()
+                    self._want(readable)
+                    readable = 0
+                elif waiting.due:
+                    yield waiting.take_early()
+        except StreamError:
+            if waiting.frames:
+                yield waiting.take()
+            raise
+        if waiting.frames:
+            yield waiting.take()
 
     def waiting(self) -> Early:
         """Return the frames that wait for a full batch and were not predicted yet."""
@@ -138,53 +158,3 @@ class Batches:
 
     def _is_lost(self) -> bool:
         return self._live is not None and self._live.seconds_lost > LOST_S
-
-
-def in_batches(
-    frames: Iterable[DecodedFrame],
-    size: int,
-    *,
-    stop_at_errors: bool = False,
-    wants: Callable[[int], None] = lambda count: None,
-    waiting: Waiting | None = None,
-    lost: Callable[[], bool] = lambda: True,
-) -> Iterator[list[DecodedFrame]]:
-    """Yield batches of `size` readable frames, with unreadable ones in their places.
-
-    A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
-    fails, or a live source is lost for a while, the frames before that are still yielded.
-
-    Args:
-        frames: Decoded, in order; `PAUSE` means that none will come for a while.
-        size: Readable frames of a full batch.
-        stop_at_errors: End a batch with an unreadable frame.
-        wants: Called with the number of further frames that may be read: one for an unreadable frame, and a batch's
-            after it was processed.
-        waiting: Holds the waiting frames, and decides when to yield them as `Early`.
-        lost: Called at a pause: true if the source is lost, which ends the batch.
-    """
-    waiting = waiting or Waiting()
-    readable = 0
-    try:
-        for frame in frames:
-            if frame is not PAUSE:
-                waiting.add(frame)
-                readable += frame.image is not None
-                wants(frame.image is None)
-                # With no readable frame waiting, an unreadable one need not wait either.
-                full = readable in (0, size) or len(waiting.frames) >= MAX_WAITING * size
-                ends = full or bool(frame.error and stop_at_errors)
-            else:
-                ends = lost()
-            if ends and waiting.frames:
-                yield waiting.take()
-                wants(readable)
-                readable = 0
-            elif waiting.due:
-                yield waiting.take_early()
-    except StreamError:
-        if waiting.frames:
-            yield waiting.take()
-        raise
-    if waiting.frames:
-        yield waiting.take()

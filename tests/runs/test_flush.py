@@ -16,16 +16,17 @@ import torch
 from remtta import load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.models.preprocessing import preprocessing_of
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
-from remtta.streams.batches import Early, Waiting, flush_after, in_batches
+from remtta.streams.batches import Batches, Early, Waiting, flush_after
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image
+from tests.conftest import draw_image, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -126,9 +127,10 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
             now += 1.0
             yield PAUSE
 
-    waiting = Waiting(lambda: 2.0, clock=lambda: now)
-    batches = list(in_batches(stream(), 4, waiting=waiting, lost=lambda: False))
-    told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches]
+    source = Stream("clip.mp4", "video", iter(()))
+    batches = Batches(source, RunOptions(batch_size=4), preprocessing_of(tiny_vit()))
+    batches._waiting = Waiting(lambda: 2.0, clock=lambda: now)
+    told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches.of(stream())]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
 
 
