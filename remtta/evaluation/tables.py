@@ -17,7 +17,8 @@ WITHIN = 2
 SAME = "≈"
 """Precedes an error or gain that does not differ significantly from the source model's."""
 
-_AGAIN = ("unseen", "revisit")
+AGAIN = ("unseen", "revisit")
+"""Phases of an evaluation that test again without learning."""
 _CSV = ("method", "phase", "domain", "error", "error_std", "error_se", "top5_error", "gain", "gain_se", "ece")
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -38,7 +39,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
     """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed."""
     methods: Mapping[str, Mapping[str, Any]] = results["methods"]
     first = next(iter(methods.values()))
-    extra = [phase for phase in _AGAIN if phase in first]
+    extra = [phase for phase in AGAIN if phase in first]
     ranked = all("top5" in content for content in methods.values())
     header = ["error in %", *first["error"], "mean", "SE", "gain", *["top-5"] * ranked, "ECE %"]
     rows = []
@@ -238,7 +239,7 @@ def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     of_mean = {"error": "mean", "error_std": "mean_std", "error_se": "mean_se", "top5_error": "top5"}
     mean = {name: content.get(of_mean.get(name, name)) for name in _CSV[3:]}
     rows.append({"phase": "adapt", "domain": "mean", **mean})
-    for phase in (phase for phase in _AGAIN if phase in content):
+    for phase in (phase for phase in AGAIN if phase in content):
         rows += [
             {"phase": phase, "domain": domain, "error": error} for domain, error in content[phase]["error"].items()
         ]

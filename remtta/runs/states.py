@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,21 +14,14 @@ from torch import Tensor
 from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.guard.observed import ObservedMethod
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _POSITION = "position"
 
-
 P = TypeVar("P", bound="DataclassInstance")
-
-
-class Stateful(Protocol):
-    """An object with a state: a method, or an adapter."""
-
-    def state(self) -> dict[str, Tensor]: ...
-    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -80,7 +73,7 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
     return kind(**position), state
 
 
-def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
+def restore_state(path: Path, state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
     """Load a state into a method.
 
     Raises:
@@ -92,7 +85,7 @@ def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> N
         raise other_version(path) from error
 
 
-def load_whole(state: Mapping[str, Tensor], owner: Stateful) -> None:
+def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
     """Have a method go on from a state.
 
     Raises:

@@ -115,7 +115,7 @@ def test_a_run_keeps_what_each_frame_was_taken_for_and_goes_on_bit_for_bit(
     plain = adapt_tiny(frames, tmp_path / "plain", "tent", options={**options, "smooth": "off"})
     summary = adapt_tiny(frames, tmp_path / "whole", "tent", options=options)
     rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
-    assert plain.place.smoothed == 0 and 0 < summary.num_smoothed < 40
+    assert plain.place.smoothed == 0 and 0 < summary.place.smoothed < 40
     assert (
         sum("raw" in row for row in rows)
         == summary.place.smoothed

@@ -27,7 +27,7 @@ from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
-from remtta.runs.session import Policy, Session
+from remtta.runs.session import Listener, Policy, Session
 from remtta.runs.states import load_position
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
 }
 
 
-class Diary:
+class Diary(Listener):
     """Listens, and remembers."""
 
     def __init__(self) -> None:
