@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
-from remtta.errors import UsageError
-from remtta.files import FolderLock, Reserve, check_can_hold, check_not_in_use, remove_leftovers, writing
+from remtta.errors import OutputError, UsageError
+from remtta.files import FolderLock, check_can_hold, check_not_in_use, remove_leftovers, writing
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -163,7 +163,7 @@ class RunFolder:
         self.path = path
         self._overwrite, self._resume = overwrite, resume
         self._lock: FolderLock | None = None
-        self._reserve: Reserve | None = None
+        self._reserves = False
 
     def lock(self) -> None:
         """Create the folder if needed, and lock it for this process.
@@ -199,17 +199,26 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
 
     def reserve_space(self, num_bytes: int) -> None:
-        """Set disk space aside for the last files, until `free_space`.
+        """Set disk space aside, so that the last files fit even if the disk is full, until `free_space`.
 
         Raises:
             OutputError: If there is not enough.
         """
-        self._reserve = Reserve(self.path / RESERVE, num_bytes)
+        self._reserves = True
+        try:
+            with writing(self.path / RESERVE):
+                (self.path / RESERVE).unlink(missing_ok=True)  # do not write through a link
+                with open(self.path / RESERVE, "xb") as file:
+                    file.write(bytes(num_bytes))
+        except OutputError:
+            self.free_space()
+            raise
 
     def free_space(self) -> None:
         """Free the space for the last files."""
-        if self._reserve:
-            self._reserve.release()
+        if self._reserves:
+            with contextlib.suppress(OSError):  # if the disk is gone, there is no space to free
+                (self.path / RESERVE).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Unlock the folder."""
