@@ -103,11 +103,13 @@ class Divided(Site):
         self._runs = {name: RunSummary(folder / name) for name in streams}
         super().__init__(folder, streams, self._runs)
         self._interrupts, self._engine, self._on_batch = interrupts, engine, on_batch
+        if alone := [name for name, stream in streams.items() if stream.reopen is None]:
+            raise UsageError(f"{alone[0]} has frames that no worker could read; open it with open_streams")
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
         self._common = _Common(
             pickle.dumps(model),
-            {name: _opener(name, stream) for name, stream in streams.items()},
+            {name: stream.reopen for name, stream in streams.items() if stream.reopen},
             folder,
             setup,
             {name: _run_in(folder / name) for name in streams},
@@ -261,12 +263,6 @@ def _messages(path: Path, level: int) -> Iterator[None]:
 def _file(folder: Path, number: int, suffix: str) -> Path:
     """Return the path of a worker's reports or log messages."""
     return folder / WORKERS / f"{number}{suffix}"
-
-
-def _opener(name: str, stream: Stream) -> Callable[[], Stream]:
-    if stream.reopen is None:
-        raise UsageError(f"{name} has frames that no worker could read; open it with open_streams")
-    return stream.reopen
 
 
 def _run_in(folder: Path) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.cli.adapt_options import AdaptOptions
-from remtta.cli.classifiers import load_classifier, load_start, load_torch
+from remtta.cli.classifiers import load_classifier, load_torch
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
 from remtta.cli.running import RunningOptions
@@ -78,19 +78,21 @@ def adapt(
         _warn_of_guard(method, run)
         load()
         from remtta.adapt.planning import Setup
+        from remtta.deltas.delta import load_delta
         from remtta.methods.source_data import check_source_data
 
         check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
-        start = load_start(method.shared.delta)
+        start = load_delta(method.shared.delta) if method.shared.delta else None
         running.set_threads(1 if own.divides else None)
-        adapts = method.method != "source"
-        classifier = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
-        running.compile(classifier)
+        loaded = load_classifier(
+            model, running.device, start=start, adapts=method.method != "source", quiet=running.quiet
+        )
+        running.compile(loaded)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
         viewers = during.enter_context(own.viewers(folder, run))
         setup = Setup(method.method, config, run, start, method.shared.source_data)
-        watch = {"metrics": metrics, "on_batch": advance, "interrupts": interrupts}
-        summary = _adapt(classifier, frames, folder, setup, own, viewers, **watch)
+        watch = {"metrics": metrics, "on_batch": advance, "interrupts": interrupts, "health": own.health}
+        summary = _adapt(loaded, frames, folder, setup, own, viewers, watch)
         during.close()
         _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
@@ -103,20 +105,16 @@ def _adapt(
     setup: Setup,
     own: AdaptOptions,
     viewers: list[Viewer],
-    **watch: Any,
+    watch: dict[str, Any],
 ) -> RunSummary | SiteSummary:
     """Adapt to one stream, or to many."""
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
 
     if isinstance(frames, dict):
-        return adapt_streams(
-            classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, health=own.health, **watch
-        )
+        return adapt_streams(classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, **watch)
     options: dict[str, Any] = vars(setup)
-    return adapt_stream(
-        classifier, frames, folder, **options, echo=own.echo, viewers=viewers, health=own.health, **watch
-    )
+    return adapt_stream(classifier, frames, folder, **options, echo=own.echo, viewers=viewers, **watch)
 
 
 def _warn_of_guard(method: MethodOptions, run: RunOptions) -> None:

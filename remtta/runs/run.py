@@ -72,10 +72,10 @@ class Run:
             self.summary,
             self.record,
             self._policy,
-            lambda result: self._saver.after(result),
-            interrupts,
-            pipe,
-            viewers,
+            save=lambda result: self._saver.after(result),
+            interrupts=interrupts,
+            pipe=pipe,
+            viewers=viewers,
         )
         self._session = Session(
             plan.adapter,

@@ -56,6 +56,7 @@ class Scribe(Listener):
         summary: RunSummary,
         record: Record,
         policy: FitFrames,
+        *,
         save: Callable[[BatchResult], None],
         interrupts: Interrupts,
         pipe: BinaryIO | None,
