@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remtta.cli.adapt_options import AdaptOptions
-from remtta.cli.classifiers import load_classifier, load_torch
+from remtta.cli.classifiers import load_classifier, load_start, load_torch
 from remtta.cli.progress import progress
 from remtta.cli.reporting import close_stdout, say, signal_exit_code
 from remtta.cli.running import RunningOptions
@@ -78,15 +78,13 @@ def adapt(
         _warn_of_guard(method, run)
         load()
         from remtta.adapt.planning import Setup
-        from remtta.deltas.delta import load_delta
         from remtta.methods.source_data import check_source_data
 
         check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
-        start = load_delta(method.shared.delta) if method.shared.delta else None
+        start = load_start(method.shared.delta)
         running.set_threads(1 if own.divides else None)
-        loaded = load_classifier(
-            model, running.device, start=start, adapts=method.method != "source", quiet=running.quiet
-        )
+        adapts = method.method != "source"
+        loaded = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
         running.compile(loaded)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
         viewers = during.enter_context(own.viewers(folder, run))

@@ -55,6 +55,13 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
     import_uncollected(module)
 
 
+def load_start(path: Path | None) -> Delta | None:
+    """Load the delta to start from, if any."""
+    from remtta.deltas.delta import load_delta
+
+    return None if path is None else load_delta(path)
+
+
 def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
     """Load the adapted model of a run.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remtta.cli.classifiers import load_classifier, load_torch
+from remtta.cli.classifiers import load_classifier, load_start, load_torch
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
@@ -144,7 +144,6 @@ def evaluate(
             replace(model, checkpoint=checkpoint).check_files()
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
-        from remtta.deltas.delta import load_delta
         from remtta.evaluation.axes import check_folders, folder_of
         from remtta.methods.source_data import check_source_data
 
@@ -153,7 +152,7 @@ def evaluate(
         checkpoints, severities = table.by_case(), data.by_severity(options.scenario)
         cases = [(*name, *severity) for name in checkpoints for severity in severities]
         check_folders(output, cases, may_exist=options.resume or options.overwrite)
-        start = load_delta(methods.shared.delta) if methods.shared.delta else None
+        start = load_start(methods.shared.delta)
         adapts = any(method_of(name) != "source" for name in configs)
         source_data = methods.shared.source_data
         how = {"methods": configs, "delta": start, "source_data": source_data, "interrupts": interrupts}
