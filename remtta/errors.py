@@ -16,9 +16,8 @@ UsageError is also a ValueError, so that a wrong setting in Python can be caught
 from __future__ import annotations
 
 import importlib
-import math
 import re
-from typing import Any, Literal
+from typing import Any
 
 _NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
 _SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
@@ -58,16 +57,6 @@ class FrameError(RemttaError):
 
 class OutputError(RemttaError):
     """Results cannot be written."""
-
-
-def check_finite(value: float, name: str, rule: Literal["> 0", ">= 0"] | None = None) -> None:
-    """Raise if a number is not finite, or breaks its rule; records are JSON, which cannot hold other numbers.
-
-    Raises:
-        UsageError: Naming the setting, its value and the rule.
-    """
-    holds = math.isfinite(value) and (rule is None or value > 0 or (rule == ">= 0" and value == 0))
-    check(holds, name, value, "a finite number" if rule is None else f"{rule} and finite")
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:

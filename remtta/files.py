@@ -233,34 +233,6 @@ class FolderLock:
         self._file.close()
 
 
-class Reserve:
-    """Disk space that a run sets aside for its last files, so that they fit even if the disk is full.
-
-    Args:
-        path: A file of zeros, which exists until it is released.
-        num_bytes: Size to set aside.
-
-    Raises:
-        OutputError: If there is not enough space.
-    """
-
-    def __init__(self, path: Path, num_bytes: int) -> None:
-        self._path = path
-        try:
-            with writing(path):
-                path.unlink(missing_ok=True)  # do not write through a link
-                with open(path, "xb") as file:
-                    file.write(bytes(num_bytes))
-        except OutputError:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Free the space."""
-        with contextlib.suppress(OSError):  # if the disk is gone, there is no space to free
-            self._path.unlink(missing_ok=True)
-
-
 def _sync_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the rename holds nonetheless
         descriptor = os.open(folder, os.O_RDONLY)

@@ -13,7 +13,8 @@ import pytest
 
 from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, Reserve, is_locked, remove_leftovers, write_atomically, write_json
+from remtta.files import FolderLock, is_locked, remove_leftovers, write_atomically, write_json
+from remtta.runs.folder import RunFolder
 from tests.conftest import tiny_vit
 
 
@@ -110,13 +111,14 @@ def test_json_never_holds_nan(tmp_path: Path) -> None:
 
 
 def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
-    reserve = Reserve(tmp_path / "reserve", 10_000)
-    assert (tmp_path / "reserve").stat().st_size == 10_000
-    reserve.release()
-    reserve.release()
+    folder = RunFolder(tmp_path)
+    folder.reserve_space(10_000)
+    assert (tmp_path / ".reserve").stat().st_size == 10_000
+    folder.release()
+    folder.release()
     assert os.listdir(tmp_path) == []
     with pytest.raises(OutputError, match="cannot be written: No such file"):
-        Reserve(tmp_path / "absent" / "reserve", 1)
+        RunFolder(tmp_path / "absent").reserve_space(1)
 
 
 def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +222,15 @@ def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp
     assert kept.name.startswith(".mine.txt.")
 
 
-@pytest.mark.parametrize("taken", [lambda folder: Reserve(folder / ".reserve", 1000), FolderLock])
 @pytest.mark.parametrize("name", [".reserve", ".lock"])
-def test_a_planted_link_is_not_written_through(taken: Any, name: str, tmp_path: Path) -> None:
+def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / name).symlink_to(tmp_path / "precious")
-    held = taken(folder)
+    held = RunFolder(folder)
+    held.lock()
+    held.reserve_space(1000)
     assert (tmp_path / "precious").read_text() == "mine"
     held.release()
     assert (tmp_path / "precious").read_text() == "mine"

@@ -33,7 +33,7 @@ from remtta.options.run_options import Smooth
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.budget import TimeBudget
 from remtta.runs.policy import FitFrames
-from remtta.runs.session import Session
+from remtta.runs.session import Listener, Session
 from remtta.runs.states import load_whole
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
@@ -290,7 +290,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
             yield from told.results
 
 
-class _FrameResults:
+class _FrameResults(Listener):
     """Collects the results of a session's last batch."""
 
     def __init__(self, adapter: Adapter) -> None:
@@ -319,9 +319,6 @@ class _FrameResults:
             )
             for frame, probs in zip(result.batch.readable, logits.float().softmax(-1).numpy(), strict=True)
         ]
-
-    def deliver(self, result: BatchResult) -> None:
-        """Do nothing: `stream` yields the results."""
 
 
 def _picture(image: Image.Image | np.ndarray) -> Image.Image:

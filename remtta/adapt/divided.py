@@ -103,11 +103,13 @@ class Divided(Site):
         self._runs = {name: RunSummary(folder / name) for name in streams}
         super().__init__(folder, streams, self._runs)
         self._interrupts, self._engine, self._on_batch = interrupts, engine, on_batch
+        if alone := [name for name, stream in streams.items() if stream.reopen is None]:
+            raise UsageError(f"{alone[0]} has frames that no worker could read; open it with open_streams")
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
         self._common = _Common(
             pickle.dumps(model),
-            {name: _opener(name, stream) for name, stream in streams.items()},
+            {name: stream.reopen for name, stream in streams.items() if stream.reopen},
             folder,
             setup,
             {name: _run_in(folder / name) for name in streams},
@@ -210,23 +212,11 @@ class _Tail:
                     _log.log(level, "%s", text)
 
 
-class _ToFile(logging.Handler):
-    """Writes a worker's log messages to a file."""
+class _AsJson(logging.Formatter):
+    """Formats a log message as level and text."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        with writing(path):
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in `close`
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # if the disk is full, the runs end with their own errors
-            self._file.write(json.dumps([record.levelno, record.getMessage()]) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        super().close()
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps([record.levelno, record.getMessage()])
 
 
 def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[str, RunSummary]:
@@ -256,7 +246,10 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
 @contextlib.contextmanager
 def _messages(path: Path, level: int) -> Iterator[None]:
     """Write log messages to a file in this block."""
-    handler, earlier = _ToFile(path), _log.level
+    with writing(path):
+        handler, earlier = logging.FileHandler(path, "a", "utf-8"), _log.level
+    handler.setFormatter(_AsJson())
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # of a full disk the runs tell themselves
     _log.addHandler(handler)
     _log.setLevel(level)
     try:
@@ -272,16 +265,10 @@ def _file(folder: Path, number: int, suffix: str) -> Path:
     return folder / WORKERS / f"{number}{suffix}"
 
 
-def _opener(name: str, stream: Stream) -> Callable[[], Stream]:
-    if stream.reopen is None:
-        raise UsageError(f"{name} has frames that no worker could read; open it with open_streams")
-    return stream.reopen
-
-
 def _run_in(folder: Path) -> str | None:
     """Return the name of the run in a folder, if there is one."""
     try:
-        return checked_record(folder / RECORD, optional={"run": str}).get("run")
+        return checked_record(folder / RECORD, {"run?": str}).get("run")
     except (RemttaError, ValueError):
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +17,7 @@ from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import card_of
 from remtta.options import RunOptions
-from remtta.runs.folder import check_folder, check_writable, run_folder
+from remtta.runs.folder import check_folder, run_folder
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import Viewer
@@ -86,18 +87,14 @@ def adapt_stream(
         folder = during.enter_context(run_folder(output))
         if health is not None:
             check_health_path(Path(health), folder)
-        if options.resume:
-            check_writable(folder)
-        else:
-            check_folder(folder, overwrite=options.overwrite)
+        check_folder(folder, overwrite=options.overwrite, resume=options.resume)
         plan = plan_run(model, card_of(model), stream, folder, setup, interrupts.check)
         log_plan(plan)
         run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
         if health is not None:
-            file = HealthFile(Path(health), lambda: vitals(plan, run.summary, run.record))
-            during.enter_context(contextlib.closing(file))
+            during.enter_context(contextlib.closing(HealthFile(Path(health), partial(vitals, run))))
         if metrics is not None:
-            during.enter_context(metrics.of(lambda: {"": sample(plan, run.summary, run.record)}))
+            during.enter_context(metrics.of(lambda: {"": sample(run)}))
         summary = run.execute()
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))

@@ -11,7 +11,6 @@ from typing import Any
 
 from remtta.files import FolderLock, write_json, writing
 from remtta.runs.folder import SITE
-from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream
@@ -146,12 +145,7 @@ class Site(abc.ABC):
         write_json(self.folder / SITE, {"exit_reason": self.summary.exit_reason, "streams": streams})
 
 
-def report_of(plan: Plan, run: Run) -> StreamReport:
+def report_of(run: Run) -> StreamReport:
     """Return a report on a run."""
-    summary, record = run.summary, run.record
-    content = {**asdict(summary), "output": str(summary.output)}
-    return {
-        "summary": content,
-        "vitals": vitals(plan, summary, record),
-        "metrics": sample(plan, summary, record),
-    }
+    summary = {**asdict(run.summary), "output": str(run.summary.output)}
+    return {"summary": summary, "vitals": vitals(run), "metrics": sample(run)}

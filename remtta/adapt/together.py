@@ -21,7 +21,6 @@ from remtta.errors import RemttaError, UsageError
 from remtta.methods.method import Method
 from remtta.models.card import card_of
 from remtta.options import RunOptions
-from remtta.runs.record import Plan
 from remtta.runs.run import Run
 from remtta.streams.batches import decoding_budget
 from remtta.streams.sources import Stream
@@ -63,36 +62,24 @@ class Together(Site):
         self._turns, self._interrupts = Turns(), interrupts
         self._on_batch, self._reporting = on_batch, threading.Lock()
         self._changed = on_change or self.write
-        self._plans = dict(self._planned(model, streams, folder, setup, options_of or (lambda name: setup.options)))
-        self._runs = {
-            name: Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=interrupts.part())
-            for name, plan in self._plans.items()
-        }
+        self._runs: dict[str, Run] = {}
+        card = card_of(model)
+        memory = decoding_budget(setup.options, card.preprocessing)
+        for name, stream in streams.items():
+            setup = replace(setup, options=options_of(name) if options_of else setup.options)
+            plan = plan_run(model, card, stream, folder / name, setup, interrupts.check)
+            _check_norms_only(plan.adapter.method, plan.method)
+            plan.adapter.method.leave()
+            setup = replace(setup, config=plan.config)  # reuses the micro-batch, which is chosen once
+            plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, interrupts.part()), memory=memory)
+            self._runs[name] = Run(
+                plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=interrupts.part()
+            )
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 
     def log_plan(self) -> None:
         """Log what is about to run."""
-        log_plan(next(iter(self._plans.values())))
-
-    def _planned(
-        self,
-        model: nn.Module,
-        streams: Mapping[str, Stream],
-        folder: Path,
-        setup: Setup,
-        options_of: Callable[[str], RunOptions],
-    ) -> Iterator[tuple[str, Plan]]:
-        card = card_of(model)
-        memory = decoding_budget(setup.options, card.preprocessing)
-        for name, stream in streams.items():
-            setup = replace(setup, options=options_of(name))
-            plan = plan_run(model, card, stream, folder / name, setup, self._interrupts.check)
-            own = plan.adapter.method
-            _check_norms_only(own, plan.method)
-            own.leave()
-            setup = replace(setup, config=plan.config)  # reuses the micro-batch, which is chosen once
-            adapter = SharingAdapter(plan.adapter, self._turns, self._interrupts.part())
-            yield name, replace(plan, adapter=adapter, memory=memory)
+        log_plan(next(iter(self._runs.values())).plan)
 
     def execute(self) -> None:
         """Run all streams to their ends; the model runs in this thread."""
@@ -119,7 +106,7 @@ class Together(Site):
 
     def reports(self) -> dict[str, StreamReport]:
         """Return a report on each stream; can be called at any time from any thread."""
-        return {name: report_of(self._plans[name], run) for name, run in self._runs.items()}
+        return {name: report_of(run) for name, run in self._runs.items()}
 
     def _report_batch(self) -> None:
         with self._reporting:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,11 +25,9 @@ if TYPE_CHECKING:
 
     from remtta.adapt.planning import Setup
     from remtta.adapt.site import SiteSummary
-    from remtta.engines.interrupts import Interrupts
     from remtta.runs.summary import RunSummary
     from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
-    from remtta.watching.metrics import Metrics
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
 
@@ -70,7 +67,7 @@ def adapt(
     with running.command() as interrupts, contextlib.ExitStack() as during:
         # Checks without torch come first, so that e.g. a wrong path is reported at once.
         own.check(run)
-        echo, frames = own.echo(), own.open(source, stream, run)
+        frames = own.open(source, stream, run)
         folder = during.enter_context(run_folder(own.output))
         own.check_folder(folder, run, frames)
         metrics = during.enter_context(own.watched())
@@ -87,25 +84,16 @@ def adapt(
         start = load_start(method.shared.delta)
         running.set_threads(1 if own.divides else None)
         adapts = method.method != "source"
-        classifier = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
-        running.compile(classifier)
+        loaded = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
+        running.compile(loaded)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
-        outputs = _Outputs(echo, metrics, during.enter_context(own.viewers(folder, run)), advance, interrupts)
+        viewers = during.enter_context(own.viewers(folder, run))
         setup = Setup(method.method, config, run, start, method.shared.source_data)
-        summary = _adapt(classifier, frames, folder, setup, own, outputs)
+        watch = {"metrics": metrics, "on_batch": advance, "interrupts": interrupts, "health": own.health}
+        summary = _adapt(loaded, frames, folder, setup, own, viewers, watch)
         during.close()
         _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
-
-
-class _Outputs(NamedTuple):
-    """The outputs of a run in progress, and what stops it."""
-
-    echo: BinaryIO | None
-    metrics: Metrics | None
-    viewers: list[Viewer]
-    advance: Callable[[RunSummary | SiteSummary], None]
-    interrupts: Interrupts
 
 
 def _adapt(
@@ -114,41 +102,17 @@ def _adapt(
     folder: Path,
     setup: Setup,
     own: AdaptOptions,
-    outputs: _Outputs,
+    viewers: list[Viewer],
+    watch: dict[str, Any],
 ) -> RunSummary | SiteSummary:
     """Adapt to one stream, or to many."""
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
 
     if isinstance(frames, dict):
-        return adapt_streams(
-            classifier,
-            frames,
-            folder,
-            setup,
-            engine=own.engine,
-            jobs=own.jobs,
-            health=own.health,
-            metrics=outputs.metrics,
-            on_batch=outputs.advance,
-            interrupts=outputs.interrupts,
-        )
-    return adapt_stream(
-        classifier,
-        frames,
-        folder,
-        method=setup.method,
-        config=setup.config,
-        options=setup.options,
-        delta=setup.delta,
-        source_data=setup.source_data,
-        echo=outputs.echo,
-        health=own.health,
-        metrics=outputs.metrics,
-        on_batch=outputs.advance,
-        viewers=outputs.viewers,
-        interrupts=outputs.interrupts,
-    )
+        return adapt_streams(classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, **watch)
+    options: dict[str, Any] = vars(setup)
+    return adapt_stream(classifier, frames, folder, **options, echo=own.echo, viewers=viewers, **watch)
 
 
 def _warn_of_guard(method: MethodOptions, run: RunOptions) -> None:

@@ -14,7 +14,7 @@ from remtta.errors import UsageError
 from remtta.options import RunOptions, StreamOptions
 from remtta.options.option import Option
 from remtta.options.run_options import Engine
-from remtta.runs.folder import check_folder, check_site, check_writable
+from remtta.runs.folder import check_folder, check_site
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
@@ -113,6 +113,8 @@ class AdaptOptions:
         """
         if self.predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        if self.predictions and sys.stdout is None:
+            raise UsageError("--predictions - needs standard output, which is closed")
         if run.replay and not (self.predictions and run.resume):
             raise UsageError(
                 "--replay repeats what the reader may have missed before the stop; add --predictions - and --resume"
@@ -137,17 +139,10 @@ class AdaptOptions:
             return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
         return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
 
+    @property
     def echo(self) -> BinaryIO | None:
-        """Return the stream that receives predictions as well as the file, if requested.
-
-        Raises:
-            UsageError: If standard output is closed.
-        """
-        if self.predictions is None:
-            return None
-        if sys.stdout is None:
-            raise UsageError("--predictions - needs standard output, which is closed")
-        return sys.stdout.buffer
+        """The stream that receives predictions as well as the file, if requested."""
+        return sys.stdout.buffer if self.predictions else None
 
     def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
         """Raise if the run may not write to its folder, or the health file or video cannot be written.
@@ -159,10 +154,8 @@ class AdaptOptions:
             check_health_path(self.health, folder)
         if isinstance(frames, dict):
             check_site(folder, frames, overwrite=run.overwrite, resume=run.resume)
-        elif run.resume:
-            check_writable(folder)
         else:
-            check_folder(folder, overwrite=run.overwrite)
+            check_folder(folder, overwrite=run.overwrite, resume=run.resume)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
 

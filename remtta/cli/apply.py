@@ -61,8 +61,7 @@ def apply(
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None
         widened = save_weights(target.output, base, dtypes)
-        if not running.quiet:
-            typer.echo(f"{target.output}: {_report(change, widened)}", err=True)
+        running.tell(f"{target.output}: {_report(change, widened)}")
 
 
 def _report(change: Delta, widened: Collection[str]) -> str:

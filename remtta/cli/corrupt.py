@@ -41,6 +41,5 @@ def corrupt(
 
         with tree_progress(hidden=running.quiet) as advance:
             summary = corrupt_tree(source, destination, tree, on_image=advance, interrupts=interrupts)
-        if not running.quiet:
-            typer.echo(summary.report(), err=True)
+        running.tell(summary.report())
     raise typer.Exit(signal_exit_code(summary.signum))

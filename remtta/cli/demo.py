@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from remtta.cli.progress import heartbeat
-from remtta.cli.reporting import say
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Only, Option
 from remtta.runs.folder import run_folder
@@ -54,5 +53,4 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads",
             )
         during.close()
         typer.echo(result.table())
-        if not running.quiet:
-            say(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")
+        running.tell(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from remtta.cli.models import rem_lines
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options import DataOptions, ModelOptions, StreamOptions
 from remtta.options.option import Only
-from remtta.runs.reading import printable
+from remtta.runs.reading import aligned, printable
 
 _DOES_NOT_FIT = 3
 _LIMIT = 100
@@ -63,10 +62,7 @@ def doctor(
         classifier = load_classifier(model, running.device, adapts=False)
         limit = stream.limit or _LIMIT
         report = examine(classifier, source, limit=limit, class_map=class_map, wait=interrupts.check)
-        if printed.as_json:
-            typer.echo(json.dumps(report, indent=2))
-        else:
-            typer.echo("\n".join(map(printable, _page(report, labels_of(classifier)))))
+        printed.show(report, lambda: "\n".join(map(printable, _page(report, labels_of(classifier)))))
     raise typer.Exit(0 if report["fits"] else _DOES_NOT_FIT)
 
 
@@ -93,18 +89,15 @@ def _page(report: Mapping[str, Any], labels: Sequence[str] | None) -> list[str]:
 
 
 def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
-    width = max(len(each["title"]) for each in candidates)
-    labelled = candidates[0]["accuracy"] is not None
-    head = f"{'':<{width + 5}}    MI, nats  entropy  classes{'  accuracy' if labelled else ''}"
-    return [head, *(_row(each, "" if place else "now", width) for place, each in enumerate(candidates))]
+    columns = ["", "  MI, nats", "entropy", "classes", *["accuracy"] * (candidates[0]["accuracy"] is not None)]
+    rows = [_row(each, "" if place else "now") for place, each in enumerate(candidates)]
+    return aligned([columns, *rows])
 
 
-def _row(candidate: Mapping[str, Any], mark: str, width: int) -> str:
-    accuracy = "" if candidate["accuracy"] is None else f"  {100 * candidate['accuracy']:6.1f} %"
-    return (
-        f"{mark:<5}{candidate['title']:<{width}}  {candidate['information']:10.3f}  {candidate['entropy']:7.3f}  "
-        f"{candidate['classes']:7d}{accuracy}"
-    )
+def _row(candidate: Mapping[str, Any], mark: str) -> list[str]:
+    numbers = [f"{candidate['information']:.3f}", f"{candidate['entropy']:.3f}", str(candidate["classes"])]
+    accuracy = [] if candidate["accuracy"] is None else [f"{100 * candidate['accuracy']:.1f} %"]
+    return [f"{mark:<5}{candidate['title']}", *numbers, *accuracy]
 
 
 def _order_text(order: Mapping[str, Any], labels: Sequence[str] | None) -> str:

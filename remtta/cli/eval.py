@@ -25,11 +25,8 @@ from remtta.runs.folder import run_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.deltas.delta import Delta
-    from remtta.engines.interrupts import Interrupts
     from remtta.evaluation.domains import Dataset
     from remtta.evaluation.tables import Case, Table
-    from remtta.models.preprocessing import Preprocessing
 
 _model = partial(Option, panel="Model")
 _output = partial(Option, panel="Output and running")
@@ -143,45 +140,35 @@ def evaluate(
         if not root.is_dir():
             raise UsageError(f"{root}: no such folder")
         output = during.enter_context(table.folder(options))
-        _load_torch(model, table.checkpoints, methods.shared.delta)
+        for checkpoint in table.checkpoints:
+            replace(model, checkpoint=checkpoint).check_files()
+        load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
-        from remtta.evaluation import TABLE
         from remtta.evaluation.axes import check_folders, folder_of
-        from remtta.evaluation.plots import draw_plots
         from remtta.methods.source_data import check_source_data
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
         checkpoints, severities = table.by_case(), data.by_severity(options.scenario)
-        cases = [(*name, *_severity(severity)) for name in checkpoints for severity in severities]
+        cases = [(*name, *severity) for name in checkpoints for severity in severities]
         check_folders(output, cases, may_exist=options.resume or options.overwrite)
-        start, fixed = load_start(methods.shared.delta), _with_protocol(model, options)
+        start = load_start(methods.shared.delta)
         adapts = any(method_of(name) != "source" for name in configs)
+        source_data = methods.shared.source_data
+        how = {"methods": configs, "delta": start, "source_data": source_data, "interrupts": interrupts}
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
-            chosen = _with_classes(root, replace(fixed, checkpoint=path), data)
+            chosen = _with_classes(root, replace(_with_protocol(model, options), checkpoint=path), data)
             classifier = load_classifier(chosen, running.device, start=start, adapts=adapts, quiet=running.quiet)
             datasets = {
-                (*name, *_severity(severity)): _open(root, classifier, data, levels, options)
+                (*name, *severity): _open(root, classifier, data, levels, options)
                 for severity, levels in severities.items()
             }
             running.compile(classifier)
             for case, dataset in datasets.items():
                 folder = folder_of(output, case)
-                tables[case] = _measure(classifier, dataset, folder, data, options, methods, start, interrupts)
-                _print_table(tables[case], folder / TABLE, quiet=running.quiet)
-                if table.plots:
-                    draw_plots(
-                        folder, tables[case], classifier, dataset, _preprocessing(classifier, dataset, data, options)
-                    )
-        _print_axes(output, tables, quiet=running.quiet)
-
-
-def _load_torch(model: ModelOptions, checkpoints: Sequence[Path], delta: Path | None) -> None:
-    """Import what comes with torch, once every checkpoint is found to be there."""
-    for path in checkpoints:
-        replace(model, checkpoint=path).check_files()
-    load_torch("remtta.evaluation.evaluating", model, delta)
+                tables[case] = _measure(classifier, dataset, folder, data, options, table, running, how)
+        _print_axes(output, tables, running)
 
 
 def _measure(
@@ -190,34 +177,20 @@ def _measure(
     folder: Path,
     data: DataOptions,
     options: EvalOptions,
-    methods: MethodsOptions,
-    start: Delta | None,
-    interrupts: Interrupts,
+    table: TableOptions,
+    running: RunningOptions,
+    how: Mapping[str, Any],
 ) -> dict[str, Any]:
-    from remtta.evaluation import evaluate
+    """Evaluate, print the table, draw the pictures, and return the results."""
+    from remtta.evaluation import TABLE, choose_preprocessing, evaluate
+    from remtta.evaluation.plots import draw_plots
 
-    return evaluate(
-        classifier,
-        dataset,
-        folder,
-        methods=methods.configs(options.batch_size),
-        options=options,
-        preprocessing=_preprocessing(classifier, dataset, data, options),
-        delta=start,
-        source_data=methods.shared.source_data,
-        interrupts=interrupts,
-    )
-
-
-def _preprocessing(classifier: nn.Module, dataset: Dataset, data: DataOptions, options: EvalOptions) -> Preprocessing:
-    from remtta.evaluation import choose_preprocessing
-
-    return choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
-
-
-def _severity(name: str | None) -> Case:
-    """Return the axis of a severity that is evaluated separately."""
-    return () if name is None else (("severity", name),)
+    preprocessing = choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
+    results = evaluate(classifier, dataset, folder, options=options, preprocessing=preprocessing, **how)
+    _print_table(results, folder / TABLE, running)
+    if table.plots:
+        draw_plots(folder, results, classifier, dataset, preprocessing)
+    return results
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
@@ -268,23 +241,22 @@ def _open(
     return dataset
 
 
-def _print_table(results: Mapping[str, Any], place: Path, table: Table | None = None, *, quiet: bool) -> None:
+def _print_table(results: Mapping[str, Any], place: Path, running: RunningOptions, table: Table | None = None) -> None:
     """Print a table, by default an evaluation's main one, and its path."""
     from remtta.evaluation.tables import plain_table
 
     typer.echo(_encodable(plain_table(results, table)))
-    if not quiet:
-        typer.echo(str(place), err=True)
+    running.tell(str(place))
 
 
-def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], *, quiet: bool) -> None:
+def _print_axes(output: Path, tables: Mapping[Case, Mapping[str, Any]], running: RunningOptions) -> None:
     """Write and print the table of a grid of evaluations, if there are several."""
     from remtta.evaluation.axes import AXES_TABLE, write_axes
     from remtta.evaluation.tables import axes_rows
 
     if () not in tables:
         write_axes(output, tables)
-        _print_table(next(iter(tables.values())), output / AXES_TABLE, axes_rows(tables), quiet=quiet)
+        _print_table(next(iter(tables.values())), output / AXES_TABLE, running, axes_rows(tables))
 
 
 def _encodable(text: str) -> str:

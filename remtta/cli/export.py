@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from remtta.cli.classifiers import load_torch
-from remtta.cli.reporting import say
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
@@ -63,5 +62,4 @@ def export(
         delta = load_delta(run)
         adapted = adapted_model(delta, base_options(delta, model))
         files = write(adapted, exported.form, exported.output, onto=exported.delta_only, overwrite=exported.overwrite)
-        if not running.quiet:
-            say("\n".join(map(str, files)))
+        running.tell("\n".join(map(str, files)))

@@ -17,7 +17,6 @@ from typer.models import OptionInfo
 
 from remtta.options.option import PANELS, Given, Member, Only, is_list, member_of, members_of, read_pairs, read_value
 
-Leaves = dict[str, Member]
 _Complete = Callable[[str], list[tuple[str, str]]]
 
 

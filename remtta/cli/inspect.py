@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ import typer
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
 from remtta.options.option import Only, Option
-from remtta.runs.reading import printable
+from remtta.runs.reading import aligned, printable
+
+_COUNTS = ("frames", "skipped", "updates")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def inspect(
             content = compare_deltas(path, other)
         else:
             content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
-        typer.echo(json.dumps(content, indent=2) if printed.as_json else "\n".join(map(printable, _lines(content))))
+        printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
 
 
 def _print_rows(folder: Path, other: Path | None, printed: RowsOptions) -> None:
@@ -101,35 +102,33 @@ def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
     from remtta.report.facts import state_of
 
     streams = site["streams"]
-    width = max([len("stream"), *map(len, streams)])
+    rows = [
+        (name, *(str(each[count]) for count in _COUNTS), f"{state_of(each['exit_reason'], alive)}, {each['source']}")
+        for name, each in streams.items()
+    ]
     return [
         f"streams      {state_of(site['exit_reason'], alive)}; {len(streams)} on one model",
         "",
-        f"{'stream':<{width}}  frames  skipped  updates  state, source",
-        *(
-            f"{name:<{width}}  {stream['frames']:6}  {stream['skipped']:7}  {stream['updates']:7}  "
-            f"{state_of(stream['exit_reason'], alive)}, {stream['source']}"
-            for name, stream in streams.items()
-        ),
+        *aligned([("stream", *_COUNTS, "state, source"), *rows], left=(0, 4)),
     ]
 
 
 def _result_lines(evaluation: dict[str, Any]) -> list[str]:
-    results = evaluation["methods"]
-    width = max(map(len, evaluation["settings"]["methods"]), default=0)
-    head = [f"{'method':<{width}}  mean error  gain   ECE"] if results else []
-    return [*head, *(_result_line(f"{name:<{width}}", result) for name, result in results.items())]
-
-
-def _result_line(name: str, result: dict[str, Any]) -> str:
-    gain = "" if result["gain"] is None else f"{result['gain']:+.1f}"
-    spread = "" if result["mean_std"] is None else f"  ± {result['mean_std']:.1f} over seeds"
-    return f"{name}  {result['mean']:8.1f} %  {gain:>4}  {100 * result['ece']:4.1f}{spread}"
+    rows = [
+        (
+            name,
+            f"{result['mean']:.1f} %",
+            "" if result["gain"] is None else f"{result['gain']:+.1f}",
+            f"{100 * result['ece']:.1f}",
+            "" if result["mean_std"] is None else f"± {result['mean_std']:.1f} over seeds",
+        )
+        for name, result in evaluation["methods"].items()
+    ]
+    return aligned([("method", "mean error", "gain", " ECE", ""), *rows], left=(0, 4)) if rows else []
 
 
 def _delta_lines(delta: dict[str, Any]) -> list[str]:
-    layers = delta["layers"]
-    width = max([len(layer["layer"]) for layer in layers], default=5)
+    rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
     return [
         f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
@@ -137,8 +136,7 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         *_lineage_lines(delta["lineage"]),
         "",
-        f"{'layer':<{width}}  rms change  largest change",
-        *(f"{layer['layer']:<{width}}  {layer['rms']:10.2e}  {layer['max']:14.2e}" for layer in layers),
+        *aligned([("layer", "rms change", "largest change"), *rows]),
         *_class_lines(delta["classes"]),
     ]
 
@@ -166,13 +164,13 @@ def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
 
 
 def _comparison_lines(layers: list[dict[str, Any]]) -> list[str]:
-    width = max(len(layer["layer"] or "") for layer in layers) + 2
-    return [
-        f"{'layer':<{width}}  rms first  rms second  distance  cosine",
-        *(
-            f"{'(all)' if layer['layer'] is None else layer['layer']:<{width}}  {layer['rms'][0]:9.2e}  "
-            f"{layer['rms'][1]:10.2e}  {layer['distance']:8.2e}  "
-            f"{'-' if layer['cosine'] is None else format(layer['cosine'], '.3f'):>6}"
-            for layer in layers
-        ),
+    rows = [
+        (
+            layer["layer"] or "(all)",
+            *(f"{rms:.2e}" for rms in layer["rms"]),
+            f"{layer['distance']:.2e}",
+            "-" if layer["cosine"] is None else f"{layer['cosine']:.3f}",
+        )
+        for layer in layers
     ]
+    return aligned([("layer", "rms first", "rms second", "distance", "cosine"), *rows])

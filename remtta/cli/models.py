@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -40,7 +39,7 @@ def models(
       remtta models vit_base_patch16_dinov3 --json
     """
     with command():
-        from remtta.methods.support import is_model, kinds, modules_without_family, names_with, support_of
+        from remtta.methods.support import is_model, kinds, names_with, support_of
 
         known = kinds()
         one = name.partition(".")[0] if name is not None and is_model(name) else None
@@ -49,17 +48,18 @@ def models(
         if not chosen:
             raise _nothing(part, names_with(part))
         found = [support_of(model, known.get(model)) for model in chosen]
-        if printed.as_json:
-            content = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
-            typer.echo(json.dumps(content, indent=2))
-        elif one:
-            typer.echo(whole_text(found[0]))
-        else:
-            typer.echo("\n".join(map(short_text, found)))
-            if name is None:
-                others = ", ".join(modules_without_family())
-                typer.echo(_filled(f"In no family, and adapted as any classifier is (docs/models.md): {others}"))
-            typer.echo("remtta models NAME tells of one model of timm what is refused and why.")
+        content = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
+        printed.show(content, lambda: whole_text(found[0]) if one else _list_text(found, whole=name is None))
+
+
+def _list_text(found: Sequence[Support], *, whole: bool) -> str:
+    from remtta.methods.support import modules_without_family
+
+    lines = list(map(short_text, found))
+    if whole:
+        others = ", ".join(modules_without_family())
+        lines.append(_filled(f"In no family, and adapted as any classifier is (docs/models.md): {others}"))
+    return "\n".join([*lines, "remtta models NAME tells of one model of timm what is refused and why."])
 
 
 def short_text(support: Support) -> str:

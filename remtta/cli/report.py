@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from remtta.cli.classifiers import load_adapted
-from remtta.cli.reporting import say
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
@@ -63,5 +62,4 @@ def report(
             running.set_threads()
             masked = partial(masked_frames, load_adapted(folders[0], model, running.device), config, interrupts.check)
         write_report(folders, target.output, masked)
-        if not running.quiet:
-            say(str(target.output))
+        running.tell(str(target.output))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from remtta.cli.config_files import read_config
-from remtta.cli.reporting import command
+from remtta.cli.reporting import command, say
 from remtta.engines.interrupts import Interrupts
 from remtta.files import check_target
 from remtta.options.option import Option
@@ -63,6 +65,11 @@ class RunningOptions:
         """Return `reporting.command` with these message options."""
         return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
 
+    def tell(self, text: str) -> None:
+        """Write a command's own message to standard error, unless it is to be quiet."""
+        if not self.quiet:
+            say(text)
+
     def set_threads(self, default: int | None = None) -> None:
         """Set the number of torch's threads, if given."""
         if threads := self.threads or default:
@@ -83,6 +90,10 @@ class PrintOptions:
     """The format of standard output."""
 
     as_json: Annotated[bool, Option("Print JSON instead.", flags=("--json",))] = False
+
+    def show(self, content: object, text: Callable[[], str]) -> None:
+        """Print the content as JSON, if requested, or else the text."""
+        typer.echo(json.dumps(content, indent=2) if self.as_json else text())
 
 
 @dataclass(frozen=True, kw_only=True)

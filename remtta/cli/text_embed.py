@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from remtta.cli.classifiers import load_classifier, load_torch
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
@@ -39,6 +37,5 @@ def text_embed(
 
         head = zero_shot_head(load_classifier(model, running.device, adapts=False, quiet=running.quiet))
         save_text_embeddings(target.output, head, name)
-        if not running.quiet:
-            about = f"{len(head.texts.names)} classes by {len(head.texts.templates)} templates"
-            typer.echo(f"{target.output}: {about}", err=True)
+        about = f"{len(head.texts.names)} classes by {len(head.texts.templates)} templates"
+        running.tell(f"{target.output}: {about}")

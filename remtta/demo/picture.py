@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import WINDOW
-from remtta.drawing import BAND, CELL, CELL_HEIGHT, COLOURS, PALE, RIGHT, WRONG, Cell, Sheet, draw_grid
+from remtta.drawing import COLOURS, RIGHT, WRONG, Cell, draw_grid
+from remtta.files import write_atomically
 from remtta.methods.mask_pictures import mask_pictures
 from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig
@@ -25,10 +27,11 @@ from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
+
     from remtta.demo.drive import DemoResult, DrivenFrame
 
-_WIDTH, _CHART_HEIGHT = 960, 300
-_LEFT, _TOP, _RIGHT = 72, 44, 120
+_BAND = "#f4f6fa"
 
 
 def draw_picture(result: DemoResult, path: Path) -> None:
@@ -37,50 +40,31 @@ def draw_picture(result: DemoResult, path: Path) -> None:
     Raises:
         OutputError: If it cannot be written.
     """
-    ratios = REMConfig().mask_ratios
-    sheet = Sheet(_WIDTH, _TOP + _CHART_HEIGHT + 88 + len(ratios) * CELL_HEIGHT)
-    _draw_errors(sheet, result)
-    _draw_masks(sheet, result, ratios, top=_TOP + _CHART_HEIGHT + 78)
-    sheet.save(path)
+    figure = Figure(figsize=(9.6, 8.4), dpi=100, layout="constrained")
+    errors, masks = figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 4))[:, 0]
+    _draw_errors(errors, result)
+    _draw_masks(masks, result)
+    write_atomically(path, partial(figure.savefig, format="png"))
 
 
-def _draw_errors(sheet: Sheet, result: DemoResult) -> None:
-    right, bottom = _WIDTH - _RIGHT, _TOP + _CHART_HEIGHT
-    lengths = [len(list(group)) for _, group in groupby(result.frames, key=lambda frame: frame.condition)]
-    curves = {method: running_means(wrong, lengths) for method, wrong in result.wrong.items()}
-    highest = max(max(part) for parts in curves.values() for part in parts)
-    top_error = 10 * math.ceil(highest / 10 + 0.2)
-    num_frames = len(result.frames)
-
-    def x_of(frame: float) -> float:
-        return _LEFT + (right - _LEFT) * frame / num_frames
-
-    def y_of(error: float) -> float:
-        return bottom - _CHART_HEIGHT * error / top_error
-
+def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
+    axes = figure.subplots()
+    conditions = {name: len(list(group)) for name, group in groupby(frame.condition for frame in result.frames)}
     start = 0
-    for number, (condition, group) in enumerate(groupby(result.frames, key=lambda frame: frame.condition)):
-        stop = start + len(list(group))
-        if number % 2 == 0:
-            sheet.box((x_of(start), _TOP, x_of(stop), bottom), BAND)
-        sheet.text(x_of((start + stop) / 2), _TOP - 12, condition, anchor="mm")
-        start = stop
-    for error in range(0, top_error + 1, 10 if top_error <= 60 else 20):
-        sheet.line([(_LEFT, y_of(error)), (right, y_of(error))], PALE)
-        sheet.text(_LEFT - 8, y_of(error), str(error), anchor="rm", size=12)
-    sheet.text(12, 14, f"error in %, mean over the {WINDOW} frames around each, within its condition", size=13)
-    sheet.text((_LEFT + right) / 2, bottom + 16, f"{num_frames} frames", anchor="mm", size=12)
-    for method, parts in curves.items():
-        start = 0
-        for part in parts:
-            points = [(x_of(start + frame + 0.5), y_of(value)) for frame, value in enumerate(part)]
-            sheet.line(points, COLOURS[method], 2.2)
-            start += len(part)
-    for rank, method in enumerate(sorted(curves, key=lambda name: -result.errors(name)["mean"])):
-        mean = result.errors(method)["mean"]
-        y = _TOP + 20 + 40 * rank
-        sheet.text(right + 12, y, method, colour=COLOURS[method], size=15)
-        sheet.text(right + 12, y + 17, f"mean {mean:.1f} %", colour=COLOURS[method], size=12)
+    for number, (condition, length) in enumerate(conditions.items()):
+        axes.axvspan(start, start + length, color="white" if number % 2 else _BAND, zorder=0)
+        axes.text(start + length / 2, 1.02, condition, ha="center", transform=axes.get_xaxis_transform())
+        start += length
+    for method, wrong in result.wrong.items():
+        first, label = 0, f"{method}\nmean {result.errors(method)['mean']:.1f} %"
+        for part in running_means(wrong, list(conditions.values())):
+            axes.plot(range(first, first + len(part)), part, color=COLOURS[method], label=None if first else label)
+            first += len(part)
+    axes.set(xlim=(0, start), ylim=(0, None), xlabel=f"{start} frames")
+    axes.set_ylabel(f"error in %, mean over the {WINDOW} frames\naround each, within its condition", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.4)
+    axes.legend(frameon=False, labelcolor="linecolor", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def running_means(wrong: Sequence[bool], lengths: Sequence[int]) -> list[list[float]]:
@@ -94,18 +78,12 @@ def running_means(wrong: Sequence[bool], lengths: Sequence[int]) -> list[list[fl
     return parts
 
 
-def _draw_masks(sheet: Sheet, result: DemoResult, ratios: Sequence[float], top: int) -> None:
+def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
     model = load_model(EMBEDDED)
     rem = REM(model)
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(frame.path))) for frame in frames]).permute(0, 3, 1, 2)
-    sheet.text(12, top - 40, "What the masks hide, with the adapted model's prediction (green: right, red: wrong)")
-    sheet.text(12, top - 22, "and its entropy in nats, which REM trains to rise as more is hidden")
-    for row, ratio in enumerate(ratios):
-        y = top + row * CELL_HEIGHT
-        sheet.text(12, y + CELL / 2 - 8, f"{ratio:.0%}", size=15)
-        sheet.text(12, y + CELL / 2 + 9, "masked", size=12)
     rows = [
         [
             Cell(pixels, CLASS_NAMES[guess], f"{nats:.2f}", RIGHT if guess == frame.label else WRONG)
@@ -113,7 +91,12 @@ def _draw_masks(sheet: Sheet, result: DemoResult, ratios: Sequence[float], top: 
         ]
         for view in mask_pictures(rem, pixels, preprocessing_of(model))
     ]
-    draw_grid(sheet, (_LEFT, top, _WIDTH - 16), rows)
+    figure.suptitle(
+        "What the masks hide, with the adapted model's prediction (green: right, red: wrong)\n"
+        "and its entropy in nats, which REM trains to rise as more is hidden",
+        fontsize=10,
+    )
+    draw_grid(figure, rows, [f"{ratio:.0%}\nmasked" for ratio in REMConfig().mask_ratios])
 
 
 def _example(result: DemoResult, condition: str) -> DrivenFrame:

@@ -8,7 +8,7 @@ import logging
 import pickle
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from remtta.options import EvalOptions
 from remtta.runs.environment import environment
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
 from remtta.runs.reading import read_rows
+from remtta.runs.states import load_position, save_state
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
@@ -235,9 +236,9 @@ class _Evaluation:
         if earlier["status"] == "completed":
             progress = Progress.of_completed(self._folder, earlier)
             state: dict[str, Tensor] = {}
-            progress.save(self._folder, state)  # before the record claims that it exists
+            save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
         else:
-            progress, state = Progress.load(self._folder)
+            progress, state = load_position(self._folder / PROGRESS, Progress)
         if progress.finished or progress.position.frames:
             runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
             _log.info("resuming after %s and %s", runs, images)

@@ -13,13 +13,14 @@ from remtta.evaluation.ledger import Position
 from remtta.methods.method import Method
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import OUT_OF_TIME
+from remtta.runs.session import Policy
 
 _TIMED_BATCHES = 3  # timed per side of the measured cost ratio
 
 _log = logging.getLogger("remtta")
 
 
-class TimeConstrainedPolicy:
+class TimeConstrainedPolicy(Policy):
     """Learns from a batch, then skips the updates of as many batches as would have arrived meanwhile.
 
     Args:

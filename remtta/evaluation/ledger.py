@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.runs.batch import Counts
@@ -17,7 +15,7 @@ from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import read_rows
 from remtta.runs.saving import SaveRhythm
 from remtta.runs.session import Snapshot
-from remtta.runs.states import load_state, other_version, save_state
+from remtta.runs.states import save_state
 from remtta.runs.writer import RowWriter
 
 PROGRESS = ".progress.safetensors"
@@ -72,30 +70,9 @@ class Progress:
     rows_sha256: str | None = None
     event_bytes: int = 0
 
-    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        """Save the progress with the method's state.
-
-        Raises:
-            OutputError: If the file cannot be written.
-        """
-        save_state(folder / PROGRESS, asdict(self), state)
-
-    @classmethod
-    def load(cls, folder: Path) -> tuple[Progress, dict[str, Tensor]]:
-        """Load the progress and the method's state; both are empty if nothing was saved yet.
-
-        Raises:
-            UsageError: If the file is damaged or of another version.
-            RemttaError: If it cannot be read.
-        """
-        path = folder / PROGRESS
-        if not path.is_file():
-            return cls(), {}
-        content, state = load_state(path)
-        position: Any = content.get("position")
-        if not (_fits(content, cls) and _fits(position, Position)):
-            raise other_version(path)
-        return cls(**{**content, "position": Position(**position)}), state
+    def __post_init__(self) -> None:
+        if isinstance(self.position, dict):  # as read from JSON
+            self.position = Position(**self.position)
 
     @classmethod
     def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> Progress:
@@ -111,10 +88,6 @@ class Progress:
             raise UsageError(f"{rows} no longer holds the evaluation's rows; start again with --overwrite")
         event_bytes = events.stat().st_size if events.exists() else 0
         return cls(finished, num_bytes=rows.stat().st_size, event_bytes=event_bytes)
-
-
-def _fits(content: Any, kind: type[Progress] | type[Position]) -> bool:
-    return isinstance(content, dict) and set(content) == {entry.name for entry in fields(kind)}
 
 
 class Ledger(contextlib.ExitStack):
@@ -165,10 +138,11 @@ class Ledger(contextlib.ExitStack):
         """
         if snapshot is None:
             return
+        position, state = snapshot
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
         with self._rhythm.timed():
-            replace(self.progress, position=snapshot.counts).save(self.folder, snapshot.state)
+            save_state(self.folder / PROGRESS, asdict(replace(self.progress, position=position)), state)
 
     def finish(self, trial: dict[str, Any]) -> None:
         """Record a finished trial, and save that the next one has not begun.
@@ -178,4 +152,4 @@ class Ledger(contextlib.ExitStack):
         """
         self.progress.finished.append(trial)
         self.progress.position = Position()
-        self.save(Snapshot(self.progress.position, {}))
+        self.save((self.progress.position, {}))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 from torch import nn
 
 from remtta.deltas.delta import load_delta
-from remtta.drawing import CELL, CELL_HEIGHT, RIGHT, WRONG, Cell, Sheet, draw_grid
+from remtta.drawing import RIGHT, WRONG, Cell, draw_grid
 from remtta.errors import FrameError, ModelError, StreamError, counted
 from remtta.evaluation.domains import Dataset, Domain
 from remtta.evaluation.ledger import delta_path
@@ -21,31 +21,29 @@ from remtta.methods.rem import REM
 from remtta.models.card import labels_of
 from remtta.models.preprocessing import Preprocessing
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 OVERLAYS = 4  # domains shown
 MASKED = 4  # methods shown
-_LEFT, _TOP, _STEP = 150, 36, 124  # pixels
 
 
 def draw_masks(
-    folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
-) -> Sheet | None:
+    figure: Figure, folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, inputs: Preprocessing
+) -> Figure | None:
     """Plot sample images under each mask with prediction and entropy, as in the paper's figure.
 
     Only the source model and a few methods are shown, preferably those that mask: methods without a saved delta cannot
     be, since their weights are gone.
     """
     domains = dataset.domains[:: max(1, len(dataset.domains) // OVERLAYS)][:OVERLAYS]
-    columns = mask_cells(folder, results["methods"], model, dataset, domains, preprocessing)
+    columns = mask_cells(folder, results["methods"], model, dataset, domains, inputs)
     if not columns:
         return None
-    width = _LEFT + _STEP * len(columns)
-    sheet = Sheet(width, _TOP + CELL_HEIGHT * len(domains))
-    for number, title in enumerate(columns):
-        sheet.text(_LEFT + _STEP * (number + 0.5), _TOP / 2, title, anchor="mm", size=12)
-    for line, domain in enumerate(domains):
-        sheet.text(8, _TOP + CELL_HEIGHT * line + CELL / 2, domain.title[:22], size=12)
-    draw_grid(sheet, (_LEFT, _TOP, width), list(zip(*columns.values(), strict=True)))
-    return sheet
+    figure.set_size_inches(1.5 + 1.2 * len(columns), 0.3 + 1.5 * len(domains))
+    rows = list(zip(*columns.values(), strict=True))
+    draw_grid(figure, rows, [domain.title[:22] for domain in domains], list(columns))
+    return figure
 
 
 def mask_cells(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from remtta.drawing import COLOURS, Sheet
+from remtta.drawing import COLOURS
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import PLOTS
 from remtta.evaluation.mask_plots import draw_masks
@@ -61,12 +61,12 @@ def draw_plots(
     seeds = list(next(iter(results["methods"].values()))["seeds"])
     which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"
     colours = _colours(list(results["methods"]))
-    pictures: dict[str, Callable[[], Figure | Sheet | None]] = {
+    pictures: dict[str, Callable[[], Figure | None]] = {
         "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
         "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
         "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(), results, which, colours),
         "reliability": lambda: draw_reliability(Figure(), tallies, colours),
-        "masks": lambda: draw_masks(folder, results, model, dataset, preprocessing),
+        "masks": lambda: draw_masks(Figure(), folder, results, model, dataset, preprocessing),
     }
     drawn = []
     for name, draw in pictures.items():
@@ -75,11 +75,8 @@ def draw_plots(
         if figure is not None:
             path = folder / PLOTS / f"{name}.png"
             path.parent.mkdir(exist_ok=True)
-            if isinstance(figure, Sheet):
-                figure.save(path)
-            else:
-                figure.set_layout_engine("tight")
-                write_atomically(path, partial(figure.savefig, format="png", dpi=110))
+            figure.set_layout_engine("tight")
+            write_atomically(path, partial(figure.savefig, format="png", dpi=110))
             drawn.append(path)
     return drawn
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
-
-Resize = Literal["auto", "always", "never"]
+from remtta.options.evaluation import Resize
 
 _PLAIN = {"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
 

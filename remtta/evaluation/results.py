@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from remtta.evaluation.tables import TABLES
+from remtta.evaluation.tables import AGAIN, TABLES
 from remtta.evaluation.tally import TOP, Tallies, Tally, counts_by, mean_and_std, padded_sum, tally_of
 from remtta.files import write_atomically, write_json, writing
 from remtta.runs.folder import RESULTS
@@ -20,7 +20,6 @@ CONFUSION = "confusion"
 MAX_CLASSES = 1000  # listed individually in results.json
 
 _AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
-_AGAIN = ("unseen", "revisit")
 
 Outcomes = Mapping[str, Tally]
 """A trial's predictions by domain."""
@@ -118,7 +117,7 @@ def _one_seed(
     if ranked and "top5_error" in together:
         content["top5_error"] = {domain: summary["top5_error"] for domain, summary in domains.items()}
         content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
-    content |= {phase: _errors(phases[phase]) for phase in _AGAIN if phase in phases}
+    content |= {phase: _errors(phases[phase]) for phase in AGAIN if phase in phases}
     if "unseen" in content:
         content["unseen"]["harmonic_mean"] = harmonic_mean(content["mean"], content["unseen"]["mean"])
     return content
@@ -137,7 +136,7 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in _AVERAGED:
         if all(name in seed for seed in seeds):
             content[name], content[f"{name}_std"] = mean_and_std([seed[name] for seed in seeds])
-    for phase in (phase for phase in _AGAIN if phase in first):
+    for phase in (phase for phase in AGAIN if phase in first):
         again = [seed[phase] for seed in seeds]
         means = {key: mean_and_std([each[key] for each in again])[0] for key in first[phase] if key != "error"}
         content[phase] = means | _by_domain_over_seeds(again, "error")

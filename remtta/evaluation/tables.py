@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remtta.evaluation.tally import mean_and_std
+from remtta.runs.reading import aligned
 
 WITHIN = 2
 """A difference of up to this many standard errors is marked as insignificant (a level of about 5 %)."""
@@ -16,7 +17,8 @@ WITHIN = 2
 SAME = "≈"
 """Precedes an error or gain that does not differ significantly from the source model's."""
 
-_AGAIN = ("unseen", "revisit")
+AGAIN = ("unseen", "revisit")
+"""Phases of an evaluation that test again without learning."""
 _CSV = ("method", "phase", "domain", "error", "error_std", "error_se", "top5_error", "gain", "gain_se", "ece")
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -34,15 +36,12 @@ Case = tuple[tuple[str, str], ...]
 
 
 def table_rows(results: Mapping[str, Any]) -> Table:
-    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed.
-
-    Columns that earlier versions did not record are left out.
-    """
+    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed."""
     methods: Mapping[str, Mapping[str, Any]] = results["methods"]
     first = next(iter(methods.values()))
-    extra = [phase for phase in _AGAIN if phase in first]
-    ranked, sure = (all(name in content for content in methods.values()) for name in ("top5", "mean_se"))
-    header = ["error in %", *first["error"], "mean", *["SE"] * sure, "gain", *["top-5"] * ranked, "ECE %"]
+    extra = [phase for phase in AGAIN if phase in first]
+    ranked = all("top5" in content for content in methods.values())
+    header = ["error in %", *first["error"], "mean", "SE", "gain", *["top-5"] * ranked, "ECE %"]
     rows = []
     for name, content in methods.items():
         gain, rate = content["gain"], content["timing"]["images_per_s"]
@@ -51,7 +50,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
                 name,
                 *(_cell(content, domain) for domain in first["error"]),
                 _cell(content),
-                *(f"{content[key]:.1f}" for key in ["mean_se"] * sure),
+                f"{content['mean_se']:.1f}",
                 "" if gain is None else f"{_same(content)}{gain:+.1f}",
                 *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
                 f"{100 * content['ece']:.1f}",
@@ -126,11 +125,9 @@ def _same(content: Mapping[str, Any], domain: str | None = None) -> str:
     return SAME if abs(gain) <= WITHIN * error else ""
 
 
-def uncertainty_rows(results: Mapping[str, Any]) -> Table | None:
-    """Return header and rows of the table of standard errors, per domain and of the mean; None if not recorded."""
+def uncertainty_rows(results: Mapping[str, Any]) -> Table:
+    """Return header and rows of the table of standard errors, per domain and of the mean."""
     methods: Mapping[str, Any] = results["methods"]
-    if not all("error_se" in content for content in methods.values()):
-        return None
     header = ["standard error", *next(iter(methods.values()))["error_se"], "mean", "gain"]
     return header, [
         [
@@ -156,8 +153,7 @@ def cost_rows(results: Mapping[str, Any]) -> Table:
 
 def markdown_table(results: Mapping[str, Any]) -> str:
     """Return the main table in Markdown, followed by its legend, standard errors and costs."""
-    tables = [table_rows(results), uncertainty_rows(results), cost_rows(results)]
-    first, *others = [_markdown(table) for table in tables if table is not None]
+    first, *others = map(_markdown, (table_rows(results), uncertainty_rows(results), cost_rows(results)))
     return "\n".join([first, *_legend(notes(results)), *others])
 
 
@@ -174,14 +170,7 @@ def _markdown(table: Table) -> str:
 def plain_table(results: Mapping[str, Any], table: Table | None = None) -> str:
     """Return a table, by default the main one, in aligned columns for a terminal, followed by its legend."""
     header, rows = table or table_rows(results)
-    columns = [header, *rows]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    lines = zip(*columns, strict=True)
-    aligned = [
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
-        for cells in (list(zip(line, widths, strict=True)) for line in lines)
-    ]
-    return "\n".join([*aligned, *notes(results, table)])
+    return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results, table)])
 
 
 def latex_table(results: Mapping[str, Any]) -> str:
@@ -250,7 +239,7 @@ def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     of_mean = {"error": "mean", "error_std": "mean_std", "error_se": "mean_se", "top5_error": "top5"}
     mean = {name: content.get(of_mean.get(name, name)) for name in _CSV[3:]}
     rows.append({"phase": "adapt", "domain": "mean", **mean})
-    for phase in (phase for phase in _AGAIN if phase in content):
+    for phase in (phase for phase in AGAIN if phase in content):
         rows += [
             {"phase": phase, "domain": domain, "error": error} for domain, error in content[phase]["error"].items()
         ]

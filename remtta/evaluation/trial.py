@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,19 +26,17 @@ from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.losses import entropy, total_variation
 from remtta.models.peak_memory import peak_bytes, start_peak
+from remtta.options import RunOptions
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.policy import AllFrames
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import Session, Snapshot
-from remtta.streams.batches import in_batches
-from remtta.streams.decoding_budget import Budget
+from remtta.runs.session import Listener, Policy, Session
+from remtta.streams.batches import Batches
 from remtta.streams.frames import Frame
-from remtta.streams.prefetch import DecodedFrame, prefetch
-
-BATCHES_AHEAD = 2
+from remtta.streams.prefetch import DecodedFrame
+from remtta.streams.sources import Stream
 
 _Outcomes = dict[str, Counter[bool]]
 """Counts of right and wrong predictions by domain and severity."""
@@ -46,7 +44,7 @@ _Outcomes = dict[str, Counter[bool]]
 _log = logging.getLogger("remtta")
 
 
-class Trial:
+class Trial(Listener):
     """Runs a session over all visits and records its results.
 
     Args:
@@ -66,15 +64,16 @@ class Trial:
         self._visits = plan_visits(plan.dataset, plan.options, seed)
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
         self._outcomes: _Outcomes = {}
+        images = Stream(str(plan.dataset.root), "evaluation", iter(()))
+        reading = RunOptions(batch_size=plan.options.batch_size, on_error=plan.options.on_error)
+        self._stream_batches = Batches(images, reading, plan.card.preprocessing)
         position, options = ledger.progress.position, plan.options
-        time_constrained = options.scenario == "time-constrained"
+        hurries = options.scenario == "time-constrained"
         self._session = Session(
             adapter,
             plan.card,
             position,
-            policy=TimeConstrainedPolicy(adapter.method, position, options.cost_ratio)
-            if time_constrained
-            else AllFrames(),
+            policy=TimeConstrainedPolicy(adapter.method, position, options.cost_ratio) if hurries else Policy(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -102,13 +101,14 @@ class Trial:
         """
         plan, position = self._plan, self._position
         if state:
-            self._session.resume_from(self._ledger.folder / PROGRESS, Snapshot(position, state))
+            self._session.resume_from(self._ledger.folder / PROGRESS, position, state)
         elif plan.start:
             self._adapter.method.load_delta(plan.start.tensors, plan.start.updates)
             position.frames_in_delta = plan.start.frames
         start_peak(plan.card.device)
         _log.info("%s, seed %d", self._trial["method"], self._trial["seed"])
-        with contextlib.closing(self._frames()) as frames:
+        decoded = self._stream_batches.decoded(self._unseen(), first=position.frames, wait=self._interrupts.check)
+        with contextlib.closing(decoded) as frames:
             try:
                 while position.visit < len(self._visits):
                     self._run_visit(frames)
@@ -138,9 +138,6 @@ class Trial:
         if self._ledger.save_is_due:
             self._save()
 
-    def deliver(self, result: BatchResult) -> None:
-        """Do nothing: an evaluation has no viewers."""
-
     def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
         """Run the rest of the current visit."""
         position, visit = self._position, self._visit
@@ -158,17 +155,6 @@ class Trial:
         position.visit, position.start = position.visit + 1, 0
         self._save()
 
-    def _frames(self) -> Generator[DecodedFrame]:
-        preprocessing = self._plan.card.preprocessing
-        return prefetch(
-            self._unseen(),
-            preprocessing.transform(),
-            ahead=BATCHES_AHEAD * self._plan.options.batch_size,
-            first=self._position.frames,
-            memory=Budget(afterwards=preprocessing.resized_bytes),
-            wait=self._interrupts.check,
-        )
-
     def _unseen(self) -> Iterator[Frame]:
         begun, start = self._position.visit, self._position.start
         for number, visit in enumerate(self._visits[begun:], begun):
@@ -185,10 +171,9 @@ class Trial:
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         plan = self._plan
         positions = {int(number): position for position, number in enumerate(plan.numbers)}
-        stops = plan.options.on_error == "stop"
-        for batch in in_batches(frames, plan.options.batch_size, stop_at_errors=stops):
+        for batch in self._stream_batches.of(frames):
             broken = next((frame for frame in batch if frame.error), None)
-            if broken and stops:
+            if broken and plan.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (--resume --on-error skip leaves such images out)")
             known = [
                 positions[int(plan.dataset.domains[domain].labels[place])]

@@ -26,6 +26,14 @@ Resize = Literal["auto", "always", "never"]
 ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
+_OWN = {
+    "imbalance": ("label-shift",),
+    "dirichlet": ("label-shift", "irregular"),
+    "visits": ("recurring",),
+    "cost_ratio": ("time-constrained",),
+}
+"""Options that only some scenarios have."""
+
 _GUARD = GuardOptions(action="rollback", answer="adapted")
 _PROTOCOL_BATCH = {"rem-paper-cifar": 20}
 
@@ -77,8 +85,8 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def by_severity(self, scenario: str) -> dict[str | None, Sequence[int] | None]:
-        """Return the severities of each evaluation by its name in the grid; the name is None for a single evaluation.
+    def by_severity(self, scenario: str) -> dict[tuple[tuple[str, str], ...], Sequence[int] | None]:
+        """Return the severities of each evaluation by its case in the grid; the case is empty for a single evaluation.
 
         Raises:
             UsageError: If severities are given but the scenario determines them.
@@ -88,8 +96,8 @@ class DataOptions:
             raise UsageError(f"the gradual scenario visits all severities; leave {option} out")
         severities = self.severities or (_ALL_SEVERITIES if scenario == "gradual" or self.apart else None)
         if not self.apart:
-            return {None: severities}
-        return {str(severity): [severity] for severity in severities or ()}
+            return {(): severities}
+        return {(("severity", str(severity)),): [severity] for severity in severities or ()}
 
 
 @dataclass(frozen=True)
@@ -181,18 +189,7 @@ class EvalOptions:
         check_options(self)
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) <= MAX_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
-        shifting = self.scenario == "label-shift"
-        check(shifting or math.isinf(self.imbalance), "imbalance", self.imbalance, "left out but in label-shift")
-        in_bursts = shifting or self.scenario == "irregular"
-        check(
-            in_bursts or self.dirichlet is None, "dirichlet", self.dirichlet, "left out but in label-shift, irregular"
-        )
-        again = self.scenario == "recurring"
-        check(again or self.visits is None, "visits", self.visits, "left out but in recurring")
-        time_constrained = self.scenario == "time-constrained"
-        check(
-            time_constrained or self.cost_ratio is None,
-            "cost ratio",
-            self.cost_ratio,
-            "left out but in time-constrained",
-        )
+        for name, scenarios in _OWN.items():
+            value = getattr(self, name)
+            allowed = self.scenario in scenarios or value in (None, math.inf)
+            check(allowed, name.replace("_", " "), value, f"left out but in {', '.join(scenarios)}")

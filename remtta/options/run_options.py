@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
-from remtta.errors import UsageError, check, check_finite
+from remtta.errors import UsageError, check
 from remtta.options.guard_options import GuardOptions
-from remtta.options.option import Fixed, Option, check_options, documented, read_size
+from remtta.options.option import Bounds, Fixed, Option, check_options, documented, read_size
 
 _method = partial(Option, panel="Method")
 _answers = partial(Option, panel="Answers and guard")
@@ -85,13 +86,13 @@ class RunOptions:
             more="reliability.md#stop-and-resume",
         ),
     ] = False
-    topk: Annotated[int, Fixed()] = 5
+    topk: Annotated[int, Bounds(min=1), Fixed()] = 5
     logits: Annotated[bool, _output("Write all logits."), Fixed()] = False
     save_every: Annotated[
         int,
         _output("Updates between saves of state and delta, which are also saved every 30 s.", min=1),
     ] = 20
-    save_every_s: float = 30.0
+    save_every_s: Annotated[float, Bounds(above=0, below=math.inf)] = 30.0
     save_full: Annotated[bool, _output("Save a delta even if every weight changes.")] = False
     max_ms: Annotated[
         float | None, _output("Mean time per frame in ms; updates are skipped to keep it, never predictions.", above=0)
@@ -106,6 +107,7 @@ class RunOptions:
             "Predict frames that have waited this long for a full batch; they are still learned from with it.",
             metavar="SECONDS",
             min=0,
+            below=math.inf,
             default="2 on cameras and network streams, else never",
         ),
     ] = None
@@ -118,10 +120,6 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        check(self.topk >= 1, "topk", self.topk, ">= 1")
-        if self.flush_after is not None:
-            check_finite(self.flush_after, "seconds before a flush", ">= 0")
-        check_finite(self.save_every_s, "seconds between saves", "> 0")
         if self.estimate is not None:
             check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
         if self.expire_below is not None:

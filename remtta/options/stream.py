@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
-from remtta.errors import check_finite
 from remtta.options.option import Option, check_options
 
 _stream = partial(Option, panel="Stream")
@@ -39,6 +39,7 @@ class LiveOptions:
             "the start.",
             metavar="SECONDS",
             min=0,
+            below=math.inf,
             default="60",
             common=True,
             more="reliability.md#sources-that-fail",
@@ -53,7 +54,6 @@ class LiveOptions:
     wait_at_start: bool = False
 
     def __post_init__(self) -> None:
-        check_finite(self.reconnect_for, "the seconds to reconnect for", ">= 0")
         check_options(self)
 
 

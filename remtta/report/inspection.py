@@ -31,20 +31,18 @@ _RUN: Shape = {
     "model.base_sha256": str,
     "method.name": str,
     "method.batch_size": int,
-}
-_RUN_MAY_HAVE: Shape = {
-    "counts.not_adapted": int,
-    "counts.dropped": int,
-    "counts.gaps": int,
-    "model.name": str,
-    "method.lr": float,
-    "method.optimizer": str,
-    "method.mask_ratios": list,
-    "method.ranking_weight": float,
-    "method.anchor": float,
-    "guard": dict,
-    "guard.alarms": int,
-    "guard.answered_by_source": int,
+    "counts.not_adapted?": int,
+    "counts.dropped?": int,
+    "counts.gaps?": int,
+    "model.name?": str,
+    "method.lr?": float,
+    "method.optimizer?": str,
+    "method.mask_ratios?": list,
+    "method.ranking_weight?": float,
+    "method.anchor?": float,
+    "guard?": dict,
+    "guard.alarms?": int,
+    "guard.answered_by_source?": int,
 }
 _EVALUATION: Shape = {
     "status": str,
@@ -56,10 +54,11 @@ _EVALUATION: Shape = {
     "settings.options.scenario": str,
     "settings.options.batch_size": int,
     "settings.options.seeds": list,
+    "settings.model.name?": str,
+    "settings.device?": str,
+    "methods?": dict,
 }
-_EVALUATION_MAY_HAVE: Shape = {"settings.model.name": str, "settings.device": str, "methods": dict}
-_RESULT: Shape = {"mean": float, "error": dict, "ece": float}
-_RESULT_MAY_HAVE: Shape = {"mean_std": float, "gain": float}
+_RESULT: Shape = {"mean": float, "error": dict, "ece": float, "mean_std?": float, "gain?": float}
 
 
 _SITE: Shape = {"exit_reason": str, "streams": dict}
@@ -131,7 +130,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         RemttaError: If it is damaged or missing.
     """
     try:
-        run = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)
+        run = checked_record(folder / RECORD, _RUN)
         for ratio in run["method"].get("mask_ratios") or ():
             check_entries({"mask ratio": ratio}, {"mask ratio": float})
     except ValueError as error:
@@ -164,7 +163,7 @@ def _stream(folder: Path, recorded: Any) -> dict[str, Any]:
     check_entries(recorded, _STREAM)
     stream = {name: recorded[name] for name in _STREAM}
     if recorded["exit_reason"] == "running" and (folder / RECORD).is_file():
-        counts = checked_record(folder / RECORD, _RUN, _RUN_MAY_HAVE)["counts"]
+        counts = checked_record(folder / RECORD, _RUN)["counts"]
         stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
     return stream
 
@@ -172,13 +171,13 @@ def _stream(folder: Path, recorded: Any) -> dict[str, Any]:
 def _describe_evaluation(folder: Path) -> dict[str, Any]:
     """Return an evaluation's status and settings, and the results of each method if it is complete."""
     try:
-        record = checked_record(folder / RESULTS, _EVALUATION, _EVALUATION_MAY_HAVE)
+        record = checked_record(folder / RESULTS, _EVALUATION)
         for result in (record.get("methods") or {}).values():
-            check_entries(result, _RESULT, _RESULT_MAY_HAVE)
+            check_entries(result, _RESULT)
     except ValueError as error:
         raise RemttaError(f"{folder / RESULTS} is damaged: {error}") from error
     results = {
-        name: {entry: result.get(entry) for entry in (*_RESULT, *_RESULT_MAY_HAVE)}
+        name: {entry: result.get(entry) for entry in (each.removesuffix("?") for each in _RESULT)}
         for name, result in (record.get("methods") or {}).items()
     }
     evaluation = {"status": record["status"], "settings": record["settings"], "methods": results}
@@ -212,4 +211,4 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
 
 def _check_row(row: Row) -> None:
     if "error" not in row and "gap" not in row:
-        check_entries(row, {"class": int, "entropy": float}, {"label": str})
+        check_entries(row, {"class": int, "entropy": float, "label?": str})

@@ -18,16 +18,23 @@ from remtta.runs.reading import Row, check_entries, read_rows
 
 MAX_FRAMES = 8  # shown per kind
 
-_NEEDED = {"index": int, "source": str, "class": int, "prob": float, "entropy": float}
-_OPTIONAL = {
-    "label": str,
-    "answered_by": str,
-    "weight": float,
-    "each": dict,
-    "frame": int,
-    "estimate": dict,
+_ROW = {
+    "index": int,
+    "source": str,
+    "class": int,
+    "prob": float,
+    "entropy": float,
+    "label?": str,
+    "answered_by?": str,
+    "weight?": float,
+    "each?": dict,
+    "frame?": int,
+    "estimate?": dict,
+    "estimate.answers?": float,
+    "estimate.adapted?": float,
+    "estimate.source?": float,
 }
-_ESTIMATED = {"answers": float, "adapted": float, "source": float}
+_ESTIMATED = ("answers", "adapted", "source")
 
 
 @dataclass
@@ -115,15 +122,14 @@ def _predicted(path: Path) -> Iterator[Row]:
 def _check_prediction(row: Row) -> None:
     if "error" in row or "gap" in row:
         return
-    check_entries(row, _NEEDED, _OPTIONAL)
-    check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
+    check_entries(row, _ROW)
     for prediction in (row.get("each") or {}).values():
         check_entries({"said": prediction}, {"said": dict})
-        check_entries(prediction, {"class": int, "prob": float}, {"label": str})
+        check_entries(prediction, {"class": int, "prob": float, "label?": str})
 
 
 def _check_event(event: Row) -> None:
-    check_entries(event, {"frame": int, "event": str}, {"lead": float, "reason": str, "seconds": float})
+    check_entries(event, {"frame": int, "event": str, "lead?": float, "reason?": str, "seconds?": float})
 
 
 def _differ(row: Row) -> bool:
@@ -137,7 +143,7 @@ def _add(series: Series, row: Row) -> None:
     series.index.append(row["index"])
     series.entropy.append(row["entropy"])
     series.share.append(0.0 if source else row.get("weight") or 1.0)
-    for name in _ESTIMATED.keys() & (row.get("estimate") or {}).keys():
+    for name in (row.get("estimate") or {}).keys() & set(_ESTIMATED):
         points = series.estimates.setdefault(name, [])
         if not points or points[-1][1] != row["estimate"][name]:
             points.append((row["index"], row["estimate"][name]))

@@ -77,8 +77,10 @@ def write_table(folder: Path, form: Format, sink: BinaryIO) -> None:
     if not path.is_file():
         raise UsageError(f"{folder} holds no {PREDICTIONS}; name the folder of a run or an evaluation")
     columns = EVALUATION if (folder / RESULTS).is_file() else RUN
-    shape = {name: kind if isinstance(kind, type) else type(kind) for name, kind in columns.items() if kind is not bool}
-    rows = (row for row in read_rows(path, lambda row: check_entries(row, {}, shape)) if "gap" not in row)
+    shape = {
+        f"{name}?": kind if isinstance(kind, type) else type(kind) for name, kind in columns.items() if kind is not bool
+    }
+    rows = (row for row in read_rows(path, lambda row: check_entries(row, shape)) if "gap" not in row)
     (_write_csv if form == "csv" else _write_parquet)(rows, columns, sink)
 
 

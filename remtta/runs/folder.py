@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
-from remtta.errors import UsageError
-from remtta.files import FolderLock, Reserve, check_can_hold, check_not_in_use, remove_leftovers, writing
+from remtta.errors import OutputError, UsageError
+from remtta.files import FolderLock, check_can_hold, check_not_in_use, remove_leftovers, writing
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -59,7 +59,7 @@ def _made(folder: Path) -> bool:
     return True
 
 
-def check_folder(folder: Path, *, overwrite: bool) -> None:
+def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise if a run folder cannot be used; changes nothing.
 
     Raises:
@@ -67,16 +67,15 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
             it is not a folder.
         OutputError: If it is not writable.
     """
-    _check_own(folder, overwrite=overwrite)
-    if not overwrite:
-        refuse_others_files(folder)
-
-
-def _check_own(folder: Path, *, overwrite: bool) -> None:
     check_not_in_use(folder)
+    if resume:
+        check_can_hold(folder, "a run folder", "--output")
+        return
     if (folder / SITE).exists():
         raise UsageError(f"{folder} holds the runs of many streams; choose another --output, or add --streams")
     _check_free(folder, overwrite=overwrite)
+    if not overwrite:
+        refuse_others_files(folder)
 
 
 def refuse_others_files(folder: Path) -> None:
@@ -102,14 +101,12 @@ def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: b
         UsageError: If another run writes to one of them, or one holds an earlier run that may not be overwritten.
         OutputError: If it is not writable.
     """
-    check_writable(folder)
+    check_not_in_use(folder)
+    check_can_hold(folder, "a run folder", "--output")
     if (folder / RECORD).exists():
         raise UsageError(f"{folder} holds the run of a single stream; choose another --output for many")
     for name in names:
-        if resume:
-            check_writable(folder / name)
-        else:
-            check_folder(folder / name, overwrite=overwrite)
+        check_folder(folder / name, overwrite=overwrite, resume=resume)
 
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
@@ -120,43 +117,6 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
             "replace it, --resume to continue it"
         )
     check_can_hold(folder, "a run folder", "--output")
-
-
-def check_nothing_lost(folder: Path) -> None:
-    """Raise if a folder has results but no record, so that its run cannot resume.
-
-    Raises:
-        UsageError: If there are results without a record.
-    """
-    left = [name for name in (PREDICTIONS, DELTA) if (folder / name).is_file() and (folder / name).stat().st_size]
-    if left:
-        raise UsageError(f"{folder} has lost its {RECORD}, so its run cannot be resumed; --overwrite replaces it")
-
-
-def check_writable(folder: Path) -> None:
-    """Raise if a folder cannot be created or written to; changes nothing.
-
-    Raises:
-        UsageError: If another run is writing to it, or it is not a folder.
-        OutputError: If it is not writable.
-    """
-    check_not_in_use(folder)
-    check_can_hold(folder, "a run folder", "--output")
-
-
-def claim_folder(folder: Path, *, overwrite: bool) -> None:
-    """Prepare a folder locked by this process for a new run: remove the files of an earlier one.
-
-    Raises:
-        UsageError: If it holds an earlier run that may not be overwritten.
-        OutputError: If it cannot be created or written to.
-    """
-    _check_free(folder, overwrite=overwrite)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PREDICTIONS).touch()
-        for name in (DELTA, STATE, EVENTS, MQTT):
-            (folder / name).unlink(missing_ok=True)
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -203,7 +163,7 @@ class RunFolder:
         self.path = path
         self._overwrite, self._resume = overwrite, resume
         self._lock: FolderLock | None = None
-        self._reserve: Reserve | None = None
+        self._reserves = False
 
     def lock(self) -> None:
         """Create the folder if needed, and lock it for this process.
@@ -224,25 +184,41 @@ class RunFolder:
             UsageError: If it holds an earlier run that may not be overwritten, or one that lost its record.
             OutputError: If it cannot be created or written to.
         """
-        if self._resume:
-            check_nothing_lost(self.path)
-        else:
-            _check_own(self.path, overwrite=self._overwrite)
+        left = [name for name in (PREDICTIONS, DELTA) if (path := self.path / name).is_file() and path.stat().st_size]
+        if self._resume and left:
+            raise UsageError(
+                f"{self.path} has lost its {RECORD}, so its run cannot be resumed; --overwrite replaces it"
+            )
+        overwrite = self._overwrite or self._resume
+        check_folder(self.path, overwrite=overwrite, resume=self._resume)
         self.lock()
-        claim_folder(self.path, overwrite=self._overwrite or self._resume)
+        _check_free(self.path, overwrite=overwrite)  # another run may just have ended there
+        with writing(self.path):
+            (self.path / PREDICTIONS).touch()
+            for name in (DELTA, STATE, EVENTS, MQTT):
+                (self.path / name).unlink(missing_ok=True)
 
     def reserve_space(self, num_bytes: int) -> None:
-        """Set disk space aside for the last files, until `free_space`.
+        """Set disk space aside, so that the last files fit even if the disk is full, until `free_space`.
 
         Raises:
             OutputError: If there is not enough.
         """
-        self._reserve = Reserve(self.path / RESERVE, num_bytes)
+        self._reserves = True
+        try:
+            with writing(self.path / RESERVE):
+                (self.path / RESERVE).unlink(missing_ok=True)  # do not write through a link
+                with open(self.path / RESERVE, "xb") as file:
+                    file.write(bytes(num_bytes))
+        except OutputError:
+            self.free_space()
+            raise
 
     def free_space(self) -> None:
         """Free the space for the last files."""
-        if self._reserve:
-            self._reserve.release()
+        if self._reserves:
+            with contextlib.suppress(OSError):  # if the disk is gone, there is no space to free
+                (self.path / RESERVE).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Unlock the folder."""

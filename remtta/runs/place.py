@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
@@ -22,13 +20,9 @@ from remtta.options.option import fixed_fields
 from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import Row
-from remtta.runs.states import load_state, other_version, save_state
 from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-
-_NO_COUNTS = ("seconds", "last", "fingerprint", "rows_sha256")
-_NEWER = {"rows_sha256", "passed_bytes", "by_both", "smoothed"}  # fields that states of older versions lack
 
 _log = logging.getLogger("remtta")
 
@@ -40,7 +34,7 @@ class Place(Counts):
     Attributes:
         seconds: Running time, over all parts of the run.
         num_bytes: Size of `predictions.jsonl`.
-        rows_sha256: Hash of that many bytes of it; None in states of older versions.
+        rows_sha256: Hash of that many bytes of it.
         passed_bytes: How many bytes of it were sent down the pipe.
         event_bytes: Size of `events.jsonl`.
         dropped: Frames of a live source that were dropped for newer ones.
@@ -61,6 +55,9 @@ class Place(Counts):
     fingerprint: str | None = None
     last: tuple[str, int | None] | None = None
 
+    def __post_init__(self) -> None:
+        self.last = self.last and (self.last[0], self.last[1])  # a list, if it was read from JSON
+
     def count(self, rows: Iterable[Row]) -> None:
         """Count rows written after this place was saved."""
         for row in rows:
@@ -74,45 +71,6 @@ class Place(Counts):
             self.by_both += row.get("answered_by") == "both"
             self.smoothed += "raw" in row
             self.last = row["source"], row.get("frame")
-
-
-def save_place(path: Path, place: Place, state: Mapping[str, Tensor]) -> None:
-    """Save a place with the method's state, atomically.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
-    save_state(path, asdict(place), state)
-
-
-def load_place(path: Path) -> tuple[Place, dict[str, Tensor]]:
-    """Load a place and the method's state; both are empty if nothing was saved yet.
-
-    Raises:
-        UsageError: If the file is damaged or of another version.
-        RemttaError: If it cannot be read.
-    """
-    if not path.exists():
-        return Place(), {}
-    content, state = load_state(path)
-    known = {field.name for field in fields(Place)}
-    if not set(content) <= known or not known - set(content) <= _NEWER:
-        raise other_version(path)
-    try:
-        place = Place(**content)
-        if place.last is not None:
-            source, number = place.last
-            place.last = str(source), None if number is None else int(number)
-        counts = [value for name, value in vars(place).items() if name not in _NO_COUNTS]
-        if not isinstance(place.fingerprint, str | None) or not isinstance(place.rows_sha256, str | None):
-            raise ValueError("its fingerprint or hash is not text")
-        if not isinstance(place.seconds, int | float) or not 0 <= place.seconds < math.inf:
-            raise ValueError("its seconds are not a duration")
-        if not all(isinstance(value, int) and value >= 0 for value in counts):
-            raise ValueError("its counts make no sense")
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return place, state
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -130,7 +88,9 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
+    removed = {name: value for name, value in options.items() if not hasattr(RunOptions, name)}
     return {
+        **removed,
         "base_sha256": model.get("base_sha256"),
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),

@@ -1,4 +1,4 @@
-"""Policies that decide which frames are predicted but not learned from."""
+"""The policy of `adapt`: which frames are predicted but not learned from."""
 
 from __future__ import annotations
 
@@ -8,21 +8,11 @@ from torch import Tensor
 
 from remtta.runs.batch import Batch, BatchResult
 from remtta.runs.budget import OUT_OF_TIME, TimeBudget
+from remtta.runs.session import Policy
 from remtta.streams.fitness import not_to_learn_from
 
 
-class AllFrames:
-    """Learns from every frame."""
-
-    def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        """Return no exclusions."""
-        return {}
-
-    def finished(self, result: BatchResult) -> None:
-        """Do nothing."""
-
-
-class FitFrames:
+class FitFrames(Policy):
     """Learns from all but black and repeated frames, while there is time.
 
     Args:

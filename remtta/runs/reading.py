@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from remtta.errors import RemttaError, UsageError
-from remtta.runs.removed import check_record
 
 Row = dict[str, Any]
 Shape = Mapping[str, type]
-"""Types of a record's entries by dotted name; `float` accepts any number."""
+"""Types of a record's entries by dotted name; `float` accepts any number, and those with `?` may be absent or null."""
 
 _WHEN_GOING_ON: Shape = {
-    "run": str,
-    "resumed": int,
-    "timing": dict,
-    "timing.started": str,
-    "timing.latency_ms": dict,
-    "model": dict,
-    "method": dict,
-    "method.micro_batch": int,
-    "options": dict,
-    "environment": dict,
-    "settings": dict,
-    "settings.methods": dict,
-    "methods": dict,
-    "status": str,
+    "run?": str,
+    "resumed?": int,
+    "timing?": dict,
+    "timing.started?": str,
+    "timing.latency_ms?": dict,
+    "model?": dict,
+    "method?": dict,
+    "method.micro_batch?": int,
+    "options?": dict,
+    "environment?": dict,
+    "settings?": dict,
+    "settings.methods?": dict,
+    "methods?": dict,
+    "status?": str,
 }
 _NAMES: Mapping[type, str] = {str: "text", int: "whole number", float: "number", dict: "group of entries", list: "list"}
 
@@ -60,24 +59,17 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a run's `run.json` or an evaluation's `results.json`, in order to resume it.
 
     Raises:
-        UsageError: If it is damaged, or used a feature that was removed.
+        UsageError: If it is damaged.
         RemttaError: If it cannot be read.
     """
     try:
-        record = checked_record(path, optional=_WHEN_GOING_ON)
+        return checked_record(path, _WHEN_GOING_ON)
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    check_record(path, record)
-    return record
 
 
-def checked_record(path: Path, needed: Shape | None = None, optional: Shape | None = None) -> dict[str, Any]:
-    """Return a record after validating some of its entries.
-
-    Args:
-        path: The JSON file.
-        needed: Required entries.
-        optional: Entries that may be absent or null.
+def checked_record(path: Path, shape: Shape) -> dict[str, Any]:
+    """Return the record in a JSON file after validating some of its entries.
 
     Raises:
         ValueError: Naming the invalid entry.
@@ -91,23 +83,22 @@ def checked_record(path: Path, needed: Shape | None = None, optional: Shape | No
         raise ValueError(str(error)) from error
     if not isinstance(record, dict):
         raise ValueError("it is not a record")
-    check_entries(record, needed or {}, optional or {})
+    check_entries(record, shape)
     return record
 
 
-def check_entries(content: Mapping[str, Any], needed: Shape, optional: Shape | None = None) -> None:
-    """Raise if an entry has the wrong type, or a required one is missing; optional ones may be absent or null.
+def check_entries(content: Mapping[str, Any], shape: Shape) -> None:
+    """Raise if an entry has the wrong type, or a required one is missing.
 
     Raises:
         ValueError: Naming the invalid entry.
     """
-    for name, kind in {**needed, **(optional or {})}.items():
+    for entry, kind in shape.items():
+        name = entry.removesuffix("?")
         value: Any = content
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        if value is None and name not in needed:
-            continue
-        if not _is(value, kind):
+        if not (_is(value, kind) or (value is None and entry != name)):
             raise ValueError(f"its {name} is {'missing' if value is None else f'no {_NAMES[kind]}'}")
 
 
@@ -115,6 +106,19 @@ def _is(value: Any, kind: type) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
+
+
+def aligned(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Return a line for each row of cells, in columns: flush right but for those at `left`."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
 
 
 def printable(text: str) -> str:

@@ -16,16 +16,16 @@ from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
-from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.batch import Batch
 from remtta.runs.budget import TimeBudget
 from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
-from remtta.runs.journal import Journal
-from remtta.runs.place import Place, check_same_run, load_place, unseen_frames
+from remtta.runs.place import Place, check_same_run, unseen_frames
 from remtta.runs.policy import FitFrames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
-from remtta.runs.session import Session, Snapshot
+from remtta.runs.session import Session
+from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
@@ -58,20 +58,24 @@ class Run:
         viewers: Sequence[Viewer] = (),
         interrupts: Interrupts,
     ) -> None:
-        options, live = plan.options, plan.stream.live
-        self._plan, self._interrupts = plan, interrupts
+        options = plan.options
+        self.plan, self._interrupts = plan, interrupts
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
         smooths = plan.adapter.find(Smoother) is not None
         self.summary = RunSummary(folder, place, smooths=smooths)
-        guard = plan.adapter.guard
-        eventful = live or options.expire_below is not None or (guard is not None and guard.watches)
-        self._journal = Journal(folder, pipe, plan.card.labels, options, eventful=eventful, live=live)
         self.record = Record(plan, folder)
         self._policy = FitFrames(TimeBudget(options.max_ms, options.realtime))
         self._scribe = Scribe(
-            plan, self.summary, self._journal, self.record, self._policy, self._save_after, interrupts, viewers
+            plan,
+            self.summary,
+            self.record,
+            self._policy,
+            save=lambda result: self._saver.after(result),
+            interrupts=interrupts,
+            pipe=pipe,
+            viewers=viewers,
         )
         self._session = Session(
             plan.adapter,
@@ -86,7 +90,7 @@ class Run:
             answer_early=options.latency,
         )
         self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing, plan.memory)
-        self._saver = Saver(folder, plan, self._session, self.record)
+        self._saver = Saver(plan, self.summary, self.record, self._session)
 
     def execute(self) -> RunSummary:
         """Run over the stream.
@@ -94,7 +98,7 @@ class Run:
         Raises:
             RemttaError: Anything that ends the run early except a signal, a closed pipe or the guard.
         """
-        summary, stream = self.summary, self._plan.stream
+        summary, stream = self.summary, self.plan.stream
         begun = refused = False
         self._scribe.started = time.monotonic()
         try:
@@ -102,7 +106,7 @@ class Run:
                 self._resume()
             self._stop_if_ended()
             batches = self._stream_batches
-            unseen = unseen_frames(stream, summary.place, self._plan.card.preprocessing.transform())
+            unseen = unseen_frames(stream, summary.place, self.plan.card.preprocessing.transform())
             decoded = batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
@@ -119,7 +123,7 @@ class Run:
                     f"{stream.name}: none of {counted(summary.num_frames, 'frame')} could be read (see {PREDICTIONS})"
                 )
             summary.exit_reason = "completed"
-            _warn_if_unjudged(summary, self._plan.options)
+            _warn_if_unjudged(summary, self.plan.options)
         except (Stopped, ReaderGone, GuardStop) as end:
             summary.end(end)
             self._predict_waiting()
@@ -128,7 +132,7 @@ class Run:
             refused = isinstance(error, UsageError) and not begun  # keep the files of an earlier run
             if isinstance(error, StreamError) and stream.live:
                 with self._interrupts.held(), contextlib.suppress(OutputError):  # report the first error
-                    self._journal.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
+                    self._scribe.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
             with self._interrupts.finishing():
@@ -137,39 +141,37 @@ class Run:
 
     def _resume(self) -> None:
         """Resume the run in the folder, if requested and there is one."""
-        folder, earlier = self._folder.path, self._plan.earlier
+        folder, earlier = self._folder.path, self.plan.earlier
         if earlier is None:
             return
         self._folder.lock()
         check_same_run(earlier, self.record.content(self.summary))
-        place, state = load_place(folder / STATE)
-        self._session.resume_from(folder / STATE, Snapshot(place, state))
-        place.count(self._journal.resume_from(place))  # their frames cannot be read again
-        self.summary.place, self._policy.fingerprint = place, place.fingerprint
-        self.summary.num_alarms = self._plan.adapter.total_alarms
+        place, state = load_position(folder / STATE, Place)
+        self._session.resume_from(folder / STATE, place, state)
+        self._scribe.resume_from(place)
+        self._policy.fingerprint = place.fingerprint
+        self.summary.num_alarms = self.plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier, place)
-        self._scribe.started -= place.seconds
-        self._scribe.note_place()
-        self._folder.reserve_space(self._plan.last_bytes)
-        if self._plan.options.replay:
-            self._journal.replay(place, self._interrupts)
+        self._folder.reserve_space(self.plan.last_bytes)
+        if self.plan.options.replay:
+            self._scribe.replay()
         _log.info(
             "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
         )
 
     def _claim(self) -> None:
         """Claim the folder for this run, once."""
-        if not self._journal.begun:
+        if not self._scribe.begun:
             self._folder.claim()
-            self._journal.begin()
-            self._folder.reserve_space(self._plan.last_bytes)
+            self._scribe.begin()
+            self._folder.reserve_space(self.plan.last_bytes)
 
     def _begin(self, first: DecodedFrame | None) -> None:
         self._claim()
         self.record.write(self.summary)
         if first and first.read_at and self.summary.num_resumed:
-            self._journal.write_event(first.index, {"event": "resumed"})
+            self._scribe.write_event(first.index, {"event": "resumed"})
 
     def _batches(self, frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
         """Yield the stream's batches; code after each `yield` runs once the batch is finished."""
@@ -183,29 +185,26 @@ class Run:
             num_reported = 0
             self._stop_if_ended()
             broken = next((frame for frame in batch if frame.error), None)
-            if broken and self._plan.options.on_error == "stop":
+            if broken and self.plan.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip continues)")
             self._on_batch(self.summary)
 
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.place = replace(self.summary.place)  # the session's own counts stay unchanged
-        self.summary.place.count(self._journal.expected_rows())
+        self.summary.place.count(self._scribe.expected_rows())
         self.summary.num_dropped = self.record.num_dropped
         self.record.write(self.summary)
-
-    def _save_after(self, result: BatchResult) -> None:
-        self._saver.after(result, self.summary)
 
     def _predict_waiting(self) -> None:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
-        if early and self.summary.signum is not None and self._journal.begun and self._session.quick:
+        if early and self.summary.signum is not None and self._scribe.begun and self._session.quick:
             with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
                 self._session.answer(Batch(early, early=True))
 
     def _stop_if_ended(self) -> None:
-        guard = self._plan.adapter.guard
+        guard = self.plan.adapter.guard
         if guard is not None and guard.judge.retired and guard.options.action == "stop":
             raise GuardStop
 
@@ -214,8 +213,8 @@ class Run:
         self.summary.place.seconds = time.monotonic() - self._scribe.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
-            last.callback(self._journal.close)
-            if refused or not (self._journal.begun or self.summary.signum is not None):
+            last.callback(self._scribe.close)
+            if refused or not (self._scribe.begun or self.summary.signum is not None):
                 return
             self._claim()
             self._folder.free_space()

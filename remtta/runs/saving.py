@@ -6,16 +6,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
 from remtta.errors import DeltaError
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import STATE
-from remtta.runs.place import Place, save_place
+from remtta.runs.place import Place
 from remtta.runs.record import Plan, Record, delta_of
 from remtta.runs.session import Session
+from remtta.runs.states import save_state
 from remtta.runs.summary import RunSummary
 
 _SLOW_S = 0.5
@@ -52,18 +53,18 @@ class Saver:
     """Saves a run's state, delta and record, periodically and at the end.
 
     Args:
-        folder: The run's folder.
         plan: The run's plan.
-        session: The run's session.
+        summary: The run's summary.
         record: The run's record.
+        session: The run's session.
     """
 
-    def __init__(self, folder: Path, plan: Plan, session: Session[Place], record: Record) -> None:
-        self._folder, self._plan, self._session, self._record = folder, plan, session, record
+    def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session[Place]) -> None:
+        self._plan, self._summary, self._record, self._session = plan, summary, record, session
         self._rhythm = SaveRhythm()
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
 
-    def after(self, result: BatchResult, summary: RunSummary) -> None:
+    def after(self, result: BatchResult) -> None:
         """Save what is due after a batch, which is already counted.
 
         Raises:
@@ -75,7 +76,7 @@ class Saver:
             if not self._rhythm.slow or self._rhythm.allows():
                 self._save_state()
             self._save_delta()
-            self._record.write(summary)
+            self._record.write(self._summary)
 
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried.
@@ -91,28 +92,19 @@ class Saver:
         snapshot = self._session.snapshot
         if snapshot is None:  # in the middle of a batch; keep the previous save
             return
-        snapshot.counts.dropped = self._record.num_dropped
+        place, state = snapshot
+        place.dropped = self._record.num_dropped
         with self._rhythm.timed():
-            save_place(self._folder / STATE, snapshot.counts, snapshot.state)
+            save_state(self._summary.output / STATE, asdict(place), state)
 
     def _save_delta(self) -> None:
         committed, plan = self._session.committed, self._plan
         if not committed[0] or not self._saves_delta:
             return
-        counts, conditions = self._session.counts, self._record.conditions
+        counts, conditions, settings = self._session.counts, self._record.conditions, plan.hyperparameters
+        delta = delta_of(plan.card, plan.method, settings, committed, counts, start=plan.start, conditions=conditions)
         try:
-            save_delta(
-                self._folder / DELTA,
-                delta_of(
-                    plan.card,
-                    plan.method,
-                    plan.hyperparameters,
-                    committed,
-                    counts,
-                    start=plan.start,
-                    conditions=conditions,
-                ),
-            )
+            save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run
             _log.warning("%s; the delta saved before stays", error)
         else:

@@ -1,41 +1,52 @@
-"""Record the results of each batch of a run."""
+"""Write what a run of `adapt` tells: a row per frame, a line per event, and the counts."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, BinaryIO
 
 from remtta.engines.interrupts import Interrupts
+from remtta.errors import counted
+from remtta.guard.judge import describe
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
-from remtta.runs.journal import Journal
+from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.place import Place
 from remtta.runs.policy import FitFrames
 from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
+from remtta.runs.rows import RowFormat, prediction_rows
+from remtta.runs.session import Listener
 from remtta.runs.summary import RunSummary
 from remtta.runs.viewing import View, Viewer
+from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
 
+_MAX_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
+_QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
 
 
-class Scribe:
-    """Listens to a run's session: writes rows and events, updates counts, triggers saves.
+class Scribe(Listener):
+    """Listens to a run's session: writes rows and events, synced to disk before anything else happens, and counts.
 
     Args:
         plan: The run's plan.
-        summary: The run's summary.
-        journal: Writes rows and events.
         record: Stores the latencies.
         policy: Stores the fingerprint of the last frame.
         save: Saves what is due after a batch.
         interrupts: Ends the wait for a blocked reader.
+        pipe: A binary stream that receives the prediction lines as well.
         viewers: Called with every batch's frames and rows.
 
     Attributes:
+        summary: The run's summary, with its place.
         started: When the run began, minus the duration of its earlier parts; in seconds of the monotonic clock.
     """
 
@@ -43,27 +54,98 @@ class Scribe:
         self,
         plan: Plan,
         summary: RunSummary,
-        journal: Journal,
         record: Record,
         policy: FitFrames,
+        *,
         save: Callable[[BatchResult], None],
         interrupts: Interrupts,
-        viewers: Sequence[Viewer] = (),
+        pipe: BinaryIO | None,
+        viewers: Sequence[Viewer],
     ) -> None:
-        self._plan, self._summary, self._journal, self._record = plan, summary, journal, record
-        self._policy, self._save, self._interrupts = policy, save, interrupts
-        self._viewers, self._rows = viewers, list[Row]()
-        self.started = time.monotonic()
+        self._plan, self._record, self._policy = plan, record, policy
+        self._save, self._interrupts, self._pipe, self._viewers = save, interrupts, pipe, viewers
+        self._form = RowFormat(plan.card.labels, topk=plan.options.topk, logits=plan.options.logits)
+        self._rows: RowWriter | None = None
+        self._events: RowWriter | None = None
+        self._written: list[Row] = []
+        self.summary, self.started = summary, time.monotonic()
+
+    @property
+    def begun(self) -> bool:
+        """Whether its files are open."""
+        return self._rows is not None
+
+    @property
+    def _eventful(self) -> bool:
+        """Whether events are possible."""
+        guard, options = self._plan.adapter.guard, self._plan.options
+        return self._plan.stream.live or options.expire_below is not None or (guard is not None and guard.watches)
+
+    def begin(self) -> None:
+        """Create new files.
+
+        Raises:
+            OutputError: If that fails.
+        """
+        self._rows = RowWriter(self.summary.output / PREDICTIONS, self._pipe, durable=True)
+        if self._eventful:
+            self._events = RowWriter(self.summary.output / EVENTS, durable=True)
+
+    def resume_from(self, place: Place) -> None:
+        """Open the files of an earlier run whose state was saved at `place`, and go on counting from there.
+
+        Raises:
+            UsageError: If lines are missing or damaged.
+            OutputError: If the files cannot be written.
+        """
+        live = self._plan.stream.live
+        self._rows = RowWriter(
+            self.summary.output / PREDICTIONS,
+            self._pipe,
+            keep_bytes=place.num_bytes,
+            keep_tail=True,
+            durable=True,
+            kept_sha256=place.rows_sha256,
+            remade=not live,
+        )
+        if self._rows.num_damaged:
+            damaged = counted(self._rows.num_damaged, "line")
+            _log.warning("the last %s of %s are damaged, and are written again", damaged, PREDICTIONS)
+        if live:
+            place.count(self._rows.unsaved_rows())  # their frames cannot be read again
+        if self._eventful:
+            path = self.summary.output / EVENTS
+            kept = place.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
+            self._events = RowWriter(path, keep_bytes=kept, keep_tail=True, durable=True)
+            if live:
+                self._events.unsaved_rows()
+        self.summary.place = place
+        self.started -= place.seconds
+        self._note_place()
+
+    def replay(self) -> None:
+        """Send again the rows that the reader may have missed when the place was saved, or since.
+
+        Raises:
+            ReaderGone, Stopped, OutputError: As for `RowWriter.echo`.
+        """
+        assert self._rows is not None
+        num_lines = self._rows.replay(max(0, self.summary.place.passed_bytes - _MAX_IN_PIPE), self._interrupts)
+        _log.info("repeated the last %s", counted(num_lines, "row"))
+
+    def expected_rows(self) -> list[Row]:
+        """Return the rows of the earlier run that were not produced again yet."""
+        return self._rows.expected_rows() if self._rows else []
 
     def answered(self, result: BatchResult) -> None:
         """Write a batch's predictions."""
-        batch, place = result.batch, self._summary.place
+        batch = result.batch
         self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
-        self._rows = self._journal.write(result)
+        self._write_rows(prediction_rows(result, self._form))
         last = batch.frames[-1]
-        place.last = last.source, last.number
+        self.summary.place.last = last.source, last.number
         nats = None if result.logits is None else float(entropy(result.logits).mean())
-        self._summary.note_answer(batch.frames[0].read_at, nats)
+        self.summary.note_answer(batch.frames[0].read_at, nats)
         if self._plan.options.on_error == "skip":
             for frame in batch.unreported:
                 if frame.error:
@@ -71,23 +153,58 @@ class Scribe:
 
     def finished(self, result: BatchResult) -> None:
         """Write events and durations, and save what is due."""
-        place, frames = self._summary.place, result.batch.frames
+        summary, place, frames = self.summary, self.summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.fingerprint = self._policy.fingerprint
-        self._summary.num_alarms = self._plan.adapter.total_alarms
-        self._summary.estimates = result.estimates
-        self._summary.num_dropped = self._record.num_dropped
+        summary.num_alarms = self._plan.adapter.total_alarms
+        summary.estimates = result.estimates
+        summary.num_dropped = self._record.num_dropped
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)
             if frame.gap:
                 place.gaps += 1
-                self._journal.write_gap(frame.index, frame.source, frame.gap)
+                self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
         for event in self._plan.adapter.events():
-            self._journal.write_decision(frames[0].index, event)
+            self.write_event(frames[0].index, event)
+            level = logging.DEBUG if event["event"] in _QUIET_EVENTS else logging.WARNING
+            _log.log(level, "frame %d: %s", frames[0].index, describe(event))
         self._hint_at_stride(result)
-        self.note_place()
+        self._note_place()
         self._save(result)
+
+    def deliver(self, result: BatchResult) -> None:
+        """Send a batch's predictions down the pipe, if any, and to the viewers."""
+        assert self._rows is not None
+        self._rows.echo(self._interrupts)
+        self.summary.place.passed_bytes = self.summary.place.num_bytes
+        guard = self._plan.adapter.guard
+        rows = [row for row in self._written if "gap" not in row]
+        for show in self._viewers:
+            show(View(result.batch.unreported, rows, self.summary, guard.judge.verdict if guard else None))
+
+    def write_event(self, index: int, event: dict[str, Any]) -> None:
+        """Write an event at a frame, with the time."""
+        if self._events:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self._events.write([{"time": now, "frame": index, **event}])
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in (self._rows, self._events):
+            if writer:
+                writer.close()
+
+    def _write_rows(self, rows: list[Row]) -> None:
+        assert self._rows is not None
+        agreed, self._written = self._rows.num_changed == 0, rows
+        self._rows.write(rows)
+        if agreed and self._rows.num_changed:
+            _log.warning(
+                "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
+                "another machine, device or number of threads?",
+                next(row["index"] for row in rows if "index" in row),
+            )
 
     def _hint_at_stride(self, result: BatchResult) -> None:
         """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
@@ -101,17 +218,10 @@ class Scribe:
                 max(2, round(rate / _VARIED_PER_S)),
             )
 
-    def deliver(self, result: BatchResult) -> None:
-        """Send a batch's predictions down the pipe, if any, and to the viewers."""
-        self._journal.echo(self._interrupts)
-        self._summary.place.passed_bytes = self._summary.place.num_bytes
-        guard = self._plan.adapter.guard
-        rows = [row for row in self._rows if "gap" not in row]
-        for show in self._viewers:
-            show(View(result.batch.unreported, rows, self._summary, guard.judge.verdict if guard else None))
-
-    def note_place(self) -> None:
-        """Store the sizes of the files and the running time in the place."""
-        place = self._summary.place
-        self._journal.note(place)
+    def _note_place(self) -> None:
+        """Store the sizes of the files, without lines still expected from the earlier run, and the running time."""
+        assert self._rows is not None
+        place = self.summary.place
+        place.num_bytes, place.rows_sha256 = self._rows.size, self._rows.sha256
+        place.event_bytes = self._events.size if self._events else 0
         place.seconds = time.monotonic() - self.started

@@ -6,10 +6,10 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,20 +29,23 @@ PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
 
 C = TypeVar("C", bound=Counts)
+Snapshot = tuple[C, Mapping[str, Tensor]]
+"""Everything needed to resume a session from the end of a batch: its counts, and the adapter's state."""
 
 
-class Policy(Protocol):
-    """Decides which frames are excluded from learning."""
+class Policy:
+    """Decides which frames are excluded from learning; by default none."""
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
+        return {}
 
     def finished(self, result: BatchResult) -> None:
         """Store what later decisions need; until this is called, a stop may undo the batch."""
 
 
-class Listener(Protocol):
-    """Receives the result of each batch. No stop comes between the calls for one batch."""
+class Listener:
+    """Receives the result of each batch. No stop comes between the calls for one batch. Every hook has a default."""
 
     def answered(self, result: BatchResult) -> None:
         """Write the predictions, which are counted once this returns."""
@@ -52,34 +55,6 @@ class Listener(Protocol):
 
     def deliver(self, result: BatchResult) -> None:
         """Send the predictions to readers, at the end; with early answers, before anything is learned."""
-
-
-@dataclass(frozen=True)
-class Snapshot(Generic[C]):
-    """Everything needed to resume a session from the end of a batch.
-
-    Attributes:
-        counts: The session's counts.
-        state: The adapter's state.
-    """
-
-    counts: C
-    state: Mapping[str, Tensor]
-
-
-@dataclass
-class _Mark(Generic[C]):
-    """The end of the last finished batch, while another is in progress.
-
-    Attributes:
-        busy: Whether a batch is in progress.
-        before: The snapshot before it, if it was kept.
-        counts: The counts at that point, if early predictions have advanced the session's.
-    """
-
-    busy: bool = False
-    before: Snapshot[C] | None = None
-    counts: C | None = None
 
 
 class Session(Generic[C]):
@@ -118,7 +93,9 @@ class Session(Generic[C]):
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
         self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
         self._seconds = math.inf  # duration of the last batch
-        self._mark: _Mark[C] = _Mark()
+        self._busy = False  # whether a batch is in progress
+        self._before: Snapshot[C] | None = None  # the end of the last finished batch, if it was kept
+        self._counts_before: C | None = None  # the counts there, if early predictions have advanced the session's
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
@@ -144,23 +121,22 @@ class Session(Generic[C]):
             self._work(batch)
 
     def _predict_early(self, batch: Batch) -> None:
-        if self._mark.counts is None:
-            self._mark.counts = replace(self.counts)
+        self._counts_before = self._counts_before or replace(self.counts)
         result = self._answer(replace(batch, learn=False))
         result = replace(result, batch=batch, adapted=self.adapter.learns)  # what is intended, for the row
         self._write(result)
         self._listener.deliver(result)
 
-    def resume_from(self, path: Path, snapshot: Snapshot[C]) -> None:
-        """Resume from a snapshot loaded from a file, before the first batch.
+    def resume_from(self, path: Path, counts: C, state: Mapping[str, Tensor]) -> None:
+        """Resume from what a file holds, before the first batch.
 
         Raises:
-            UsageError: If its state does not match this session.
+            UsageError: If the state does not match this session.
         """
-        if snapshot.state:
-            self.adapter.in_turn(partial(restore_state, path, snapshot.state, self.adapter))
+        if state:
+            self.adapter.in_turn(partial(restore_state, path, state, self.adapter))
             self.committed = self.adapter.method.committed
-        self.counts = snapshot.counts
+        self.counts = counts
 
     @property
     def quick(self) -> bool:
@@ -170,8 +146,7 @@ class Session(Generic[C]):
     @property
     def snapshot(self) -> Snapshot[C] | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
-        mark = self._mark
-        return mark.before if mark.busy else Snapshot(mark.counts or self.counts, self.adapter.state())
+        return self._before if self._busy else (self._counts_before or self.counts, self.adapter.state())
 
     def reset(self) -> None:
         """Restore the source weights, between two batches."""
@@ -183,9 +158,9 @@ class Session(Generic[C]):
     def _stoppable(self) -> Iterator[None]:
         """Defer a stop until the batch is done, if batches are fast; otherwise keep the state to be saved on a stop."""
         if not self.quick and self.adapter.method.norms_only:  # do not hold gigabytes of state twice
-            self._mark.before = Snapshot(self._mark.counts or replace(self.counts), self.adapter.state())
+            self._before = self._counts_before or replace(self.counts), self.adapter.state()
         with self._interrupts.held() if self.quick else contextlib.nullcontext():
-            self._mark.busy = True
+            self._busy = True
             yield
 
     def _work(self, batch: Batch) -> None:
@@ -280,7 +255,7 @@ class Session(Generic[C]):
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self.committed = self.adapter.method.committed
-        self._mark = _Mark()
+        self._busy, self._before, self._counts_before = False, None, None
         self._listener.finished(result)
 
 

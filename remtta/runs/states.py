@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,16 +14,14 @@ from torch import Tensor
 from remtta.deltas.delta_files import UNREADABLE
 from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
-from remtta.runs.removed import kept_tensors
+from remtta.guard.observed import ObservedMethod
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _POSITION = "position"
 
-
-class Stateful(Protocol):
-    """An object with a state: a method, or an adapter."""
-
-    def state(self) -> dict[str, Tensor]: ...
-    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
+P = TypeVar("P", bound="DataclassInstance")
 
 
 def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -44,7 +43,7 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Load the position and state saved by `save_state`.
 
     Raises:
-        UsageError: If the file is damaged, or belongs to a run that used a removed feature.
+        UsageError: If the file is damaged.
         RemttaError: If it cannot be read.
     """
     try:
@@ -56,10 +55,25 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return position, kept_tensors(path, tensors)
+    return position, tensors
 
 
-def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> None:
+def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
+    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet.
+
+    Raises:
+        UsageError: If the file is damaged or of another version.
+        RemttaError: If it cannot be read.
+    """
+    if not path.exists():
+        return kind(), {}
+    position, state = load_state(path)
+    if set(position) != {field.name for field in fields(kind)}:
+        raise other_version(path)
+    return kind(**position), state
+
+
+def restore_state(path: Path, state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
     """Load a state into a method.
 
     Raises:
@@ -71,7 +85,7 @@ def restore_state(path: Path, state: Mapping[str, Tensor], owner: Stateful) -> N
         raise other_version(path) from error
 
 
-def load_whole(state: Mapping[str, Tensor], owner: Stateful) -> None:
+def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
     """Have a method go on from a state.
 
     Raises:

@@ -96,26 +96,6 @@ class RunSummary:
         return self.place.updates
 
     @property
-    def num_not_adapted(self) -> int:
-        """Number of frames predicted but not adapted on, for the reason in their rows."""
-        return self.place.not_adapted
-
-    @property
-    def num_by_source(self) -> int:
-        """Number of frames predicted by the source model alone."""
-        return self.place.by_source
-
-    @property
-    def num_by_both(self) -> int:
-        """Number of frames predicted by both models."""
-        return self.place.by_both
-
-    @property
-    def num_smoothed(self) -> int:
-        """Number of frames whose predictions were smoothed with earlier frames."""
-        return self.place.smoothed
-
-    @property
     def seconds(self) -> float:
         """Duration from the first frame requested to the last file written."""
         return self.place.seconds
@@ -130,19 +110,6 @@ class RunSummary:
         """Predicted frames per second, including decoding and writing."""
         return self.num_predicted / self.seconds if self.seconds else 0.0
 
-    @property
-    def _guarded(self) -> bool:
-        return self.num_alarms > 0 or self.num_by_source > 0
-
-    @property
-    def _estimates_text(self) -> str:
-        names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
-        return ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
-
-    @property
-    def _smoothing(self) -> str:
-        return counted(self.num_smoothed, "frame") if self.num_smoothed else "none, as no order was seen in them"
-
     def figures(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""
         return {
@@ -153,31 +120,32 @@ class RunSummary:
             "skipped": self.num_skipped,
             "dropped": self.num_dropped,
             "updates": self.num_updates,
-            "not_adapted": self.num_not_adapted,
+            "not_adapted": self.place.not_adapted,
             "guard_alarms": self.num_alarms,
-            "answered_by_source": self.num_by_source,
-            "answered_by_both": self.num_by_both,
-            "smoothed": self.num_smoothed,
+            "answered_by_source": self.place.by_source,
+            "answered_by_both": self.place.by_both,
+            "smoothed": self.place.smoothed,
             "images_per_s": round(self.images_per_s, 2),
             "estimate": dict(self.estimates) or None,
         }
 
-    @property
-    def _dropped(self) -> str:
-        return f"{self.num_dropped} dropped for newer ones, " if self.num_dropped else ""
-
     def report(self) -> str:
         """Return a few lines of text for the user."""
+        place = self.place
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
-        by_source = counted(self.num_by_source, "frame")
-        lines = [
+        dropped = f"{self.num_dropped} dropped for newer ones, " if self.num_dropped else ""
+        by_source = f"{counted(place.by_source, 'frame')} answered by the source"
+        smoothed = counted(place.smoothed, "frame") if place.smoothed else "none, as no order was seen in them"
+        names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
+        estimates = ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
+        lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
-            f"{self._dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}",
-            *([f"not adapted on: {counted(self.num_not_adapted, 'frame')}"] if self.num_not_adapted else []),
-            *([f"guard: {counted(self.num_alarms, 'alarm')}, {by_source} answered by the source"] * self._guarded),
-            *([f"answered by both models: {counted(self.num_by_both, 'frame')}"] if self.num_by_both else []),
-            *([f"smoothed over time: {self._smoothing}"] if self.smooths else []),
-            *([f"estimated accuracy of the last frames: {self._estimates_text}"] if self.estimates else []),
-            *(str(path) for path in (self.output / PREDICTIONS, self.output / DELTA) if path.exists()),
-        ]
-        return "\n".join(lines)
+            f"{dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}": True,
+            f"not adapted on: {counted(place.not_adapted, 'frame')}": place.not_adapted,
+            f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or place.by_source,
+            f"answered by both models: {counted(place.by_both, 'frame')}": place.by_both,
+            f"smoothed over time: {smoothed}": self.smooths,
+            f"estimated accuracy of the last frames: {estimates}": self.estimates,
+            **{str(path): path.exists() for path in (self.output / PREDICTIONS, self.output / DELTA)},
+        }
+        return "\n".join(line for line, shown in lines.items() if shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remtta.runs.reading import Row
@@ -36,12 +36,7 @@ def answer_of(row: Row) -> str:
     """Return a row's label and probability."""
     if "error" in row:
         return "cannot be read"
-    return f"{label_of(row)} {100 * row['prob']:.0f} %"
-
-
-def label_of(row: dict[str, Any]) -> str:
-    """Return a row's label, or its class number if the model has no names."""
-    return str(row["class"] if row["label"] is None else row["label"])
+    return f"{row['class'] if row['label'] is None else row['label']} {100 * row['prob']:.0f} %"
 
 
 def answered_by(row: Row) -> str:

@@ -38,40 +38,6 @@ class Early(list[DecodedFrame]):
     """Frames that have waited long enough to be predicted early; they come again with their batch."""
 
 
-class Waiting:
-    """The frames that wait for a full batch, and for how long."""
-
-    def __init__(
-        self, max_s: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Release frames early after `max_s()` seconds; None for never."""
-        self._most_s, self._clock = max_s, clock
-        self._since: float | None = None
-        self._num_early = 0
-        self.frames: list[DecodedFrame] = []
-
-    def add(self, frame: DecodedFrame) -> None:
-        """Add a frame."""
-        self.frames.append(frame)
-        self._since = self._clock() if self._since is None else self._since
-
-    @property
-    def due(self) -> bool:
-        """True if frames not yet released early have waited long enough."""
-        max_s = self._most_s()
-        return max_s is not None and self._since is not None and self._clock() - self._since >= max_s
-
-    def take_early(self) -> Early:
-        """Return the frames not yet released early."""
-        early, self._num_early, self._since = Early(self.frames[self._num_early :]), len(self.frames), None
-        return early
-
-    def take(self) -> list[DecodedFrame]:
-        """Return the whole batch, and start the next."""
-        batch, self.frames, self._num_early, self._since = self.frames, [], 0, None
-        return batch
-
-
 class Batches:
     """A stream's frames, decoded ahead, in batches.
 
@@ -83,15 +49,24 @@ class Batches:
         options: Batch size, error handling, timeout of early predictions, memory limit.
         preprocessing: The model's preprocessing.
         memory: Decoding budget, if shared with other runs.
+        clock: Returns seconds from an arbitrary origin.
     """
 
     def __init__(
-        self, stream: Stream, options: RunOptions, preprocessing: Preprocessing, memory: Budget | None = None
+        self,
+        stream: Stream,
+        options: RunOptions,
+        preprocessing: Preprocessing,
+        memory: Budget | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = stream.live_source
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
-        self._waiting = Waiting(partial(flush_after, stream, options))
+        self._waiting: list[DecodedFrame] = []  # for a full batch
+        self._num_early = 0  # of them were released early
+        self._since: float | None = None  # when the first of the others came
+        self._clock, self._max_s = clock, partial(flush_after, stream, options)
         self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
@@ -114,23 +89,56 @@ class Batches:
             memory=self._memory,
             demand=self._demand,
             wait=wait,
-            paused=lambda: self._is_lost() or self._waiting.due,
+            paused=lambda: self._is_lost() or self._due,
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """Return the frames in batches; see `in_batches`."""
-        return in_batches(
-            frames,
-            self._size,
-            stop_at_errors=self._stops_at_errors,
-            wants=self._want,
-            waiting=self._waiting,
-            lost=self._is_lost,
-        )
+        """Yield batches of readable frames, with unreadable ones in their places.
+
+        A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
+        fails, or a live source is lost for a while, the frames before that are still yielded.
+        """
+        readable = 0
+        try:
+            for frame in frames:
+                if frame is not PAUSE:
+                    self._waiting.append(frame)
+                    self._since = self._clock() if self._since is None else self._since
+                    readable += frame.image is not None
+                    self._want(frame.image is None)  # the next may be read at once
+                    # With no readable frame waiting, an unreadable one need not wait either.
+                    full = readable in (0, self._size) or len(self._waiting) >= MAX_WAITING * self._size
+                    ends = full or bool(frame.error and self._stops_at_errors)
+                else:
+                    ends = self._is_lost()
+                if ends and self._waiting:
+                    yield self._take()
+                    self._want(readable)
+                    readable = 0
+                elif self._due:
+                    yield self.waiting()
+        except StreamError:
+            if self._waiting:
+                yield self._take()
+            raise
+        if self._waiting:
+            yield self._take()
 
     def waiting(self) -> Early:
-        """Return the frames that wait for a full batch and were not predicted yet."""
-        return self._waiting.take_early()
+        """Return the frames that wait for a full batch and were not released early yet."""
+        early, self._num_early, self._since = Early(self._waiting[self._num_early :]), len(self._waiting), None
+        return early
+
+    @property
+    def _due(self) -> bool:
+        """True if frames not yet released early have waited long enough."""
+        max_s = self._max_s()
+        return max_s is not None and self._since is not None and self._clock() - self._since >= max_s
+
+    def _take(self) -> list[DecodedFrame]:
+        """Return the whole batch, and start the next."""
+        batch, self._waiting, self._num_early, self._since = self._waiting, [], 0, None
+        return batch
 
     def _want(self, num_frames: int) -> None:
         if self._demand and num_frames:
@@ -138,53 +146,3 @@ class Batches:
 
     def _is_lost(self) -> bool:
         return self._live is not None and self._live.seconds_lost > LOST_S
-
-
-def in_batches(
-    frames: Iterable[DecodedFrame],
-    size: int,
-    *,
-    stop_at_errors: bool = False,
-    wants: Callable[[int], None] = lambda count: None,
-    waiting: Waiting | None = None,
-    lost: Callable[[], bool] = lambda: True,
-) -> Iterator[list[DecodedFrame]]:
-    """Yield batches of `size` readable frames, with unreadable ones in their places.
-
-    A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
-    fails, or a live source is lost for a while, the frames before that are still yielded.
-
-    Args:
-        frames: Decoded, in order; `PAUSE` means that none will come for a while.
-        size: Readable frames of a full batch.
-        stop_at_errors: End a batch with an unreadable frame.
-        wants: Called with the number of further frames that may be read: one for an unreadable frame, and a batch's
-            after it was processed.
-        waiting: Holds the waiting frames, and decides when to yield them as `Early`.
-        lost: Called at a pause: true if the source is lost, which ends the batch.
-    """
-    waiting = waiting or Waiting()
-    readable = 0
-    try:
-        for frame in frames:
-            if frame is not PAUSE:
-                waiting.add(frame)
-                readable += frame.image is not None
-                wants(frame.image is None)
-                # With no readable frame waiting, an unreadable one need not wait either.
-                full = readable in (0, size) or len(waiting.frames) >= MAX_WAITING * size
-                ends = full or bool(frame.error and stop_at_errors)
-            else:
-                ends = lost()
-            if ends and waiting.frames:
-                yield waiting.take()
-                wants(readable)
-                readable = 0
-            elif waiting.due:
-                yield waiting.take_early()
-    except StreamError:
-        if waiting.frames:
-            yield waiting.take()
-        raise
-    if waiting.frames:
-        yield waiting.take()

@@ -131,26 +131,21 @@ def open_streams(
         raise UsageError("-0 is for paths on standard input, and --streams reads none")
     live = _live(options, wait_at_start=True)
     for name, source in sources.items():
+        reopen = partial(_open_if_there, source, options, live)
         try:
-            stream = _open(source, options, live)
+            stream = reopen() if resuming else _open(source, options, live)
         except UsageError as error:
-            if not resuming:
-                raise UsageError(f"{name}: {error}") from error
-            stream = _missing(source, error)
-        streams[name] = replace(stream, reopen=partial(_open_again, source, options, live))
+            raise UsageError(f"{name}: {error}") from error
+        streams[name] = replace(stream, reopen=reopen)
     return streams
 
 
-def _open_again(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
+def _open_if_there(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
+    """Open a source; return a stream that fails once it is read, if that is impossible."""
     try:
         return _open(source, options, live)
     except UsageError as error:
-        return _missing(source, error)
-
-
-def _missing(source: str, error: UsageError) -> Stream:
-    """Return a stream that fails once it is read."""
-    return Stream(without_password(source), "missing", _failing(str(error)))
+        return Stream(without_password(source), "missing", _failing(str(error)))
 
 
 def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:

@@ -103,17 +103,17 @@ class AnnotatedVideo:
 
     def _picture(self, frame: DecodedFrame, row: Row, guard: str | None) -> Image.Image:
         """Return the frame, enlarged if small, above a band with two lines of text; both sides are even."""
-        from PIL import Image
-
-        from remtta.drawing import Sheet
+        from PIL import Image, ImageDraw, ImageFont
 
         assert frame.image is not None
         seen = Image.fromarray(frame.image.permute(1, 2, 0).numpy())
         scale = 2 * math.ceil(MIN_WIDTH / seen.width / 2) if seen.width < MIN_WIDTH else 1
         width, height = (side * scale + side * scale % 2 for side in seen.size)
-        sheet = Sheet(width, height + _BAND, "black", scale=1)
-        sheet.paste(seen, 0, 0, width, height)
+        picture = Image.new("RGB", (width, height + _BAND))
+        picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
+        draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_TEXT)
         verdict = f"guard: {guard}" if guard else "no guard"
         for number, line in enumerate((answer_of(row), f"{answered_by(row)}; {verdict}")):
-            sheet.text(8, height + 8 + number * _BAND // 2.3, line, anchor="la", size=_TEXT, colour="white")
-        return sheet.image
+            text = "".join(sign if sign.isprintable() else "?" for sign in line)
+            draw.text((8, height + 8 + number * _BAND // 2.3), text, fill="white", font=font, anchor="la")
+        return picture

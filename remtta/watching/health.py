@@ -18,8 +18,7 @@ from remtta.files import remove_leftovers, write_atomically, writing
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, SITE, STATE
 
 if TYPE_CHECKING:
-    from remtta.runs.record import Plan, Record
-    from remtta.runs.summary import RunSummary
+    from remtta.runs.run import Run
 
 EVERY_S = 2.0
 _FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, SITE)
@@ -65,9 +64,10 @@ def _is_health_file(path: Path) -> bool:
     return isinstance(content, dict) and {"time", "state"} <= set(content)
 
 
-def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
+def vitals(run: Run) -> dict[str, Any]:
     """Return a run's state; can be called at any time from any thread."""
-    live, guard, ended = plan.stream.live_source, plan.adapter.guard, summary.ended
+    summary, guard, live = run.summary, run.plan.adapter.guard, run.plan.stream.live_source
+    ended = summary.ended
     return {
         "state": ended or (live.state if live else "running"),
         **({"reason": summary.exit_reason} if ended == "error" else {}),
@@ -79,7 +79,7 @@ def vitals(plan: Plan, summary: RunSummary, record: Record) -> dict[str, Any]:
         "guard": guard.judge.verdict if guard else None,
         "guard_alarms": guard.judge.total_alarms if guard else None,
         "estimate": summary.estimates or None,
-        **record.live_counts(summary.place),
+        **run.record.live_counts(summary.place),
     }
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from remtta.runs.budget import Latencies
-    from remtta.runs.record import Plan, Record
-    from remtta.runs.summary import RunSummary
+    from remtta.runs.run import Run
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
@@ -65,7 +64,7 @@ class Metrics:
         prometheus_client = needed("prometheus_client", "metrics", "--metrics")
         self._watch: Watch = dict
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
-        registry.register(_Runs(lambda: self._watch()))
+        registry.register(self)
         try:
             # At the start, so that a port in use is reported before a model is loaded.
             self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], registry)
@@ -79,21 +78,8 @@ class Metrics:
         self._watch = watch
         yield
 
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Runs:
-    """A collector for prometheus_client."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric of every run."""
+        """Yield every metric of every run, for prometheus_client."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -122,28 +108,35 @@ class _Runs:
                 histogram.add_metric([name], list(zip(edges, counts, strict=True)), seconds)
             yield histogram
 
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
-def sample(plan: Plan, summary: RunSummary, record: Record) -> Sample:
+
+def sample(run: Run) -> Sample:
     """Return the counts of a run in a form that JSON can hold; can be called at any time from any thread."""
-    taken: dict[str, Latencies] = {metric: getattr(record, name) for metric, (_, name) in _HISTOGRAMS.items()}
+    taken: dict[str, Latencies] = {metric: getattr(run.record, name) for metric, (_, name) in _HISTOGRAMS.items()}
     return {
-        "run": {"model": plan.card.name, "method": plan.method},
-        "counters": _counters(plan, summary, record),
-        "gauges": _gauges(plan, summary),
+        "run": {"model": run.plan.card.name, "method": run.plan.method},
+        "counters": _counters(run),
+        "gauges": _gauges(run),
         "histograms": {metric: (each.cumulated(BUCKETS_S), each.seconds) for metric, each in taken.items()},
     }
 
 
-def _counters(plan: Plan, summary: RunSummary, record: Record) -> dict[str, tuple[str, float | None]]:
+def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
     """Return values that only grow, over all parts of a run; name to description and value."""
-    live, guard = record.live_counts(summary.place), plan.adapter.guard
+    summary, guard = run.summary, run.plan.adapter.guard
+    live = run.record.live_counts(summary.place)
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
         "skipped": ("Frames that could not be read.", summary.num_skipped),
-        "not_adapted": ("Frames predicted and not learned from.", summary.num_not_adapted),
+        "not_adapted": ("Frames predicted and not learned from.", summary.place.not_adapted),
         "updates": ("Optimizer steps.", summary.num_updates),
-        "answered_by_source": ("Frames that the source model answered alone.", summary.num_by_source),
-        "answered_by_both": ("Frames that the source model had a share in.", summary.num_by_both),
+        "answered_by_source": ("Frames that the source model answered alone.", summary.place.by_source),
+        "answered_by_both": ("Frames that the source model had a share in.", summary.place.by_both),
         "guard_alarms": ("Alarms of the guard, each a rollback.", guard.judge.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
@@ -154,9 +147,10 @@ def _timestamp(time: str | None) -> float | None:
     return None if time is None else datetime.fromisoformat(time).timestamp()
 
 
-def _gauges(plan: Plan, summary: RunSummary) -> dict[str, tuple[str, float | None]]:
+def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
     """Return values that rise and fall."""
-    guard = plan.adapter.guard if summary.num_frames else None  # before the first frame it has no state
+    summary = run.summary
+    guard = run.plan.adapter.guard if summary.num_frames else None  # before the first frame it has no state
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),

@@ -31,16 +31,7 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Topic:
-    """Where predictions are published.
-
-    Attributes:
-        host: The broker's host.
-        port: The broker's port.
-        name: The topic.
-        secure: Whether to use TLS.
-        user: User name, if the broker requires one.
-        password: The user's password.
-    """
+    """Where predictions are published: the broker, the topic's name, and whether to use TLS."""
 
     host: str
     port: int

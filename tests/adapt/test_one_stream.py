@@ -37,7 +37,7 @@ from remtta.methods import rem as rem_module
 from remtta.methods.method import Updater
 from remtta.methods.rem import rem_loss
 from remtta.models.preprocessing import preprocessing_of
-from remtta.runs.folder import claim_folder
+from remtta.runs.folder import RunFolder
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, tiny_vit
@@ -287,7 +287,7 @@ def test_a_state_that_cannot_be_saved_does_not_cost_the_delta(
     def refuse(*_: object) -> None:
         raise OutputError("state.safetensors cannot be written")
 
-    monkeypatch.setattr("remtta.runs.saving.save_place", refuse)
+    monkeypatch.setattr("remtta.runs.saving.save_state", refuse)
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert load_delta(tmp_path / "run").frames == len(rows_of(tmp_path / "run")) == 12
@@ -309,11 +309,13 @@ def test_a_stop_before_the_first_frame_is_recorded(vit: nn.Module, tmp_path: Pat
 def test_a_stop_while_the_folder_is_claimed_is_still_a_clean_one(
     vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped_in_between(folder: Path, *, overwrite: bool) -> None:
-        claim_folder(folder, overwrite=overwrite)
+    claim = RunFolder.claim
+
+    def stopped_in_between(folder: RunFolder) -> None:
+        claim(folder)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("remtta.runs.folder.claim_folder", stopped_in_between)
+    monkeypatch.setattr(RunFolder, "claim", stopped_in_between)
     with Interrupts() as interrupts:
         summary = adapt_stream(vit, frames, tmp_path / "run", interrupts=interrupts)
     assert summary.exit_reason == record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"

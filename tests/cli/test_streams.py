@@ -64,19 +64,6 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_site_that_used_what_was_removed_is_refused(
-    jobs: str, site: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    command = [*site, "--limit", "2", "-o", "site"]
-    assert remtta_here(*command, "-q") == 0
-    record = json_of(Path("site/short/run.json"))
-    record["options"]["share"] = 0.1
-    Path("site/short/run.json").write_text(json.dumps(record))
-    code, line = refusal_of(capfd, *command, "--resume", "--jobs", jobs, "-q")
-    assert code == 2 and "site/short was started with --share, which remtta no longer has" in line
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
     site: list[str], capfd: pytest.CaptureFixture[str]

@@ -134,15 +134,6 @@ def test_the_top_five_need_ranks_in_all_rows_and_more_than_five_classes(tmp_path
         assert "top-5" not in table_rows(results)[0]
 
 
-def test_results_of_an_earlier_version_are_still_a_table(tmp_path: Path) -> None:
-    results = results_of(tmp_path, rows_from("source", "0011"), rows_from("rem", "0111"))
-    for content in results["methods"].values():
-        for name in [name for name in content if name.endswith("_se") or name in ("gain_by_domain", "class_error")]:
-            del content[name]
-    assert table_rows(results)[0] == ["error in %", "my_fog", "mean", "gain", "ECE %", "images/s"]
-    assert notes(results) == [] and "standard error" not in markdown_table(results)
-
-
 def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 5.0, 5.0], [5.0, 1.0, 5.0]])
     frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]

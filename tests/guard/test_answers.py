@@ -221,7 +221,7 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_
             assert row["each"][name]["class"] == wanted["class"]
             assert row["each"][name]["prob"] == pytest.approx(wanted["prob"], abs=1e-5)
         assert row["update"] == one["update"]
-    assert summary.num_by_both == len(rows) and f"answered by both models: {len(rows)} frames" in summary.report()
+    assert summary.place.by_both == len(rows) and f"answered by both models: {len(rows)} frames" in summary.report()
     assert record_of(tmp_path / "both")["guard"] == {
         "alarms": 0,
         "retired": False,

@@ -115,15 +115,17 @@ def test_a_run_keeps_what_each_frame_was_taken_for_and_goes_on_bit_for_bit(
     plain = adapt_tiny(frames, tmp_path / "plain", "tent", options={**options, "smooth": "off"})
     summary = adapt_tiny(frames, tmp_path / "whole", "tent", options=options)
     rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
-    assert plain.num_smoothed == 0 and 0 < summary.num_smoothed < 40
+    assert plain.place.smoothed == 0 and 0 < summary.place.smoothed < 40
     assert (
-        sum("raw" in row for row in rows) == summary.num_smoothed == record_of(tmp_path / "whole")["counts"]["smoothed"]
+        sum("raw" in row for row in rows)
+        == summary.place.smoothed
+        == record_of(tmp_path / "whole")["counts"]["smoothed"]
     )
     assert [row.get("raw", row)["class"] for row in rows] == [row["class"] for row in alone]
     assert (tmp_path / "whole/delta.safetensors").stat().st_size == (
         tmp_path / "plain/delta.safetensors"
     ).stat().st_size
-    assert f"smoothed over time: {summary.num_smoothed} frames" in summary.report()
+    assert f"smoothed over time: {summary.place.smoothed} frames" in summary.report()
     assert "frames before" not in plain.report()
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 40.0)
     none = adapt_tiny(frames, tmp_path / "none", "tent", options=options)

@@ -18,9 +18,9 @@ from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
-from remtta.runs.place import load_place, save_place
+from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
-from remtta.runs.states import load_state
+from remtta.runs.states import load_position, load_state
 from tests.conftest import tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.test_resume import camera
@@ -69,7 +69,7 @@ def test_damaged_lines_after_the_last_save_are_made_again(
     damage: bytes, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = killed(frames, tmp_path / "run")[2]  # saved after the second batch, and one more written
-    place, _ = load_place(folder / STATE)
+    place, _ = load_position(folder / STATE, Place)
     path = folder / PREDICTIONS
     lines = path.read_bytes()[place.num_bytes :].splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: place.num_bytes] + lines[0] + damage + lines[2])
@@ -88,33 +88,6 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"the last 2 lines of .*predictions.jsonl cannot be read; repair or remove"):
         adapt_tiny(camera(3), tmp_path / "run", resume=True)
     assert path.read_bytes() == content
-
-
-def test_a_state_of_before_the_hashes_is_read(frames: Path, tmp_path: Path) -> None:
-    stopped(frames, tmp_path / "run")
-    path = tmp_path / "run" / STATE
-    place, state = load_place(path)
-    place.rows_sha256, place.passed_bytes = None, 0
-    save_place(path, place, state)
-    content, _ = load_state(path)
-    assert {"rows_sha256", "passed_bytes"} <= set(content)
-    adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == (frames.parent / "whole" / PREDICTIONS).read_bytes()
-
-
-@pytest.mark.parametrize("seconds", ["abc", -1.0, None, [1]])
-def test_a_time_in_the_state_that_is_none_is_told_and_nothing_written(
-    seconds: Any, frames: Path, tmp_path: Path
-) -> None:
-    stopped(frames, tmp_path / "run")
-    path = tmp_path / "run" / STATE
-    place, state = load_place(path)
-    place.seconds = seconds
-    save_place(path, place, state)
-    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(UsageError, match=r"state.safetensors is damaged \(its seconds are not a duration\)"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -170,7 +143,7 @@ def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkey
 
 def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_path: Path) -> None:
     folder = killed(frames, tmp_path / "run")[2]
-    assert len(rows_of(folder)) == 9 and load_place(folder / STATE)[0].frames == 6
+    assert len(rows_of(folder)) == 9 and load_position(folder / STATE, Place)[0].frames == 6
     source = [frames / f"frame_{number}.png" for number in range(12)]
     with Interrupts() as interrupts:
         interrupts.check = lambda: (_ for _ in ()).throw(Stopped(15))  # type: ignore[method-assign]
@@ -198,7 +171,7 @@ def test_what_a_reader_may_not_have_had_is_passed_on_again(frames: Path, tmp_pat
 def test_rows_that_no_pipe_can_still_hold_are_not_passed_on_again(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.runs.journal._MAX_IN_PIPE", 100)
+    monkeypatch.setattr("remtta.runs.scribe._MAX_IN_PIPE", 100)
     folder = killed(frames, tmp_path / "run")[2]
     echo = io.BytesIO()
     adapt_tiny(frames, folder, resume=True, echo=echo, options={"replay": True})

@@ -16,15 +16,17 @@ import torch
 from remtta import load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.models.preprocessing import preprocessing_of
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
-from remtta.runs.place import load_place
-from remtta.streams.batches import Early, Waiting, flush_after, in_batches
+from remtta.runs.place import Place
+from remtta.runs.states import load_position
+from remtta.streams.batches import Batches, Early, flush_after
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image
+from tests.conftest import draw_image, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -82,7 +84,7 @@ def test_a_stop_predicts_the_frames_that_wait(flush_after: float | None, tmp_pat
     assert [row["index"] for row in rows_of(run)] == list(range(5))
     assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]
     assert record_of(run)["counts"]["frames"] == 5
-    place, _ = load_place(run / STATE)
+    place, _ = load_position(run / STATE, Place)
     assert (place.frames, place.updates) == (3, 1)  # what was learned from
     adapt_tiny(slow_camera(3, {}), run, resume=True)
     assert [row["index"] for row in rows_of(run)] == list(range(8))  # a camera does not show them again
@@ -125,9 +127,10 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
             now += 1.0
             yield PAUSE
 
-    waiting = Waiting(lambda: 2.0, clock=lambda: now)
-    batches = list(in_batches(stream(), 4, waiting=waiting, lost=lambda: False))
-    told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches]
+    source = Stream("clip.mp4", "video", iter(()))
+    options = RunOptions(batch_size=4, flush_after=2.0)
+    batches = Batches(source, options, preprocessing_of(tiny_vit()), clock=lambda: now)
+    told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches.of(stream())]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
 
 

@@ -21,7 +21,8 @@ from remtta.errors import StreamError, UsageError
 from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.place import load_place
+from remtta.runs.place import Place
+from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from tests.conftest import happens
@@ -94,7 +95,7 @@ def test_a_source_that_stays_lost_ends_the_run_with_all_its_frames_predicted(tmp
 
 def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     adapt_tiny(cam([noise(0)], [noise(1), noise(2)], [noise(3)], limit=4), tmp_path)
-    assert load_place(tmp_path / STATE)[0].gaps == 2
+    assert load_position(tmp_path / STATE, Place)[0].gaps == 2
     # As a kill before the first save would leave it.
     (tmp_path / STATE).unlink()
     adapt_tiny(cam([noise(4)], [noise(5)], limit=2), tmp_path, resume=True)

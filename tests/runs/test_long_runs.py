@@ -65,7 +65,7 @@ def test_a_clock_that_jumps_changes_no_row_and_no_duration(tmp_path: Path, monke
         return adapt_tiny(stream, folder, options={"save_every_s": 1e-3})
 
     run(tmp_path / "steady")
-    for name in ("runs.summary", "runs.record", "runs.journal", "streams.connection"):
+    for name in ("runs.summary", "runs.record", "runs.scribe", "streams.connection"):
         monkeypatch.setattr(f"remtta.{name}.datetime", Jumping)
     summary = run(tmp_path / "jumping")
     assert summary.exit_reason == "completed" and 0 < summary.seconds < 600 and summary.images_per_s > 0

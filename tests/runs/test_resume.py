@@ -24,8 +24,8 @@ from remtta.errors import RemttaError, UsageError
 from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.place import Place, load_place, save_place
-from remtta.runs.states import load_state, save_state
+from remtta.runs.place import Place
+from remtta.runs.states import load_position, load_state, save_state
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
@@ -98,7 +98,7 @@ def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> Non
     unsaved = 0
     for killed in snapshots:
         promised = (killed / PREDICTIONS).read_bytes()
-        place, _ = load_place(killed / STATE)
+        place, _ = load_position(killed / STATE, Place)
         unsaved += place.num_bytes < len(promised)
         adapt_tiny(frames, killed, resume=True, options={"save_every": 2})
         assert (killed / PREDICTIONS).read_bytes().startswith(promised)
@@ -277,11 +277,11 @@ def camera(count: int) -> Stream:
 def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
     run = tmp_path / "run"
     adapt_tiny(camera(9), run, options={"save_every": 2})
-    place, state = load_place(run / STATE)
+    place, state = load_position(run / STATE, Place)
     # As a kill after the third batch would leave it: the save is from after the second.
     size = sum(len(line) + 1 for line in (run / PREDICTIONS).read_text().splitlines()[:6])
     earlier = {"frames": 6, "updates": 2, "num_bytes": size, "rows_sha256": None}
-    save_place(run / STATE, Place(**{**vars(place), **earlier}), state)
+    save_state(run / STATE, {**vars(place), **earlier}, state)
     adapt_tiny(camera(3), run, resume=True, options={"save_every": 2})
     rows = rows_of(run)
     assert [row["index"] for row in rows] == list(range(12))

@@ -26,9 +26,9 @@ from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import Batch, BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
-from remtta.runs.place import load_place
-from remtta.runs.policy import AllFrames
-from remtta.runs.session import Session
+from remtta.runs.place import Place
+from remtta.runs.session import Listener, Policy, Session
+from remtta.runs.states import load_position
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
 }
 
 
-class Diary:
+class Diary(Listener):
     """Listens, and remembers."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
 
 def session_on(method: Method, diary: Diary, **more: Any) -> Session[Counts]:
     card = card_of(method.net.model)
-    plain = {"policy": AllFrames(), "listener": diary, "interrupts": Interrupts()}
+    plain = {"policy": Policy(), "listener": diary, "interrupts": Interrupts()}
     return Session(ObservedMethod(method), card, Counts(), **{**plain, **more})
 
 
@@ -184,7 +184,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         stopped_in(3, patch)
         summary = go(run)
     assert summary.signum == signal.SIGTERM and summary.num_frames == 6 and summary.num_updates == 2
-    place, state = load_place(run / STATE)
+    place, state = load_position(run / STATE, Place)
     assert (place.frames, place.updates) == (6, 2) and state
     delta = load_delta(run)
     assert (delta.updates, delta.frames) == (2, 6)
