@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from remtta.adapt.planning import own_guard
 from remtta.backbones import families
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REFUSED, find_methods, method_config
 from remtta.methods.settings.chosen import STREAM_METHODS
-from remtta.methods.settings.names import answer_of, is_guarded
+from remtta.methods.settings.names import action_of, answer_of, is_guarded
+from remtta.options import RunOptions
 from remtta.plugins import BACKBONES, METHODS
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, tiny_vit
@@ -81,12 +83,14 @@ def test_what_holds_for_the_built_in_methods_holds_for_it(holds: Callable[[str],
 
 
 def test_its_settings_are_checked_as_others_are(example: None, capfd: pytest.CaptureFixture[str]) -> None:
-    assert method_config(NAME, {}, batch_size=16).lr == 1e-3 / 4  # Tent's, in proportion to the batch
+    config = method_config(NAME, {}, batch_size=16)
+    assert (config.lr, config.anchor) == (1e-3 / 4, 0.01)  # Tent's, in proportion to the batch; its preset's
     with pytest.raises(UsageError, match="every must be >= 1, got 0"):
         method_config(NAME, {"every": 0}, batch_size=16)
     assert remtta_here("methods", NAME) == 0
     told = capfd.readouterr().out
-    assert told.startswith(f"{NAME}: In a line (package remtta-tent-every)\nguard off, answer adapted\n")
+    assert told.startswith(f"{NAME}: In a line (package remtta-tent-every)\nguard rollback, answer both\n")
+    assert "  anchor = 0.01\n" in told
     assert "  every = 10\n      Learn from the last of so many batches.\n" in told
 
 
@@ -98,6 +102,8 @@ def test_a_run_and_an_evaluation_take_it(
     assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
     record = json_of(tmp_path / "run" / "run.json")
     assert (record["method"]["every"], record["counts"]["updates"]) == (3, 2)  # of 6 batches
+    guard = record["options"]["guard"]
+    assert (guard["action"], guard["answer"]) == ("rollback", "both")
     tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
     table: list[str | Path] = [
         "--methods",
@@ -111,16 +117,28 @@ def test_a_run_and_an_evaluation_take_it(
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
 
 
-def test_a_variant_of_rem_runs_by_its_own_settings(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(site, "my-variant", {"variant": "my_variant:Variant"})
-    (site / "my_variant.py").write_text(
-        "from remtta.methods.rem import RankedEntropy\nclass Variant(RankedEntropy): ..."
+def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "my-variants", {name.lower(): f"my_variants:{name}" for name in ("Plain", "Bold", "Warned")})
+    (site / "my_variants.py").write_text(
+        "from remtta.methods.rem import RankedEntropy\n"
+        "from remtta.methods.settings.base import REMTTA, Preset\n"
+        "class Plain(RankedEntropy): ...\n"
+        "class Bold(RankedEntropy): preset = REMTTA\n"
+        "class Warned(RankedEntropy): preset = Preset({'lr': 0.02}, action='warn')\n"
     )
-    found, _ = find_methods(METHOD_TABLE)
-    monkeypatch.setitem(METHOD_TABLE, "variant", found["variant"])
-    assert method_config("variant", {}, batch_size=16) == method_config("rem", {}, batch_size=16)
-    assert (is_guarded("variant"), answer_of("variant")) == (is_guarded("rem"), answer_of("rem")) == (False, "adapted")
-    assert (is_guarded("variant+guard"), answer_of("variant+both")) == (True, "both")
+    for name, named in find_methods(METHOD_TABLE)[0].items():
+        monkeypatch.setitem(METHOD_TABLE, name, named)
+    for variant, name in {"plain": "rem", "bold": "remtta"}.items():
+        for settings in ({}, {"lr": 0.1}, {"optimizer": "sgd"}):
+            config = method_config(variant, settings, batch_size=10)
+            assert config == method_config(name, settings, batch_size=10)
+        assert own_guard(variant, RunOptions()) == own_guard(name, RunOptions())
+        assert (is_guarded(variant), answer_of(variant)) == (is_guarded(name), answer_of(name))
+    assert (is_guarded("plain+guard"), answer_of("plain+both")) == (True, "both")
+    assert method_config("warned", {}, batch_size=10).lr == 0.01  # half of it, as for `remtta`
+    assert [action_of(name, None) for name in ("warned", "warned+guard", "bold", "plain")] == [
+        *("warn", "warn", "rollback", "off")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +148,18 @@ def test_a_variant_of_rem_runs_by_its_own_settings(site: Path, monkeypatch: pyte
         ("1 / 0", "broken:Method", "ZeroDivisionError: division by zero"),
         ("", "broken:Method", "AttributeError: module 'broken' has no attribute 'Method'"),
         ("class Method: pass", "broken:Method", "broken:Method of the package my-broken is not a method: "),
+        (
+            "from remtta.methods.tent import *\n"
+            "class Config(TentConfig): x: int = 1\n"
+            "class Method(Tent): settings = Config",
+            "broken:Method",
+            "has settings without @dataclass(frozen=True): Config",
+        ),
+        (
+            "from remtta.methods.tent import *\nclass Method(Tent): preset = {'lr': 1}",
+            "broken:Method",
+            "has a preset that is no remtta.methods.settings.base.Preset: {'lr': 1}",
+        ),
     ],
 )
 def test_a_package_that_fails_is_named_in_a_line(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings.base import Count
+from remtta.methods.objective import Descent, Loss, Targets
+from remtta.methods.settings.base import Count, Preset
 from remtta.methods.tent import Tent, TentConfig
 
 
@@ -27,6 +27,7 @@ class TentEvery(Tent):
     """Predict every batch, and learn from one of so many."""
 
     settings = TentEveryConfig
+    preset = Preset({"anchor": 0.01}, action="rollback", answer="both")  # guarded, as `remtta` is
     config: TentEveryConfig
 
     def begin(self) -> None:
@@ -37,6 +38,7 @@ class TentEvery(Tent):
         due = (self.memory["batches"] + 1) % self.config.every == 0
         return views, loss, count if due else 0  # of 0 images nothing is learned
 
-    def after_batch(self, views: Tensor) -> bool:
+    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+        views = super().adapt(descent, images, labels, targets)
         self.memory["batches"] += 1
-        return False
+        return views

@@ -30,7 +30,7 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
-from remtta.runs.batch import Batch, BatchResult, Counts
+from remtta.runs.batch import BatchResult, Counts, in_turn
 from remtta.runs.budget import TimeBudget
 from remtta.runs.policy import FitFrames
 from remtta.runs.session import Listener, Session
@@ -40,7 +40,7 @@ from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream, open_stream
 
 Images = Tensor | Sequence[Image.Image | np.ndarray]
-"""Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures in RGB of any size."""
+"""Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures, RGB or gray, of any size."""
 
 _FROZEN = "frozen"
 
@@ -135,13 +135,13 @@ class Adapter(ObservedMethod):
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
 
         Raises:
-            ValueError: If they are not a batch of images.
+            ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
         pixels = self._pixels(images)
         with self._lock:
-            self._warn_of_few(len(pixels))
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
             answers = self.predict(pixels, fit, left_out=self.left_out(pixels, fit) is not None)
+            self._warn_of_few(len(pixels))
         return answers.logits.float().softmax(-1).cpu()
 
     def in_turn(self, work: Callable[[], None]) -> None:
@@ -186,10 +186,12 @@ class Adapter(ObservedMethod):
         """Return the model's inputs, on its device."""
         if not isinstance(images, Tensor):
             transform = self.card.preprocessing.transform()
-            images = torch.stack([transform(_picture(image)) for image in images])
+            images = torch.stack([transform(picture) for picture in _pictures(images)])
         if images.dtype == torch.uint8:
             self.warn_of_guess()
             return self.card.preprocessing.normalise(images.to(self.card.device))
+        if images.is_floating_point() and not bool(images.isfinite().all()):
+            raise ValueError("the images hold values that are not finite numbers")
         return images.to(self.card.device)
 
     def warn_of_guess(self) -> None:
@@ -218,7 +220,7 @@ class Result:
         read_at: When it was read from a live source: UTC, ISO 8601.
         probs: Class probabilities (C,).
         labels: Class names, if known.
-        adapted: Whether the frame entered an update.
+        adapted: Whether the frame entered an update, or will with the rest of its batch.
     """
 
     index: int
@@ -261,7 +263,8 @@ class Result:
 def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Adapter) -> Iterator[Result]:
     """Predict a stream's frames and learn from them; yield a result per frame, batch after batch.
 
-    Frames that cannot be read are left out, with a warning. Black and repeated frames are not learned from.
+    Frames of a camera or network stream that have waited 2 seconds for a full batch are yielded before it. Frames that
+    cannot be read are left out, with a warning. Black and repeated frames are not learned from.
 
     Args:
         source: A stream, anything that `open_stream` takes, or the number of a camera.
@@ -285,27 +288,25 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(opened), contextlib.closing(decoded):
-        for frames in batches.of(decoded):
-            session.run([Batch(frames)])
+        for batch in in_turn(batches.of(decoded)):
+            session.run([batch])
             yield from told.results
 
 
 class _FrameResults(Listener):
-    """Collects the results of a session's last batch."""
+    """Collects the results of a session's last batch, without those of frames that were predicted early."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._labels = adapter.card.labels
         self.results: list[Result] = []
 
     def answered(self, result: BatchResult) -> None:
-        """Warn of frames that cannot be read."""
-        for frame in result.batch.frames:
+        """Keep the results, and warn of frames that cannot be read."""
+        for frame in result.batch.unreported:
             if frame.error:
                 _log.warning("left out frame %d, %s: %s", frame.index, frame.source, frame.error)
-
-    def finished(self, result: BatchResult) -> None:
-        """Keep the results."""
-        logits = torch.empty(0) if result.logits is None else result.logits
+        readable = result.batch.readable[result.batch.num_reported_readable :]
+        logits = torch.empty(0) if result.logits is None else result.logits[result.batch.num_reported_readable :]
         self.results = [
             Result(
                 frame.index,
@@ -317,15 +318,25 @@ class _FrameResults(Listener):
                 self._labels,
                 frame,
             )
-            for frame, probs in zip(result.batch.readable, logits.float().softmax(-1).numpy(), strict=True)
+            for frame, probs in zip(readable, logits.float().softmax(-1).numpy(), strict=True)
         ]
 
 
-def _picture(image: Image.Image | np.ndarray) -> Image.Image:
+def _pictures(images: Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:
+    if isinstance(images, Image.Image) or len(images) == 0 or (isinstance(images, np.ndarray) and images.ndim < 4):
+        raise ValueError("images are a list of at least one picture, or a tensor (B, 3, H, W); for one, pass [image]")
+    return [_picture(image) for image in images]
+
+
+def _picture(image: object) -> Image.Image:
+    if isinstance(image, str | Path):
+        raise ValueError(f"{image} is a path, not a picture; pass paths to remtta.stream")
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and (image.ndim == 2 or image.shape[2:] == (3,)):
+        image = Image.fromarray(image)
     if isinstance(image, Image.Image):
         return image.convert("RGB")
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(
-            f"an array of a picture is uint8 of shape (H, W, 3) in RGB, got {image.dtype} of {image.shape}"
-        )
-    return Image.fromarray(image)
+    got = f"{image.dtype} of {tuple(image.shape)}" if isinstance(image, np.ndarray | Tensor) else type(image).__name__
+    raise ValueError(
+        f"a picture is a PIL image, or a uint8 array of shape (H, W, 3) in RGB or (H, W) in gray, got {got}; "
+        "pass preprocessed images as one tensor (B, 3, H, W)"
+    )

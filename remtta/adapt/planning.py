@@ -62,8 +62,8 @@ def own_guard(method: str, options: RunOptions) -> RunOptions:
     check_method(method, METHOD_TABLE)
     if options.guard is None:
         return options
-    named = METHOD_TABLE[method]
-    return replace(options, guard=options.guard.filled(named.action, named.answer))
+    preset = METHOD_TABLE[method].preset
+    return replace(options, guard=options.guard.filled(preset.action, preset.answer))
 
 
 def plan_run(

@@ -176,14 +176,14 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
     """
     calls, size = inside.trace.calls, inside.trace.input_size
     shapes = {shape for place in blocks for shape in calls.get(place, ((), ()))}
-    device = next(inside.module.parameters()).device
-    if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or device.type == "meta":
+    weight = next(inside.module.parameters())
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or weight.is_meta:
         return None
     first = inside.module.get_submodule(blocks[0])
     for prefix in range(min(_MAX_PREFIX + 1, shape[1])):
         grid = _grid_of(shape[1] - prefix, size)
         if grid is not None:
-            images = _with_corners(size, grid, device)
+            images = _with_corners(size, grid).to(weight)
             plain, tokens = with_input(inside, first, images)
             moved = ((tokens - tokens[:1]).abs() > _TOLERANCE).any(-1)
             if moved.sum(1).tolist() == [0, 1, 1] and moved[1, prefix] and moved[2, -1]:
@@ -192,10 +192,10 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
     return None
 
 
-def _with_corners(size: Size, grid: Size, device: torch.device) -> Tensor:
+def _with_corners(size: Size, grid: Size) -> Tensor:
     """An image, and the same with another patch in its first corner, and in its last."""
     height, width = (side // count for side, count in zip(size, grid, strict=True))
-    images = torch.linspace(0, 1, 3 * size[0] * size[1], device=device).view(1, 3, *size).repeat(3, 1, 1, 1)
+    images = torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size).repeat(3, 1, 1, 1)
     images[1, :, :height, :width] += 1
     images[2, :, -height:, -width:] += 1
     return images

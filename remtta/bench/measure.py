@@ -126,8 +126,8 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         settings["mask_ratios"] = options.mask_ratios
     config = method_config(name, settings, batch_size=options.batch_size)
     method = build_method(name, model, config)
-    named = METHOD_TABLE[name]
-    guard = guarded(method, GuardOptions(action=named.action, answer=named.answer), config)
+    preset = METHOD_TABLE[name].preset
+    guard = guarded(method, GuardOptions(preset.action, preset.answer), config)
     step = method.answer if subject == ANSWER else ObservedMethod(method, [guard]).predict if guard else method
     return Prepared(lambda: step(images), model, method)
 

@@ -50,14 +50,14 @@ def methods(
                 _log.warning("%s", why)
             return
         check_method(name, METHOD_TABLE)
-        named = METHOD_TABLE[name]
+        named, preset = METHOD_TABLE[name], METHOD_TABLE[name].preset
         kind, texts = named.config, _explanations(named.config)
-        typer.echo(f"{name}: {named.summary}\nguard {named.action}, answer {named.answer}\n")
+        typer.echo(f"{name}: {named.summary}\nguard {preset.action}, answer {preset.answer}\n")
         for field in dataclasses.fields(kind):
             if field.name in kind.unused:
                 continue
-            default = _plain(named.settings.get(field.name, field.default))
-            if field.name == "lr" and named.settings:
+            default = _plain(preset.settings.get(field.name, field.default))
+            if field.name == "lr" and "lr" in preset.settings:
                 default += f" in batches of {FULL_BATCH} or more, in proportion in smaller ones"
             elif field.name == "lr" and kind.lr_batch:
                 default += f" at a batch of {kind.lr_batch}, in proportion to others"

@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.methods.net import Chosen, Net
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
 
 Config = TypeVar("Config", bound=MethodConfig)
 
@@ -38,6 +38,7 @@ class Objective(Generic[Config]):
             Initialised by `begin`.
         statistics: Statistics of source images; initially empty, and not part of states.
         settings: Class of its config.
+        preset: How a method of another package runs unless told otherwise.
         chosen: Which weights adapt.
         only_predicts: Whether it uses the model's own forward pass, with the source's statistics in batch norms.
         is_source: Whether it predicts as the source model does.
@@ -53,6 +54,7 @@ class Objective(Generic[Config]):
     """
 
     settings: ClassVar[type[MethodConfig]] = MethodConfig
+    preset: ClassVar[Preset] = PUBLISHED
     chosen: ClassVar[Chosen] = "norms"
     only_predicts: ClassVar[bool] = False
     is_source: ClassVar[bool] = False

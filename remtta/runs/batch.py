@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from remtta.guard.observer import Answers
+from remtta.streams.batches import Early
 from remtta.streams.prefetch import DecodedFrame
 
 
@@ -70,6 +71,15 @@ class Batch:
     def num_reported_readable(self) -> int:
         """Number of already reported frames with an image."""
         return sum(frame.image is not None for frame in self.frames[: self.num_reported])
+
+
+def in_turn(frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
+    """Yield the batches of a stream; frames that were predicted early are reported already when their batch comes."""
+    num_reported = 0
+    for each in frames:
+        early = isinstance(each, Early)
+        yield Batch(each, early=early, num_reported=0 if early else num_reported)
+        num_reported = num_reported + len(each) if early else 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
-from remtta.runs.batch import Batch
+from remtta.runs.batch import Batch, in_turn
 from remtta.runs.budget import TimeBudget
 from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
@@ -29,7 +29,7 @@ from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
-from remtta.streams.batches import Batches, Early
+from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 
@@ -175,16 +175,12 @@ class Run:
 
     def _batches(self, frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
         """Yield the stream's batches; code after each `yield` runs once the batch is finished."""
-        num_reported = 0
-        for batch in frames:
-            if isinstance(batch, Early):
-                yield Batch(batch, early=True)
-                num_reported += len(batch)
+        for batch in in_turn(frames):
+            yield batch
+            if batch.early:
                 continue
-            yield Batch(batch, num_reported=num_reported)
-            num_reported = 0
             self._stop_if_ended()
-            broken = next((frame for frame in batch if frame.error), None)
+            broken = next((frame for frame in batch.frames if frame.error), None)
             if broken and self.plan.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip continues)")
             self._on_batch(self.summary)

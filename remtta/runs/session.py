@@ -187,7 +187,8 @@ class Session(Generic[C]):
         excluded: dict[int, str] = {}
         called = False
         counts_before = self.counts.frames_in_delta, self.counts.frames_since_reset
-        if self._adapt_for is not None and self.counts.frames >= self._adapt_for:
+        before = self._mark.counts or self.counts  # without frames of this batch that were predicted early
+        if self._adapt_for is not None and before.frames >= self._adapt_for:
             self.adapter.frozen = True
         if frames and self._reset_is_due(batch):
             self.adapter.reset()

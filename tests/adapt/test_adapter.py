@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from remtta.adapt.adapter import Settings
 from remtta.errors import UsageError
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.options.option import members_of
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.runs.tiny import adapt_tiny
 
 GIVEN: dict[str, Any] = {"batch_size": 5, "lr": 0.01, "seed": 3}
 
@@ -62,8 +65,54 @@ def test_raw_preprocessed_and_decoded_images_are_answered_alike() -> None:
     assert answers[0].sum(1).allclose(torch.ones(5)) and answers[0].shape == (5, NUM_CLASSES)
     for other in answers[1:]:
         torch.testing.assert_close(other, answers[0], atol=1e-6, rtol=0)
-    with pytest.raises(ValueError, match="uint8 of shape"):
-        adapter_of()([np.zeros((32, 32), np.float32)])
+
+
+def test_gray_pictures_are_answered_as_in_three_equal_channels() -> None:
+    gray = np.random.default_rng(0).integers(0, 256, (5, 40, 40), np.uint8)
+    answer = adapter_of()([np.stack([each] * 3, axis=-1) for each in gray])
+    assert torch.equal(adapter_of()(list(gray)), answer)
+    assert torch.equal(adapter_of()([Image.fromarray(each) for each in gray]), answer)
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        ([], "at least one picture"),
+        (Image.new("RGB", (32, 32)), r"for one, pass \[image\]"),
+        (np.zeros((32, 32, 3), np.uint8), r"for one, pass \[image\]"),
+        (["a.png"], "a.png is a path, not a picture; pass paths to remtta.stream"),
+        (
+            [np.zeros((32, 32), np.float32)],
+            r"uint8 array of shape .* got float32 of \(32, 32\); pass preprocessed images",
+        ),
+        ([torch.zeros(3, 32, 32)], r"got torch.float32 of \(3, 32, 32\); pass preprocessed images as one tensor"),
+        ([None], "got NoneType"),
+        (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
+        (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
+        (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
+    ],
+)
+def test_what_are_no_images_is_refused_and_changes_nothing(
+    images: Any, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = adapter_of()
+    with pytest.raises(ValueError, match=told):
+        adapter(images)
+    assert not caplog.text
+    assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
+
+
+def test_frames_that_are_answered_before_their_batch_is_full_are_yielded_and_learned_once(
+    frames: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, early = adapter_of(), adapter_of()
+    expected = list(stream(frames, usual))
+    again = (Frame(each.source, partial(Image.open, each.source)) for each in expected)
+    monkeypatch.setattr(early, "options", replace(early.options, flush_after=0))
+    results = list(stream(Stream("the same", "paths", again), early))
+    assert [result.index for result in results] == list(range(12))
+    assert {len(result.probs) for result in results} == {NUM_CLASSES} and all(result.adapted for result in results)
+    assert all(torch.equal(tensor, usual.delta()[name]) for name, tensor in early.delta().items())
 
 
 def test_a_state_goes_on_in_another_adapter_to_the_same_answers() -> None:
@@ -135,10 +184,3 @@ def test_what_is_wrong_is_refused_and_small_batches_are_told(caplog: pytest.LogC
 def test_settings_are_named_as_the_options_are() -> None:
     assert Settings.__annotations__.keys() <= {member.name for member in members_of(REMConfig)}
     assert {"Adapter", "stream", "Preprocessing"} <= set(remtta.__all__)
-
-
-def test_a_run_that_adapts_for_some_frames_only_predicts_the_others(frames: Path, tmp_path: Path) -> None:
-    summary = adapt_tiny(frames, tmp_path / "run", "rem", options={"adapt_for": 5})
-    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
-    assert [row["adapted"] for row in rows] == [True] * 6 + [False] * 6 and summary.num_updates == 2
-    assert "not_adapted" not in rows[-1]

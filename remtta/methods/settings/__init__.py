@@ -7,14 +7,13 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
-from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.base import FAST, PUBLISHED, REMTTA, MethodConfig, Preset
 from remtta.methods.settings.rem_config import REMConfig, REMN1Config
-from remtta.options import Action, Answer
 from remtta.options.option import Member, members_of
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
@@ -56,18 +55,14 @@ class Named:
         place: Its objective: the module in `remtta.methods` and the class in it, or the entry point of a package.
         summary: A one-line description.
         algorithm: Name of the published method that it runs; its own name if None.
-        settings: Settings that override the published ones; those specific to Adam are dropped with another optimizer.
-        action: Default action of its guard.
-        answer: Which model predicts.
+        own: Its preset; a method of another package has its own.
         kind: The class of its settings, if it is known without loading torch.
     """
 
     place: str | EntryPoint
     summary: str
     algorithm: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    action: Action = "off"
-    answer: Answer = "adapted"
+    own: Preset = PUBLISHED
     kind: type[MethodConfig] | None = None
 
     @property
@@ -88,17 +83,24 @@ class Named:
         """The class of its settings."""
         return self.kind or self.objective.settings
 
+    @property
+    def preset(self) -> Preset:
+        """How it runs unless told otherwise."""
+        return self.own if isinstance(self.place, str) else self.objective.preset
+
 
 def _outside(entry: EntryPoint) -> type[Objective[Any]]:
     """Return the method class of another package."""
     from remtta.methods.objective import Objective
 
     found = load_plugin(entry)
+    owner = f"{entry.value} of the package {package_of(entry)}"
     if not (isinstance(found, type) and issubclass(found, Objective)):
-        raise UsageError(
-            f"{entry.value} of the package {package_of(entry)} is not a method: not a subclass of "
-            "remtta.methods.objective.Objective"
-        )
+        raise UsageError(f"{owner} is not a method: not a subclass of remtta.methods.objective.Objective")
+    if "__dataclass_params__" not in vars(found.settings):
+        raise UsageError(f"{owner} has settings without @dataclass(frozen=True): {found.settings.__name__}")
+    if not isinstance(found.preset, Preset):
+        raise UsageError(f"{owner} has a preset that is no remtta.methods.settings.base.Preset: {found.preset!r}")
     return found
 
 
@@ -107,17 +109,14 @@ METHOD_TABLE: dict[str, Named] = {
         "rem.RankedEntropy",
         "the default: REM on centred logits at ten times the rate, held near the source, which answers for half",
         "rem",
-        {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True, "bn": "recent"},  # see docs/results.md
-        "rollback",
-        "both",
+        REMTTA,
         REMConfig,
     ),
     "fast": Named(
         "source.CentredSource",
         "centre, and recent statistics in batch norms: no training, one forward pass (two with batch norms)",
         "centre",
-        {"bn": "recent"},
-        answer="both",
+        FAST,
     ),
     "source": Named("source.Source", "no adaptation, the baseline"),
     "centre": Named("source.CentredSource", "centred logits alone: one forward pass, nothing is trained"),
@@ -221,11 +220,11 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         UsageError: If the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
-    kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].settings
+    kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
     known = [field.name for field in dataclasses.fields(kind)]
-    for setting in settings:
+    for setting in (*settings, *own):
         check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
-    if settings.get("optimizer") not in (None, own.get("optimizer")):
+    if settings.get("optimizer") not in (None, own.get("optimizer", kind.optimizer)):
         own = {setting: value for setting, value in own.items() if setting not in _ADAMS}
     if "lr" in own:
         own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
+from remtta.options import guard_options
 from remtta.options.option import Bounds, Option, check_options
 
 Optimizer = Literal["adam", "sgd"]
@@ -165,6 +167,32 @@ class MethodConfig:
         if self.no_layers is not None:
             check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, f"left out, {self.no_layers}")
             check(self.bn != "recent", "bn", self.bn, f"batch or running, {self.no_layers}")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How a method runs unless told otherwise, beside the defaults of its config.
+
+    Attributes:
+        settings: Settings that override those defaults. The anchor may be "auto"; the learning rate is reduced in
+            proportion below 20 images per batch; those specific to Adam are dropped with another optimizer.
+        action: Default action of its guard.
+        answer: Which model predicts.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    action: guard_options.Action = "off"
+    answer: guard_options.Answer = "adapted"
+
+
+PUBLISHED = Preset()
+"""The config's own defaults, without a guard."""
+
+REMTTA = Preset({"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True, "bn": "recent"}, "rollback", "both")
+"""That of the default method, `remtta`; measured in docs/results.md."""
+
+FAST = Preset({"bn": "recent"}, answer="both")
+"""That of `fast`, which is `centre` with recent statistics in batch norms."""
 
 
 BATCH_NORM_SETTINGS = ("bn", "bn_prior")

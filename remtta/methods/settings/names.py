@@ -24,12 +24,12 @@ def method_of(name: str) -> str:
 
 def is_guarded(name: str) -> bool:
     """Return whether the method is guarded."""
-    return _GUARDED in _added(name) or METHOD_TABLE[method_of(name)].action != "off"
+    return _GUARDED in _added(name) or METHOD_TABLE[method_of(name)].preset.action != "off"
 
 
 def answer_of(name: str) -> Answer:
     """Return which model predicts."""
-    return "both" if _BOTH in _added(name) else METHOD_TABLE[method_of(name)].answer
+    return "both" if _BOTH in _added(name) else METHOD_TABLE[method_of(name)].preset.answer
 
 
 def is_smoothed(name: str) -> bool:
@@ -39,7 +39,8 @@ def is_smoothed(name: str) -> bool:
 
 def action_of(name: str, action: Action | None) -> Action:
     """Return the action of its guard, given the guards' configured action."""
-    return action or "rollback" if is_guarded(name) else "off"
+    own = METHOD_TABLE[method_of(name)].preset.action
+    return action or ("rollback" if own == "off" else own) if is_guarded(name) else "off"
 
 
 def label_of(name: str) -> str:
