@@ -96,12 +96,6 @@ def test_an_unlabelled_folder_and_a_single_image_have_no_class_level(frames: Pat
     assert list(tree_of(tmp_path / "one")) == ["fog/2/frame_7.png"]
 
 
-def test_limit_counts_per_class(photos: Path, tmp_path: Path) -> None:
-    assert remtta_here("corrupt", photos, tmp_path / "out", "-c", "contrast", "--jobs", "1", "--limit", "2") == 0
-    made = {f"contrast/5/{label}/{label}_{number}.png" for label in ("cat", "dog") for number in (2, 10)}
-    assert set(tree_of(tmp_path / "out")) == made
-
-
 def test_size_and_format(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -149,7 +143,7 @@ def test_the_tree_does_not_depend_on_the_number_of_processes_or_on_stops(
 
 
 @pytest.mark.parametrize("form", ["jpeg", "png"])
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0.0, 0.99])
 def test_files_that_were_cut_off_are_made_again(
     photos: Path, tmp_path: Path, form: Literal["jpeg", "png"], kept: float
 ) -> None:
@@ -336,15 +330,12 @@ def test_a_record_cannot_have_other_folders_removed(frames: Path, tmp_path: Path
     assert (mine / "5").is_dir()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_what_the_disk_refuses_is_one_line(
-    jobs: str, frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert remtta_here("corrupt", frames, out, "-c", "fog", "-j", "1", "-q") == 0
     (out / "contrast").mkdir()
     (out / "contrast" / "5").write_text("a file where a folder is needed")
-    assert remtta_here("corrupt", frames, out, "-c", "contrast", "-j", jobs) == 1
+    assert remtta_here("corrupt", frames, out, "-c", "contrast", "-j", "2") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith("Error: ")

@@ -207,18 +207,6 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
         path.write_text(whole)
 
 
-@given(data=st.data())
-def test_no_row_makes_it_fail(data: st.DataObject, run: Path) -> None:
-    path = run / "predictions.jsonl"
-    whole = path.read_bytes()
-    first, *others = whole.splitlines(keepends=True)
-    try:
-        path.write_bytes(mutated(data, json.loads(first)).encode() + b"\n" + b"".join(others))
-        check_told(run)
-    finally:
-        path.write_bytes(whole)
-
-
 @given(
     changes=st.dictionaries(
         st.sampled_from(

@@ -16,7 +16,6 @@ from torch import Tensor
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.evaluation import evaluate, open_dataset
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
@@ -28,9 +27,9 @@ from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
 from remtta.methods.source import SourceConfig
 from remtta.methods.tent import TentConfig
-from remtta.options import EvalOptions, GuardOptions
+from remtta.options import GuardOptions
 from tests.command import refusal_of, remtta_here
-from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
 from tests.guard.asking import ask
 from tests.methods.test_registry import QUICK
 from tests.records import record_of, rows_of
@@ -228,7 +227,7 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_
     }
 
 
-@pytest.mark.parametrize("method", ["lame", "cotta", "remtta", "centre"])  # of rem: tests/runs/test_resume.py
+@pytest.mark.parametrize("method", ["cotta", "remtta"])  # of rem: tests/runs/test_resume.py
 def test_a_run_that_was_stopped_goes_on_to_the_same_answers(method: str, frames: Path, tmp_path: Path) -> None:
     options = {"guard": GuardOptions("rollback", "both", least=3, renewed=1)}
     go = partial(
@@ -279,22 +278,6 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     assert (sgd.lr, sgd.anchor, sgd.centre) == (1e-3, 0.0, True)  # the pair is Adam's
     assert method_config("fast", {}, batch_size=50) == METHOD_TABLE["centre"].config()
     assert build_method("remtta", tiny_vit()).objective.config == ours
-
-
-def test_an_evaluation_compares_them(tmp_path: Path) -> None:
-    for number in range(20):
-        path = tmp_path / "c" / "fog" / f"class_{number % NUM_CLASSES}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw_image(number).save(path)
-    tree = open_dataset(tmp_path / "c", num_classes=NUM_CLASSES)
-    names = ["source", "rem", "rem+both", "remtta"]
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=names, options=EvalOptions(batch_size=5))["methods"]
-    rows = rows_of(tmp_path / "run")
-    assert {row["weight"] for row in rows if row["method"] == "rem+both"} == {0.5}
-    assert all(row["weight"] == 0.5 for row in rows if row["method"] == "remtta" and "weight" in row)
-    assert results["rem+both"]["forwards_per_image"] == results["rem"]["forwards_per_image"] + 1
-    assert results["rem+both"]["guard"]["answered_by_both"] == 20 and "guard" not in results["rem"]
-    assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
 
 
 def test_a_methods_name_says_all(

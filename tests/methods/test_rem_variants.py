@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from remtta import REM, REMConfig
-from remtta.cli import app
 from remtta.errors import UsageError
-from remtta.methods.method import Method, Updater, build_method
+from remtta.methods.method import Method, Updater
 from remtta.methods.rem import RankedEntropy
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
@@ -251,19 +249,3 @@ def test_masks_by_features_need_no_softmax_attention() -> None:
 def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         method_config("rem", settings, batch_size=8)
-
-
-@pytest.mark.parametrize("name", ["rem", "rem-n1", "rem-come"])
-def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str) -> None:
-    settings = {"masking": "random", "confident_below": 0.95, "consistency_weight": 0.5}
-    method = build_method(name, vivid_vit(), method_config(name, settings, batch_size=8))
-    method(batch(0))
-    assert method.num_updates == 1
-    listed = CliRunner().invoke(app, ["methods", name]).output
-    shown = dict(line.split(" = ") for line in listed.splitlines() if " = " in line)
-    shown = {key.strip(): value for key, value in shown.items()}
-    assert {key: shown[key] for key in settings} == {
-        "masking": "auto",
-        "confident_below": "None",
-        "consistency_weight": "1.0",
-    }
