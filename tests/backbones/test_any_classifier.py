@@ -107,9 +107,8 @@ def assert_like_twin(ours: nn.Module, twin: nn.Module, size: int, **settings: An
     ("kind", "masking"),
     [
         *((kind, "auto") for kind in ("resnet", "vit", "swin", "convnext")),
-        *((kind, "gradcam") for kind in ("resnet", "swin")),
+        ("resnet", "gradcam"),
         ("vit", "features"),
-        ("vit", "random"),
     ],
 )
 def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: Any, tmp_path: Path) -> None:

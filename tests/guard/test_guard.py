@@ -188,7 +188,7 @@ def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
     expected = run(whole, 12)
     events = whole.judge.events()
     assert whole.judge.total_alarms
-    for stop in (1, 5, 9):
+    for stop in (1, 5):
         first = fresh()
         answers = run(first, stop)
         second = fresh()
@@ -280,7 +280,7 @@ def test_a_guarded_run_that_was_killed_goes_on_to_the_same_files(long_stream: Pa
         shutil.copytree(whole, snapshots[-1])
 
     adapt_stream(tiny_vit(), long_stream, whole, on_batch=snapshot, **harmful(guard))
-    for killed in snapshots[1::4]:
+    for killed in snapshots[3:6:2]:
         adapt_stream(tiny_vit(), long_stream, killed, **harmful(guard, resume=True))
         assert (killed / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
         events, wanted = rows_of(killed / "events.jsonl"), rows_of(whole / "events.jsonl")
