@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import timm
@@ -24,13 +23,14 @@ from torch import Tensor, nn
 import remtta
 from remtta.evaluation import open_dataset
 from tests.command import remtta_here
-from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, draw_video
 from tests.evaluation.trees import write_tree
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.test_documents import is_taken
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+FIVE_EACH = [number // 5 for number in range(20)]
 
 
 def script(name: str) -> ModuleType:
@@ -159,18 +159,10 @@ def test_a_panned_walk_is_frames_of_each_photograph_in_conditions_that_set_in(
     assert len({open_dataset(name.parent, num_classes=3).domains[0].load(7).tobytes() for name in names}) == 1
 
 
-def draw_clip(path: Path) -> str:
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (40, 36))
-    for number in range(20):
-        writer.write(np.asarray(draw_image(number // 5))[..., ::-1])
-    writer.release()
-    return str(path)
-
-
 def test_own_loop_goes_on_from_its_state(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    video, state = draw_clip(tmp_path / "clip.avi"), str(tmp_path / "adapter.pt")
+    video, state = str(draw_video(tmp_path / "clip.avi", FIVE_EACH)), str(tmp_path / "adapter.pt")
     told = []
     for _ in range(2):
         example("own_loop", monkeypatch, checkpoint).main([video, "--batch-size", "8", "--state", state])
@@ -201,7 +193,7 @@ def test_a_service_learns_from_requests_and_goes_on_where_it_was(
 def test_adapt_video_and_restore_delta(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    video, run = draw_clip(tmp_path / "clip.avi"), tmp_path / "run"
+    video, run = str(draw_video(tmp_path / "clip.avi", FIVE_EACH)), tmp_path / "run"
     example("adapt_video", monkeypatch, checkpoint).main([video, "--every", "2", "--output", str(run)])
     assert "10 frames, 10 predicted, 0 skipped, 1 update, " in capsys.readouterr().out
     example("restore_delta", monkeypatch, checkpoint).main([str(run / "delta.safetensors")])

@@ -19,17 +19,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from remtta import (
-    REM,
-    REMConfig,
-    RemttaError,
-    RunOptions,
-    adapt_stream,
-    apply_delta,
-    load_base,
-    load_delta,
-    load_model,
-)
+from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_base, load_delta, load_model
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError

@@ -105,11 +105,7 @@ def assert_like_twin(ours: nn.Module, twin: nn.Module, size: int, **settings: An
 
 @pytest.mark.parametrize(
     ("kind", "masking"),
-    [
-        *((kind, "auto") for kind in ("resnet", "vit", "swin", "convnext")),
-        ("resnet", "gradcam"),
-        ("vit", "features"),
-    ],
+    [*((kind, "auto") for kind in ("resnet", "vit", "swin", "convnext")), ("resnet", "gradcam"), ("vit", "features")],
 )
 def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: Any, tmp_path: Path) -> None:
     make, name, kwargs = test_torchvision.KINDS[kind]

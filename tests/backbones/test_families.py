@@ -50,10 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "largest values": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "max"}),
     "attention pool": ("vit_base_patch16_siglip_224", SMALL),
     "registers, attention pool": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2}),
-    "pool of all tokens": (
-        "vit_so150m_patch16_reg4_map_256",
-        {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True},
-    ),
+    "pool of all tokens": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True}),
     "refined pool": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "prr"}),
     "DINOv2 with registers": ("vit_base_patch14_reg4_dinov2", SMALL),
     "distilled": ("deit_tiny_distilled_patch16_224", SMALL),

@@ -57,18 +57,7 @@ def test_resume_goes_on_in_the_folder_it_is_given(
 
 def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path) -> None:
     folder = draw_folder(tmp_path / "long", range(48))
-    options = [
-        *TINY_OPTIONS,
-        "--checkpoint",
-        str(checkpoint),
-        "--batch-size",
-        "6",
-        "--lr",
-        "0.9",
-        "--anchor",
-        "0",
-        "-q",
-    ]
+    options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 6 --lr 0.9 --anchor 0 -q".split()]
     stopping = ("--guard", "stop", "--guard-retries", "0")
     assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping) == 5
     record = record_of(tmp_path / "stop")

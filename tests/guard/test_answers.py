@@ -316,16 +316,7 @@ def test_a_methods_name_says_all(
 def test_a_run_that_named_a_preset_goes_on_where_its_settings_are_the_same(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = [
-        *TINY_OPTIONS,
-        "--checkpoint",
-        str(checkpoint),
-        "--batch-size",
-        "4",
-        "-q",
-        "--output",
-        str(tmp_path / "run"),
-    ]
+    tiny = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 4 -q --output {tmp_path / 'run'}".split()]
     assert remtta_here("adapt", frames, *tiny, "--limit", "8") == 0
     record = record_of(tmp_path / "run")
     record["method"]["name"], record["options"]["preset"] = "rem", "remtta"  # as it was recorded

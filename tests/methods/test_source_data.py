@@ -218,13 +218,7 @@ def evaluation(
     methods = {"source": METHOD_TABLE["source"].config(), "anchored": TentConfig(lr=0.01)}
     options = EvalOptions(batch_size=6, seeds=(0, 1), **changes)
     return evaluate(
-        tiny_vit(),
-        dataset,
-        output,
-        methods=methods,
-        options=options,
-        preprocessing=preprocessing,
-        source_data=source,
+        tiny_vit(), dataset, output, methods=methods, options=options, preprocessing=preprocessing, source_data=source
     )
 
 
