@@ -306,15 +306,6 @@ def test_examples_use_only_public_names() -> None:
         assert "from remtta." not in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md", "docs/methods.md"])
-def test_what_the_pages_import_is_there(page: str) -> None:
-    text = (EXAMPLES.parent / page).read_text()
-    imports = re.findall(r"^(?:from remtta\S* )?import .*$", text, re.MULTILINE)
-    assert imports
-    for line in imports:
-        exec(line, {})
-
-
 def test_the_service_uses_options_that_exist(capfd: pytest.CaptureFixture[str]) -> None:
     unit = (EXAMPLES / "remtta.service").read_text().replace("\\\n", " ")
     [command] = [line for line in unit.splitlines() if line.startswith("ExecStart=")]

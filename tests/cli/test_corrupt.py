@@ -21,7 +21,7 @@ from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
 from remtta.streams.images import load_image
-from tests.command import Started, forking_workers, in_a_session, refusal_of, remtta_here, workers_of
+from tests.command import Started, in_a_session, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens
 from tests.records import json_of
 
@@ -457,16 +457,3 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
 
 def wait_for_none_in(group: int) -> None:
     assert happens(lambda: not in_group(group), within_s=15), in_group(group)
-
-
-@HAS_PROC
-def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
-    source, out = many(tmp_path / "photos", 10), tmp_path / "out"
-    with start(source, out, forking_workers()) as process:
-        os.kill(workers_of(process)[0], signal.SIGKILL)
-        _, stderr = process.communicate(timeout=30)
-        assert process.returncode == 0
-    assert stderr.startswith(b"Warning: a worker process died; its work starts again")
-    assert record_of(out)["finished"] == 10
-    assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 10 * 20
-    assert happens(lambda: not workers_of(process), within_s=15)

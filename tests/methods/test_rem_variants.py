@@ -21,7 +21,6 @@ from tests.methods.reference import ReferenceREM
 
 NUM_BATCHES = 4
 RATIOS = (0.0, 0.25, 0.5)
-MASKINGS = ("attention", "random", "background", "features")
 
 
 def vivid_vit() -> Any:
@@ -133,14 +132,6 @@ def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: i
         assert {True, False} == {image for images in plain.confident for image in images}
 
 
-@pytest.mark.parametrize("masking", MASKINGS)
-def test_a_more_masked_view_leaves_out_what_a_less_masked_one_does(masking: Any) -> None:
-    kept = make(masking=masking).objective.views(batch(0))[1]
-    assert [len(row) for row in (kept[0][0], kept[1][0])] == [48, 32]
-    for many, few in zip(*(view.tolist() for view in kept), strict=True):
-        assert set(few) < set(many)
-
-
 def test_background_and_attention_leave_out_opposite_patches() -> None:
     foreground, background = (
         make(masking=m).objective.views(batch(0))[1][1].tolist() for m in ("attention", "background")
@@ -218,14 +209,6 @@ def test_an_image_that_is_not_finite_does_not_spoil_what_the_confident_teach() -
     broken[2] = float("nan")
     rem(broken)
     assert rem.num_updates == 2 and torch.isfinite(changes(rem)).all()
-
-
-def test_masks_by_features_need_no_softmax_attention() -> None:
-    with pytest.raises(Exception, match="no softmax attention row"):
-        REM(tiny_vit(attn_layer="diff"), REMConfig(RATIOS, masking="background"))
-    rem = REM(tiny_vit(attn_layer="diff"), REMConfig(RATIOS, masking="features"))
-    rem(batch(0))
-    assert changes(rem).any()
 
 
 @pytest.mark.parametrize(
