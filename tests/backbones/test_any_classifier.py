@@ -236,6 +236,7 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
             "nothing to adapt: Sequential has no normalisation layers; the method fast",
         ),
         (lambda: small().double(), "norms.0.weight is torch.float64"),
+        (lambda: tiny_vit(num_classes=0), "no classifier head"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(make: Any, told: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.evaluation import evaluate
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
@@ -27,9 +28,10 @@ from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, label_of, method_of
 from remtta.methods.source import SourceConfig
 from remtta.methods.tent import TentConfig
-from remtta.options import GuardOptions
+from remtta.options import EvalOptions, GuardOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 from tests.guard.asking import ask
 from tests.methods.test_registry import QUICK
 from tests.records import record_of, rows_of
@@ -278,6 +280,18 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     assert (sgd.lr, sgd.anchor, sgd.centre) == (1e-3, 0.0, True)  # the pair is Adam's
     assert method_config("fast", {}, batch_size=50) == METHOD_TABLE["centre"].config()
     assert build_method("remtta", tiny_vit()).objective.config == ours
+
+
+def test_an_evaluation_compares_them(tmp_path: Path) -> None:
+    tree = open_tree(write_tree(tmp_path / "c", ["fog"], severities=(), each=3))
+    names = ["source", "rem", "rem+both", "remtta"]
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=names, options=EvalOptions(batch_size=5))["methods"]
+    rows = rows_of(tmp_path / "run")
+    assert {row["weight"] for row in rows if row["method"] == "rem+both"} == {0.5}
+    assert all(row["weight"] == 0.5 for row in rows if row["method"] == "remtta" and "weight" in row)
+    assert results["rem+both"]["forwards_per_image"] == results["rem"]["forwards_per_image"] + 1
+    assert results["rem+both"]["guard"]["answered_by_both"] == 21 and "guard" not in results["rem"]
+    assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
 
 
 def test_a_methods_name_says_all(

@@ -131,24 +131,6 @@ def test_the_deferred_graph_of_the_plain_view_changes_no_update(margin: float, m
         torch.testing.assert_close(deferred.delta()[name], change, rtol=1e-3, atol=1e-6)
 
 
-def test_the_graph_is_deferred_when_few_images_violate_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    rem, calls = REM(tiny_vit()), []
-    lean = rem.objective._lean_views
-    deferred = lean._deferred
-
-    def noted(images: torch.Tensor, plain: Any) -> Any:
-        calls.append(len(images))
-        return deferred(images, plain)
-
-    monkeypatch.setattr(lean, "_deferred", noted)
-    monkeypatch.setattr(lean, "_violating", lambda views: torch.zeros(views.shape[1], dtype=torch.bool))
-    for seed in range(8):
-        rem(random_images(4, seed))
-    assert 0 < len(calls) < 8
-    rem.reset()
-    assert rem.objective.memory["violating_share"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("images", "got"),
     [
