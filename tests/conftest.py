@@ -138,6 +138,18 @@ def draw_folder(folder: Path, seeds: Iterable[int], name: str = "{}.png", *size:
     return folder
 
 
+def draw_video(path: Path, seeds: Iterable[int]) -> Path:
+    """A video of a frame per seed, ten a second: MJPEG in .avi, MPEG-4 in .mp4."""
+    import cv2
+
+    code = cv2.VideoWriter.fourcc(*("MJPG" if path.suffix == ".avi" else "mp4v"))
+    writer = cv2.VideoWriter(str(path), code, 10, (40, 36))
+    for seed in seeds:
+        writer.write(np.asarray(draw_image(seed))[..., ::-1])
+    writer.release()
+    return path
+
+
 def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
     """Wait for it, and say whether it came."""
     deadline = time.monotonic() + within_s

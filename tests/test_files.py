@@ -18,12 +18,6 @@ from remtta.runs.folder import RunFolder
 from tests.conftest import tiny_vit
 
 
-def test_a_written_file_is_in_place_and_alone(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "out.txt", lambda temporary: temporary.write_text("whole"))
-    assert (tmp_path / "out.txt").read_text() == "whole"
-    assert os.listdir(tmp_path) == ["out.txt"]
-
-
 def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     path.write_text("earlier")

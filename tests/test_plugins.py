@@ -105,14 +105,7 @@ def test_a_run_and_an_evaluation_take_it(
     guard = record["options"]["guard"]
     assert (guard["action"], guard["answer"]) == ("rollback", "both")
     tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
-    table: list[str | Path] = [
-        "--methods",
-        f"source,{NAME},often={NAME}",
-        "--set",
-        "often.every=1",
-        "--output",
-        tmp_path / "out",
-    ]
+    table = f"--methods source,{NAME},often={NAME} --set often.every=1 --output {tmp_path / 'out'}".split()
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
 
@@ -163,12 +156,7 @@ def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypa
     ],
 )
 def test_a_package_that_fails_is_named_in_a_line(
-    module: str,
-    point: str,
-    told: str,
-    site: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    module: str, point: str, told: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     install(site, "my-broken", {"broken": point})
     (site / "broken.py").write_text(module)

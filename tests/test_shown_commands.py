@@ -6,12 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 
 from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS, draw_folder, draw_image
+from tests.conftest import TINY_OPTIONS, draw_folder, draw_video
 from tests.runs.tiny import adapt_tiny
 from tests.test_documents import PAGES, commands
 
@@ -33,13 +31,6 @@ def reason(words: list[str]) -> str | None:
 
 
 SHOWN = {page: [words for words in commands(page.read_text()) if not reason(words)] for page in PAGES}
-
-
-def draw_video(path: Path, seeds: range) -> None:
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 10, (40, 36))
-    for seed in seeds:
-        writer.write(np.asarray(draw_image(seed))[..., ::-1])
-    writer.release()
 
 
 @pytest.fixture(scope="module")

@@ -19,22 +19,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from remtta import (
-    REM,
-    REMConfig,
-    RemttaError,
-    RunOptions,
-    adapt_stream,
-    apply_delta,
-    load_base,
-    load_delta,
-    load_model,
-)
+from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_base, load_delta, load_model
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
-from remtta.methods.method import Updater
 from remtta.methods.rem import rem_loss
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import RunFolder
@@ -122,13 +111,6 @@ def test_on_error_stop_keeps_what_came_before(vit: nn.Module, frames: Path, tmp_
     assert load_delta(tmp_path / "run" / "delta.safetensors").frames == 3
 
 
-def test_a_stream_without_a_readable_frame_fails_after_reporting_them(vit: nn.Module, tmp_path: Path) -> None:
-    (tmp_path / "text.jpg").write_text("no image")
-    with pytest.raises(StreamError, match=r"none of 1 frame"):
-        adapt_stream(vit, tmp_path / "text.jpg", tmp_path / "run")
-    assert rows_of(tmp_path / "run")[0]["error"] == "not an image that Pillow can read"
-
-
 def test_the_delta_brings_back_the_adapted_model_and_run_json_says_how(made: Made) -> None:
     delta = load_delta(made.run / "delta.safetensors")
     restored = tiny_vit()
@@ -207,14 +189,6 @@ def test_episodic_runs_predict_every_batch_with_no_updates(vit: nn.Module, frame
     assert (delta.frames, delta.updates) == (4, 1)
 
 
-def test_the_source_method_predicts_without_adapting(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
-    adapt_stream(vit, frames, tmp_path / "run", method="source", options=RunOptions(batch_size=4))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in vit.state_dict().items())
-    assert {(row["update"], row["adapted"]) for row in rows_of(tmp_path / "run")} == {(0, False)}
-    assert not (tmp_path / "run" / "delta.safetensors").exists()
-
-
 def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path, tmp_path: Path) -> None:
     shutil.copytree(made.run, tmp_path / "run")
     kept = (tmp_path / "run" / "predictions.jsonl").read_bytes()
@@ -223,17 +197,6 @@ def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path,
     assert (tmp_path / "run" / "predictions.jsonl").read_bytes() == kept
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=12, overwrite=True))
     assert record_of(tmp_path / "run")["counts"]["updates"] == 1
-
-
-def test_the_delta_is_saved_on_the_way(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    seen = []
-
-    def look(_: object) -> None:
-        path = tmp_path / "run" / "delta.safetensors"
-        seen.append(load_delta(path).updates if path.exists() else 0)
-
-    adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2, save_every=2), on_batch=look)
-    assert seen == [0, 2, 2, 4, 4, 6]
 
 
 def test_a_source_without_a_frame_leaves_nothing_behind(vit: nn.Module, tmp_path: Path) -> None:
@@ -339,19 +302,6 @@ def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, mo
     assert (delta.frames, delta.updates) == (8, 2)
 
 
-def test_a_failing_stream_has_all_its_frames_predicted(vit: nn.Module, tmp_path: Path) -> None:
-    def broken() -> Iterator[Frame]:
-        for number in range(5):
-            yield Frame(f"camera {number}", lambda: draw_image(0))
-        raise StreamError("the camera is gone")
-
-    with pytest.raises(StreamError, match="the camera is gone"):
-        adapt_stream(vit, Stream("cam", "camera", broken()), tmp_path / "run", options=RunOptions(batch_size=2))
-    assert len(rows_of(tmp_path / "run")) == 5
-    assert record_of(tmp_path / "run")["exit_reason"] == "error: the camera is gone"
-    assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 3
-
-
 def test_outputs_that_are_not_finite_stop_the_run_and_keep_the_last_good_delta(
     vit: nn.Module, frames: Path, tmp_path: Path
 ) -> None:
@@ -365,14 +315,6 @@ def test_outputs_that_are_not_finite_stop_the_run_and_keep_the_last_good_delta(
         )
     assert len(rows_of(tmp_path / "run")) == 2
     assert "not finite" in record_of(tmp_path / "run")["exit_reason"]
-
-
-def test_a_closed_pipe_ends_the_run_quietly(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    options = RunOptions(batch_size=3)
-    summary = adapt_stream(vit, frames, tmp_path / "run", options=options, echo=_Broken())
-    assert summary.exit_reason == "closed pipe"
-    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 3
-    assert load_delta(tmp_path / "run" / "delta.safetensors").updates == 1
 
 
 @pytest.mark.parametrize("latency", [False, True])
@@ -428,45 +370,3 @@ def test_a_reader_that_is_only_slow_gets_the_rows_of_a_run_that_is_stopped(frame
     reader.join()
     os.close(reading)
     assert b"".join(got) == (tmp_path / "run" / "predictions.jsonl").read_bytes() != b""
-
-
-class _Broken(io.BytesIO):
-    def write(self, data: Any) -> int:
-        raise BrokenPipeError
-
-
-def test_memory_stays_bounded_because_frames_are_read_only_a_few_batches_ahead(vit: nn.Module, tmp_path: Path) -> None:
-    loaded = 0
-    lead = []
-
-    def endless() -> Iterator[Frame]:
-        nonlocal loaded
-        for number in range(60):
-            loaded += 1
-            yield Frame(str(number), lambda: draw_image(0))
-
-    def look(summary: Any) -> None:
-        lead.append(loaded - summary.num_frames)
-
-    stream = Stream("endless", "camera", endless())
-    adapt_stream(vit, stream, tmp_path / "run", method="source", options=RunOptions(batch_size=2), on_batch=look)
-    assert max(lead) <= 2 * 2 + 2 * 8 + 2  # the queue, the frames in decoding, the one in hand
-
-
-def test_a_stop_between_update_and_writing_leaves_delta_and_predictions_in_step(
-    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Updater.__call__
-
-    def stopped_after_the_third_update(self: Updater[Any], images: torch.Tensor, labels: None = None) -> torch.Tensor:
-        logits = step(self, images)
-        if self.num_updates == 3:
-            raise Stopped(signal.SIGTERM)
-        return logits
-
-    monkeypatch.setattr(Updater, "__call__", stopped_after_the_third_update)
-    summary = adapt_stream(vit, frames, tmp_path / "run", options=RunOptions(batch_size=2))
-    assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
-    assert summary.num_frames == len(rows_of(tmp_path / "run")) == 4
-    delta = load_delta(tmp_path / "run" / "delta.safetensors")
-    assert (delta.updates, delta.frames) == (2, 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,21 +24,15 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
-from remtta.deltas import DELTA
-from remtta.deltas.delta import load_delta
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError, UsageError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, Mould, random_images
 from tests.methods.test_registry import QUICK
-from tests.runs.test_resume import assert_same_results
-from tests.runs.tiny import StopAfter, adapt_tiny
 
 SIZE, PATCH, GRID = 32, 8, 4
 SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
 STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
-ROTARY: dict[str, Any] = {**SMALL, "qkv_fused": True}
 FLEXIBLE: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "img_size"}
 
 
@@ -57,15 +50,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "largest values": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "max"}),
     "attention pool": ("vit_base_patch16_siglip_224", SMALL),
     "registers, attention pool": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2}),
-    "pool of all tokens": (
-        "vit_so150m_patch16_reg4_map_256",
-        {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True},
-    ),
+    "pool of all tokens": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True}),
     "refined pool": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "prr"}),
     "DINOv2 with registers": ("vit_base_patch14_reg4_dinov2", SMALL),
-    "DeiT III": ("deit3_small_patch16_224", SMALL),
     "distilled": ("deit_tiny_distilled_patch16_224", SMALL),
-    "FlexiViT": ("flexivit_small", SMALL),
     "gated layers": ("vit_tiny_patch16_224", {**SMALL, "qk_norm": True, "init_values": 0.3, "scale_attn_norm": True}),
     "norm before": ("vit_tiny_patch16_224", {**SMALL, "pre_norm": True, "no_embed_class": True, "qkv_bias": False}),
     "post-norm": ("vit_tiny_patch16_224", {**SMALL, "block_fn": ResPostBlock}),
@@ -88,7 +76,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary": ("vit_small_patch16_rope_224", SMALL),
     "rotary and absolute": ("vit_small_patch16_rope_ape_224", SMALL),
     "rotary by block": ("vit_small_patch16_rope_mixed_224", SMALL),
-    "rotary, average pool": ("vit_mediumd_patch16_rope_reg1_gap_256", SMALL),
     "Perception Encoder": ("vit_pe_core_small_patch16_384", SMALL),
     "pool alone": ("vit_pe_core_gigantic_patch14_448", {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2}),
     "pool and registers": (
@@ -97,12 +84,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "shared keys": ("vit_small_patch16_rope_224", {**SMALL, "num_heads": 4, "num_kv_heads": 2, "qkv_fused": False}),
     "BEiT": ("beit_base_patch16_224", SMALL),
-    "BEiT v2": ("beitv2_base_patch16_224", SMALL),
     "BEiT, one bias": ("beit_base_patch16_224", {**SMALL, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
     "BEiT, both": ("beit_base_patch16_224", {**SMALL, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
     "BEiT, class token": ("beit_base_patch16_224", {**SMALL, "global_pool": "token", "init_values": None}),
     "relative": ("vit_relpos_base_patch16_224", {**SMALL, "qk_norm": True}),
-    "relative, class token": ("vit_relpos_base_patch16_cls_224", SMALL),
     "relative, post-norm": ("vit_relpos_base_patch16_rpn_224", SMALL),
     "relative, one bias": ("vit_relpos_base_patch16_224", {**SMALL, "shared_rel_pos": True}),
     "relative, by an MLP": ("vit_srelpos_small_patch16_224", {**SMALL, "rel_pos_dim": 24, "class_token": True}),
@@ -352,14 +337,6 @@ def test_a_run_moves_the_norms_of_the_first_blocks_and_goes_on_from_its_state(na
     assert torch.equal(through.predict(images_for(name)), before)
 
 
-@pytest.mark.parametrize("name", ["registers, attention pool", "DINOv3", "BEiT"])
-def test_bf16_is_near(name: str) -> None:
-    exact, fast = (REM(make(name), REMConfig((0.0, 0.25), precision=precision)) for precision in ("fp32", "bf16"))
-    for seed in (1, 2):
-        images = images_for(name, seed=seed)
-        torch.testing.assert_close(fast(images).softmax(-1), exact(images).softmax(-1), atol=0.01, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "NaFlex"])
 def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> None:
     model = make(name)
@@ -407,18 +384,6 @@ def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
         backbone_of(timm.create_model("eva02_small_patch14_336", **SMALL, global_pool=""))
     with pytest.raises(ModelError, match="cuts patches by a convolution"):
         backbone_of(timm.create_model("naflexvit_base_patch16_gap", **FLEXIBLE, embed_proj_type="conv"))
-
-
-def test_a_whole_run_adapts_them_and_a_stopped_one_goes_on(frames: Path, tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    summary = adapt_tiny(frames, whole, model=make("NaFlex"))
-    assert (summary.num_frames, summary.num_updates) == (12, 4)
-    assert set(load_delta(whole / DELTA).tensors) == norms_of(make("NaFlex"), 1)
-    with Interrupts() as interrupts:
-        stopped = adapt_tiny(frames, parts, model=make("NaFlex"), on_batch=StopAfter(1), interrupts=interrupts)
-    assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
-    adapt_tiny(frames, parts, model=make("NaFlex"), resume=True)
-    assert_same_results(parts, whole)
 
 
 def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from remtta import REM, REMConfig
 from remtta.backbones.families import backbone_of
-from remtta.backbones.image import paint_out
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
 from remtta.methods.method import build_method
@@ -89,15 +88,6 @@ def test_gradcam_is_there_in_inference_mode_and_leaves_no_gradients() -> None:
         inside = backbone.classify_with_scores(images, "gradcam")[1]
     assert torch.equal(inside, backbone.classify_with_scores(images, "gradcam")[1])
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_patches_of_odd_images_differ_by_a_pixel() -> None:
-    images = torch.ones(1, 3, 7, 5)
-    left = paint_out(images, torch.tensor([[0, 1, 3, 5]]), (3, 2))[0, 0]
-    # rows 0-2, 3-4, 5-6; columns 0-2, 3-4
-    expected = torch.ones(7, 5)
-    expected[3:5, :3] = expected[5:, :3] = 0
-    assert torch.equal(left, expected)
 
 
 @pytest.mark.parametrize("family", ["resnet", "convnext", "mobilevit", "regnet"])

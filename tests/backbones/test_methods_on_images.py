@@ -14,13 +14,10 @@ from torch import Tensor
 from remtta.deltas.delta import apply_delta, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import ModelError
-from remtta.guard.guard import Guard
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import MethodConfig, REMConfig, method_config
-from remtta.options import GuardOptions
+from remtta.methods.settings import MethodConfig, method_config
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
-from tests.guard.asking import ask
 from tests.methods.test_registry import PASSABLE, QUICK
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import StopAfter, adapt_tiny
@@ -79,15 +76,6 @@ def test_answering_first_and_learning_then_comes_to_the_same(family: str, name: 
     torch.testing.assert_close(apart.delta(), together.delta(), atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["resnet", "swin"])
-def test_bf16_is_near_and_gives_float32(family: str) -> None:
-    exact, fast = make(family, "rem", lr=1e-4), make(family, "rem", lr=1e-4, precision="bf16")
-    for seed in range(2):
-        logits = run(fast, seed)
-        assert logits.dtype == torch.float32
-        torch.testing.assert_close(logits.softmax(-1), run(exact, seed).softmax(-1), atol=0.06, rtol=0)
-
-
 @pytest.mark.parametrize("name", IN_BETWEEN)
 def test_methods_that_reach_in_between_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match="works on tokens between a transformer's blocks, and ResNet has none"):
@@ -119,20 +107,3 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(tm
     assert all(torch.equal(tensor, state[name]) for name, tensor in given_back.state_dict().items())
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["adapted"] == list(build_method("rem", tiny("resnet"), config).adapted_names)
-
-
-def test_the_guard_takes_a_harmful_run_back_to_the_source() -> None:
-    method = make("resnet", "tent", lr=5.0)
-    assert method.trains
-    guard = Guard(method, GuardOptions(memory=1, window=32, least=10, retries=1))
-    for seed in range(12):
-        ask(guard, pictures(5, seed))
-    assert [event["event"] for event in guard.judge.events()].count("rollback") == 1 and guard.judge.retired
-    torch.testing.assert_close(ask(guard, pictures(5, 20)).logits, tiny("resnet")(pictures(5, 20)).detach())
-
-
-def test_rem_shows_what_it_left_out() -> None:
-    rem: Any = build_method("rem", tiny("resnet"), REMConfig((0.0, 0.25, 0.5)))
-    assert rem.net.backbone.patch_size == (32, 32)
-    assert [tuple(kept.shape) for kept in rem.objective.views(pictures(3))[1]] == [(3, 3), (3, 2)]
-    assert rem.objective.views(pictures(3))[0].shape == (3, 3, 7)

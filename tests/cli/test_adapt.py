@@ -12,14 +12,6 @@ from tests.conftest import TINY_OPTIONS, draw_folder, draw_image
 from tests.records import record_of
 
 
-def test_the_embedded_model_is_a_model_like_any_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    draw_image(0).save(tmp_path / "a.png")
-    run = tmp_path / "run"
-    assert remtta_here("adapt", tmp_path / "a.png", "--model", "remtta-demo", "-o", run, "--verbose") == 0
-    assert "remtta adapts 24 tensors, blocks.0.norm1.weight, " in capfd.readouterr().err
-    assert remtta_here("apply", run, "-o", tmp_path / "whole.safetensors") == 0
-
-
 def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,18 +49,7 @@ def test_resume_goes_on_in_the_folder_it_is_given(
 
 def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path) -> None:
     folder = draw_folder(tmp_path / "long", range(48))
-    options = [
-        *TINY_OPTIONS,
-        "--checkpoint",
-        str(checkpoint),
-        "--batch-size",
-        "6",
-        "--lr",
-        "0.9",
-        "--anchor",
-        "0",
-        "-q",
-    ]
+    options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 6 --lr 0.9 --anchor 0 -q".split()]
     stopping = ("--guard", "stop", "--guard-retries", "0")
     assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping) == 5
     record = record_of(tmp_path / "stop")

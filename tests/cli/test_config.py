@@ -23,19 +23,8 @@ def printed(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[str, 
 
 EVERYTHING = [
     *("--model-kwargs", "depth=6", "img_size=32", "--mean", "0.1", "0.2", "0.3", "--input-size", "32", "--lr", "1e-5"),
-    *(
-        "--mask-ratios",
-        "0,0.2",
-        "--set",
-        "ratio=1",
-        "--guard",
-        "off",
-        "--null",
-        "--max-memory",
-        "2G",
-        "--save-every",
-        "3",
-    ),
+    *("--mask-ratios", "0,0.2", "--set", "ratio=1", "--guard", "off", "--null", "--max-memory", "2G"),
+    *("--save-every", "3"),
     *("--compile", "--labels", "null", "--crop-pct", "1", "--model", "1", "-q", "--reconnect-for", "0"),
 ]
 
@@ -122,11 +111,7 @@ def test_a_run_takes_its_options_from_a_file(
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_in_one_line(
-    content: str | None,
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    content: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is not None:

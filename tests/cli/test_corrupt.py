@@ -21,7 +21,7 @@ from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import OutputError, RemttaError
 from remtta.streams.images import load_image
-from tests.command import Started, forking_workers, in_a_session, refusal_of, remtta_here, workers_of
+from tests.command import Started, in_a_session, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens
 from tests.records import json_of
 
@@ -96,12 +96,6 @@ def test_an_unlabelled_folder_and_a_single_image_have_no_class_level(frames: Pat
     assert list(tree_of(tmp_path / "one")) == ["fog/2/frame_7.png"]
 
 
-def test_limit_counts_per_class(photos: Path, tmp_path: Path) -> None:
-    assert remtta_here("corrupt", photos, tmp_path / "out", "-c", "contrast", "--jobs", "1", "--limit", "2") == 0
-    made = {f"contrast/5/{label}/{label}_{number}.png" for label in ("cat", "dog") for number in (2, 10)}
-    assert set(tree_of(tmp_path / "out")) == made
-
-
 def test_size_and_format(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -149,7 +143,7 @@ def test_the_tree_does_not_depend_on_the_number_of_processes_or_on_stops(
 
 
 @pytest.mark.parametrize("form", ["jpeg", "png"])
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0.0, 0.99])
 def test_files_that_were_cut_off_are_made_again(
     photos: Path, tmp_path: Path, form: Literal["jpeg", "png"], kept: float
 ) -> None:
@@ -336,15 +330,12 @@ def test_a_record_cannot_have_other_folders_removed(frames: Path, tmp_path: Path
     assert (mine / "5").is_dir()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_what_the_disk_refuses_is_one_line(
-    jobs: str, frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert remtta_here("corrupt", frames, out, "-c", "fog", "-j", "1", "-q") == 0
     (out / "contrast").mkdir()
     (out / "contrast" / "5").write_text("a file where a folder is needed")
-    assert remtta_here("corrupt", frames, out, "-c", "contrast", "-j", jobs) == 1
+    assert remtta_here("corrupt", frames, out, "-c", "contrast", "-j", "2") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith("Error: ")
@@ -466,16 +457,3 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
 
 def wait_for_none_in(group: int) -> None:
     assert happens(lambda: not in_group(group), within_s=15), in_group(group)
-
-
-@HAS_PROC
-def test_what_a_worker_had_that_dies_is_begun_again(tmp_path: Path) -> None:
-    source, out = many(tmp_path / "photos", 10), tmp_path / "out"
-    with start(source, out, forking_workers()) as process:
-        os.kill(workers_of(process)[0], signal.SIGKILL)
-        _, stderr = process.communicate(timeout=30)
-        assert process.returncode == 0
-    assert stderr.startswith(b"Warning: a worker process died; its work starts again")
-    assert record_of(out)["finished"] == 10
-    assert len([path for path in tree_of(out) if path.endswith(".JPEG")]) == 10 * 20
-    assert happens(lambda: not workers_of(process), within_s=15)

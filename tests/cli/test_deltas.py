@@ -22,17 +22,7 @@ def test_adapt_apply_and_inspect(
 ) -> None:
     run, labels = tmp_path / "run", tmp_path / "labels.txt"
     labels.write_text("".join(f"name {number}\r\n" for number in range(NUM_CLASSES)), newline="")
-    options: list[str | Path] = [
-        *TINY_OPTIONS,
-        "--checkpoint",
-        checkpoint,
-        "--labels",
-        labels,
-        "--batch-size",
-        "5",
-        "--lr",
-        "0.01",
-    ]
+    options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --labels {labels} --batch-size 5 --lr 0.01".split()]
     assert remtta_here("adapt", frames, *options, "--output", run, "--logits") == 0
     assert capfd.readouterr().out == ""
     rows = rows_of(run)

@@ -79,14 +79,8 @@ def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.Capture
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (
-            ["adapt", "x", "--threads", "1000000"],
-            "Invalid value for '--threads': must be at most ",
-        ),
-        (
-            ["adapt", "x", "--steps", "9" * 21],
-            "Invalid value for '--steps': must be at most 10000",
-        ),
+        (["adapt", "x", "--threads", "1000000"], "Invalid value for '--threads': must be at most "),
+        (["adapt", "x", "--steps", "9" * 21], "Invalid value for '--steps': must be at most 10000"),
         (["eval", ".", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
         (["adapt", "x", "--topk", "3"], "No such option: --topk"),
         (["adapt", "x", "--preset", "paper"], "No such option: --preset"),

@@ -33,15 +33,7 @@ def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_prin
     draw_image(0).save(strange / "a.png")
     (strange / "b.png").write_text("no image")
     given = [frames / "frame_7.png", strange / "a.png", frames / "frame_3.png", strange / "b.png"]
-    options: list[str | Path] = [
-        *TINY_OPTIONS,
-        "--checkpoint",
-        checkpoint,
-        "--batch-size",
-        "2",
-        "--output",
-        tmp_path / "run",
-    ]
+    options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 2 --output {tmp_path / 'run'}".split()]
     paths = b"\0".join(map(os.fsencode, given))
     with Started("adapt", "-", "-0", *options, "--predictions", "-") as process:
         out, err = process.communicate(paths)

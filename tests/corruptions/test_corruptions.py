@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import colorsys
+import functools
 import hashlib
 import io
 import math
@@ -30,13 +31,14 @@ NOT_MONOTONE: dict[ParameterSet, set[str]] = {
     "cifar": {"elastic_transform", "saturate", "frost", "glass_blur", "spatter", "motion_blur"},
 }
 GREY = np.full((60, 80, 3), 0.5, dtype=np.float32)
-ODD_SIZES = [(1, 1), (7, 500), (500, 7), (33, 31), (2, 65), (160, 120)]
+ODD_SIZES = [(1, 1), (7, 500), (500, 7), (2, 65), (160, 120)]
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@functools.cache
 def picture(size: int, seed: int = 0) -> Image.Image:
     """Something like a photograph: amplitudes that fall with the frequency, the channels alike."""
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.fftfreq(size)).clip(1 / size)
@@ -68,7 +70,7 @@ def test_every_size_keeps_its_size_and_the_same_seed_makes_the_same_image(name: 
     for number, size in enumerate(ODD_SIZES):
         image = draw_image(number, *size)
         before = image.tobytes()
-        for severity in (1, 4, 5):
+        for severity in (1, 5):
             corrupted = corrupt(image, name, severity, rng(number))
             assert (corrupted.size, corrupted.mode) == (size, "RGB")
             assert corrupted.tobytes() == corrupt(image, name, severity, rng(number)).tobytes()
@@ -267,11 +269,6 @@ def test_plasma_spans_0_to_1_and_has_no_seam() -> None:
     steps = np.abs(np.diff(cloud, axis=1)).mean()
     assert np.abs(cloud[:, 0] - cloud[:, -1]).mean() < 1.5 * steps
     assert plasma(1, 2, rng()).shape == (2, 2)
-
-
-def test_a_higher_decay_makes_smoother_clouds() -> None:
-    roughness = [np.abs(np.diff(plasma(128, decay, rng()), axis=0)).mean() for decay in (1.4, 1.7, 2, 3)]
-    assert roughness == sorted(roughness, reverse=True)
 
 
 def test_fog_follows_its_formula() -> None:

@@ -41,10 +41,7 @@ def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"model_kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/x"}}},
-            "set: pretrained_cfg",
-        ),
+        ({"model_kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/x"}}}, "set: pretrained_cfg"),
         ({"model_kwargs": {"cache_dir": "/tmp/x"}}, "a file may not set: cache_dir"),
         ({"model_kwargs": {"depth": 1e8}}, "a file may not set: depth"),
         ({"model_kwargs": {"img_size": [1, 2, 3]}}, "a file may not set: img_size"),

@@ -194,12 +194,6 @@ def test_the_least_header_is_enough(tmp_path: Path) -> None:
     assert (delta.frames, delta.updates, delta.hyperparameters, delta.model_options) == (100, 2, {}, {})
 
 
-@pytest.mark.parametrize("tensor", [torch.tensor([torch.nan]), torch.tensor([torch.inf]), torch.tensor([1])], ids=str)
-def test_a_delta_file_with_values_that_are_no_finite_numbers_is_refused(tensor: Tensor, tmp_path: Path) -> None:
-    save_file({"norm.weight": tensor}, tmp_path / "delta.safetensors", metadata=_HEADER)
-    assert "norm.weight holds values that are not finite numbers" in _refusal(tmp_path / "delta.safetensors")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -217,14 +211,6 @@ def test_a_header_that_cannot_be_used_is_refused(changes: dict[str, str], messag
     assert _refusal(path).startswith(f"{path} {message}")
 
 
-@pytest.mark.parametrize("name", list(_HEADER))
-def test_a_missing_header_field_is_named(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "delta.safetensors"
-    header = {key: value for key, value in _HEADER.items() if key != name}
-    save_file({"norm.weight": torch.ones(48)}, path, metadata=header)
-    assert _refusal(path) == f"{path} is not a remtta delta: its header lacks {name}"
-
-
 def test_other_safetensors_files_are_no_deltas(checkpoint: Path) -> None:
     assert _refusal(checkpoint) == f"{checkpoint} is not a remtta delta: its header lacks " + ", ".join(_HEADER)
 
@@ -237,15 +223,6 @@ def test_other_safetensors_files_are_no_deltas(checkpoint: Path) -> None:
 def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "delta.safetensors"
     path.write_bytes(content)
-    assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
-def test_a_file_cut_off_in_the_middle_is_refused(share: float, tmp_path: Path) -> None:
-    path = tmp_path / "delta.safetensors"
-    save_delta(path, Delta({"norm.weight": torch.ones(480)}, NAME, "ab", "rem"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
     assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
 
 

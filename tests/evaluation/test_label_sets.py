@@ -26,9 +26,6 @@ from tests.records import rows_of
 IMAGES = 8
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "head": ("vit_tiny_patch16_224", TINY),
-    "head and head_dist": ("deit_tiny_distilled_patch16_224", TINY),
-    "fc": ("resnet10t", {}),
-    "classifier": ("efficientnet_b0", {}),
     "classifier behind a layer of its own": ("mobilenetv3_small_050", {}),
 }
 

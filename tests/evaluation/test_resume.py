@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
@@ -28,17 +27,6 @@ from tests.runs.tiny import fill_disk
 
 class _Die(BaseException):
     """Stands for kill -9: nothing is cleaned up in the evaluation's name."""
-
-
-class Soon(Interrupts):
-    """A signal that comes when an evaluation looks for the fourth time."""
-
-    calls = 0
-
-    def check(self) -> None:
-        self.calls += 1
-        if self.calls == 4:
-            raise Stopped(15)
 
 
 def kill_at(call: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], folder: Path) -> None:
@@ -104,18 +92,6 @@ def without_timing(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: without_timing(value) for key, value in content.items() if key != "timing"}
     return content
-
-
-def test_a_signal_saves_the_progress(tree: Dataset, tmp_path: Path) -> None:
-    few, methods = open_tree(tree.root, limit=12), methods_of("rem")
-    options = EvalOptions(batch_size=4)
-    with pytest.raises(Stopped):
-        evaluate(tiny_vit(), few, tmp_path / "run", methods=methods, options=options, interrupts=Soon())
-    assert (tmp_path / "run" / ".progress.safetensors").is_file()
-    evaluate(tiny_vit(), few, tmp_path / "run", methods=methods, options=EvalOptions(batch_size=4, resume=True))
-    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods, options=options)
-    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
-    assert whole["status"] == "completed"
 
 
 def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:

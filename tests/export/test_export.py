@@ -133,14 +133,7 @@ def test_an_onnx_that_cannot_be_patched_is_refused(place: Path, capfd: pytest.Ca
         "other": (4, "was made from other weights than the delta's base: blocks.0.mlp.fc1.weight differs"),
         "none": (2, "is not a readable ONNX file"),
     }
-    options: list[str | Path] = [
-        "--format",
-        "onnx",
-        "-o",
-        place / "refused",
-        "--checkpoint",
-        place / "tiny.safetensors",
-    ]
+    options = f"--format onnx -o {place / 'refused'} --checkpoint {place / 'tiny.safetensors'}".split()
     for name, (code, text) in texts.items():
         got, told = refusal_of(capfd, "export", place / "2.safetensors", *options, "--delta-only", files[name])
         assert got == code and text in told

@@ -16,7 +16,7 @@ from torch import Tensor
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.evaluation import evaluate, open_dataset
+from remtta.evaluation import evaluate
 from remtta.guard.evidence import evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
@@ -30,7 +30,8 @@ from remtta.methods.source import SourceConfig
 from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions
 from tests.command import refusal_of, remtta_here
-from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, random_images, tiny_vit
+from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 from tests.guard.asking import ask
 from tests.methods.test_registry import QUICK
 from tests.records import record_of, rows_of
@@ -230,7 +231,7 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_
     }
 
 
-@pytest.mark.parametrize("method", ["lame", "cotta", "remtta"])  # of rem: tests/runs/test_resume.py
+@pytest.mark.parametrize("method", ["cotta", "remtta"])  # of rem: tests/runs/test_resume.py
 def test_a_run_that_was_stopped_goes_on_to_the_same_answers(method: str, frames: Path, tmp_path: Path) -> None:
     options = {"guard": GuardOptions("rollback", "both", least=3, renewed=1)}
     go = partial(
@@ -284,18 +285,14 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
 
 
 def test_an_evaluation_compares_them(tmp_path: Path) -> None:
-    for number in range(20):
-        path = tmp_path / "c" / "fog" / f"class_{number % NUM_CLASSES}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw_image(number).save(path)
-    tree = open_dataset(tmp_path / "c", num_classes=NUM_CLASSES)
+    tree = open_tree(write_tree(tmp_path / "c", ["fog"], severities=(), each=3))
     names = ["source", "rem", "rem+both", "remtta"]
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=names, options=EvalOptions(batch_size=5))["methods"]
     rows = rows_of(tmp_path / "run")
     assert {row["weight"] for row in rows if row["method"] == "rem+both"} == {0.5}
     assert all(row["weight"] == 0.5 for row in rows if row["method"] == "remtta" and "weight" in row)
     assert results["rem+both"]["forwards_per_image"] == results["rem"]["forwards_per_image"] + 1
-    assert results["rem+both"]["guard"]["answered_by_both"] == 20 and "guard" not in results["rem"]
+    assert results["rem+both"]["guard"]["answered_by_both"] == 21 and "guard" not in results["rem"]
     assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
 
 
@@ -335,16 +332,7 @@ def test_a_methods_name_says_all(
 def test_a_run_that_named_a_preset_goes_on_where_its_settings_are_the_same(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = [
-        *TINY_OPTIONS,
-        "--checkpoint",
-        str(checkpoint),
-        "--batch-size",
-        "4",
-        "-q",
-        "--output",
-        str(tmp_path / "run"),
-    ]
+    tiny = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 4 -q --output {tmp_path / 'run'}".split()]
     assert remtta_here("adapt", frames, *tiny, "--limit", "8") == 0
     record = record_of(tmp_path / "run")
     record["method"]["name"], record["options"]["preset"] = "rem", "remtta"  # as it was recorded

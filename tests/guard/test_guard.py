@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,7 @@ def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
     expected = run(whole, 12)
     events = whole.judge.events()
     assert whole.judge.total_alarms
-    for stop in (1, 5, 9):
+    for stop in (1, 5):
         first = fresh()
         answers = run(first, stop)
         second = fresh()
@@ -268,23 +267,6 @@ def test_guard_stop_ends_the_run(long_stream: Path, tmp_path: Path) -> None:
     assert rows[-1]["answered_by"] == "source"
     again = adapt_stream(tiny_vit(), long_stream, output, **harmful(guard, resume=True))
     assert again.exit_reason == "guard" and len(rows_of(output / "predictions.jsonl")) == len(rows)
-
-
-def test_a_guarded_run_that_was_killed_goes_on_to_the_same_files(long_stream: Path, tmp_path: Path) -> None:
-    guard = GuardOptions("rollback", **HASTY, retries=2)
-    whole = tmp_path / "whole"
-    snapshots: list[Path] = []
-
-    def snapshot(_: object) -> None:
-        snapshots.append(tmp_path / f"killed{len(snapshots)}")
-        shutil.copytree(whole, snapshots[-1])
-
-    adapt_stream(tiny_vit(), long_stream, whole, on_batch=snapshot, **harmful(guard))
-    for killed in snapshots[1::4]:
-        adapt_stream(tiny_vit(), long_stream, killed, **harmful(guard, resume=True))
-        assert (killed / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
-        events, wanted = rows_of(killed / "events.jsonl"), rows_of(whole / "events.jsonl")
-        assert [{**event, "time": 0} for event in events] == [{**event, "time": 0} for event in wanted]
 
 
 def test_the_guard_leaves_episodic_runs_and_the_source_alone(frames: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_labels_that_persist_are_told_better(prefers: float, gain: float) -> Non
 
 @pytest.mark.parametrize("prefers", [0.0, 3.0, 6.0])
 def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
-    for seed in range(5):
+    for seed in range(2):
         labels = np.random.default_rng(seed).integers(CLASSES, size=FRAMES)
         logits = guesses(labels, prefers=prefers, seed=seed)
         assert torch.equal(observe(Smoother(CLASSES), logits), logits)

@@ -18,14 +18,7 @@ class ReferenceREM:
     """Eq. 2 to 5 for a plain timm ViT with pre-norm blocks and one class token."""
 
     def __init__(
-        self,
-        vit: Any,
-        ratios: Sequence[float],
-        weight: float,
-        margin: float,
-        optimizer: str,
-        lr: float,
-        blocks: int,
+        self, vit: Any, ratios: Sequence[float], weight: float, margin: float, optimizer: str, lr: float, blocks: int
     ) -> None:
         self.vit, self.ratios, self.weight, self.margin = vit.eval(), ratios, weight, margin
         chosen = [

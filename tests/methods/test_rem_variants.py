@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from remtta import REM, REMConfig
-from remtta.cli import app
 from remtta.errors import UsageError
-from remtta.methods.method import Method, Updater, build_method
+from remtta.methods.method import Method, Updater
 from remtta.methods.rem import RankedEntropy
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
@@ -23,7 +21,6 @@ from tests.methods.reference import ReferenceREM
 
 NUM_BATCHES = 4
 RATIOS = (0.0, 0.25, 0.5)
-MASKINGS = ("attention", "random", "background", "features")
 
 
 def vivid_vit() -> Any:
@@ -135,14 +132,6 @@ def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: i
         assert {True, False} == {image for images in plain.confident for image in images}
 
 
-@pytest.mark.parametrize("masking", MASKINGS)
-def test_a_more_masked_view_leaves_out_what_a_less_masked_one_does(masking: Any) -> None:
-    kept = make(masking=masking).objective.views(batch(0))[1]
-    assert [len(row) for row in (kept[0][0], kept[1][0])] == [48, 32]
-    for many, few in zip(*(view.tolist() for view in kept), strict=True):
-        assert set(few) < set(many)
-
-
 def test_background_and_attention_leave_out_opposite_patches() -> None:
     foreground, background = (
         make(masking=m).objective.views(batch(0))[1][1].tolist() for m in ("attention", "background")
@@ -222,14 +211,6 @@ def test_an_image_that_is_not_finite_does_not_spoil_what_the_confident_teach() -
     assert rem.num_updates == 2 and torch.isfinite(changes(rem)).all()
 
 
-def test_masks_by_features_need_no_softmax_attention() -> None:
-    with pytest.raises(Exception, match="no softmax attention row"):
-        REM(tiny_vit(attn_layer="diff"), REMConfig(RATIOS, masking="background"))
-    rem = REM(tiny_vit(attn_layer="diff"), REMConfig(RATIOS, masking="features"))
-    rem(batch(0))
-    assert changes(rem).any()
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -251,19 +232,3 @@ def test_masks_by_features_need_no_softmax_attention() -> None:
 def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         method_config("rem", settings, batch_size=8)
-
-
-@pytest.mark.parametrize("name", ["rem", "rem-n1", "rem-come"])
-def test_every_kind_of_rem_has_the_variants_and_the_command_lists_them(name: str) -> None:
-    settings = {"masking": "random", "confident_below": 0.95, "consistency_weight": 0.5}
-    method = build_method(name, vivid_vit(), method_config(name, settings, batch_size=8))
-    method(batch(0))
-    assert method.num_updates == 1
-    listed = CliRunner().invoke(app, ["methods", name]).output
-    shown = dict(line.split(" = ") for line in listed.splitlines() if " = " in line)
-    shown = {key.strip(): value for key, value in shown.items()}
-    assert {key: shown[key] for key in settings} == {
-        "masking": "auto",
-        "confident_below": "None",
-        "consistency_weight": "1.0",
-    }

@@ -124,17 +124,6 @@ def test_statistics_are_computed_again_when_what_they_depend_on_changes(
     assert Anchored.computed == 2 and second["path"] != first["path"]
 
 
-def test_only_the_settings_that_matter_count(
-    frames: Path, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TentConfig, "source_settings", ("adapt_layers",))
-    adapt(frames, tmp_path / "one", clean)
-    adapt(frames, tmp_path / "two", clean, lr=0.02)
-    assert Anchored.computed == 1
-    adapt(frames, tmp_path / "three", clean, adapt_layers="0-1")
-    assert Anchored.computed == 2
-
-
 @pytest.mark.parametrize(
     ("method", "idle", "mattering"),
     [
@@ -229,13 +218,7 @@ def evaluation(
     methods = {"source": METHOD_TABLE["source"].config(), "anchored": TentConfig(lr=0.01)}
     options = EvalOptions(batch_size=6, seeds=(0, 1), **changes)
     return evaluate(
-        tiny_vit(),
-        dataset,
-        output,
-        methods=methods,
-        options=options,
-        preprocessing=preprocessing,
-        source_data=source,
+        tiny_vit(), dataset, output, methods=methods, options=options, preprocessing=preprocessing, source_data=source
     )
 
 

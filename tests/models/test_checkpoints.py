@@ -248,7 +248,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(name: str, content: bytes, reas
 
 
 @pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.98])
+@pytest.mark.parametrize("share", [0.02, 0.98])
 def test_a_file_cut_off_in_the_middle_is_refused(name: str, share: float, tmp_path: Path) -> None:
     path = tmp_path / name
     if path.suffix == ".pth":

@@ -6,8 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +19,7 @@ from remtta.models.preprocessing import preprocessing_of
 from remtta.report.masks import masked_frames
 from remtta.report.pictures import address_of
 from tests.command import refusal_of, remtta_here
-from tests.conftest import draw_folder, draw_image
+from tests.conftest import draw_folder, draw_video
 from tests.records import json_of, rows_of
 from tests.report.test_report import Reader
 
@@ -33,10 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on six images, and one on a video of four."""
     root = tmp_path_factory.mktemp("masked")
     draw_folder(root / "frames", range(6))
-    writer = cv2.VideoWriter(str(root / "clip.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (40, 36))
-    for seed in range(4):
-        writer.write(np.asarray(draw_image(seed))[..., ::-1])
-    writer.release()
+    draw_video(root / "clip.mp4", range(4))
     for source, run in (("frames", "stills"), ("clip.mp4", "video")):
         assert remtta_here("adapt", root / source, *ADAPT, "--output", root / run) == 0
     return root

@@ -18,7 +18,7 @@ from remtta.deltas import DELTA
 from remtta.errors import StreamError
 from remtta.streams.sources import Stream, open_stream
 from tests.adapt.test_many_streams import adapt_site
-from tests.conftest import draw_folder, draw_image
+from tests.conftest import draw_folder, draw_image, draw_video
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.streams.rtsp import rtsp_camera
@@ -73,10 +73,7 @@ def dying() -> Iterator[Any]:
 @pytest.fixture
 def sources(tmp_path: Path, dying: Any) -> Iterator[dict[str, str]]:
     """Yield three files, three web cameras and two RTSP cameras."""
-    video = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 25, (64, 48))
-    for image in images(40):
-        video.write(np.asarray(image))
-    video.release()
+    draw_video(tmp_path / "film.avi", range(40, 40 + NUM_FRAMES))
     files = {name: str(draw_folder(tmp_path / name, range(seed, seed + 8))) for name, seed in (("a", 0), ("b", 10))}
     noise = [np.random.default_rng(each).bytes(500) for each in range(NUM_FRAMES)]
     with (

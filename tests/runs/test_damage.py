@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from remtta.deltas import DELTA
 from remtta.deltas.tensor_files import save_tensors
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
@@ -177,12 +176,6 @@ def test_rows_that_no_pipe_can_still_hold_are_not_passed_on_again(
     adapt_tiny(frames, folder, resume=True, echo=echo, options={"replay": True})
     # The state was saved in the second batch, whose rows were not passed on then.
     assert [json.loads(line)["index"] for line in echo.getvalue().splitlines()] == list(range(3, 12))
-
-
-def test_a_delta_beside_a_replayed_run_is_the_same(frames: Path, tmp_path: Path) -> None:
-    folder = killed(frames, tmp_path / "run")[1]
-    adapt_tiny(frames, folder, resume=True, echo=io.BytesIO(), options={"replay": True})
-    assert (folder / DELTA).stat().st_size == (tmp_path / "run" / DELTA).stat().st_size
 
 
 @pytest.mark.parametrize("position", ["[]", "7", "null"])

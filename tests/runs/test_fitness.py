@@ -154,19 +154,6 @@ def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
     assert {row.get("answered_by") for row in rows} == {"source" if judged else None}
 
 
-def test_where_the_guard_has_the_source_answer_it_answers_the_whole_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Judge, "judge", lambda self, num_frames, drift: True)
-    images = [a, b, c, None, d, d]
-    go(video(*images), tmp_path)
-    rows = rows_of(tmp_path)
-    assert [row.get("answered_by") for row in rows] == ["source"] * 6
-    go(video(*images), tmp_path / "source", "source")
-    wanted = torch.tensor([row["logits"] for row in rows_of(tmp_path / "source")])
-    torch.testing.assert_close(torch.tensor([row["logits"] for row in rows]), wanted, rtol=1e-4, atol=1e-4)
-
-
 def noisy(grey: int) -> Image.Image:
     noise = np.random.default_rng(grey).integers(0, 4, (36, 40, 3), dtype=np.uint8)
     return Image.fromarray(noise + np.uint8(grey))

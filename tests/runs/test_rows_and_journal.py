@@ -86,19 +86,6 @@ def test_a_frame_that_cannot_be_read_has_its_reason_and_nothing_else() -> None:
     assert row == {"index": 2, "source": "clip.mp4", "frame": 7, "time_s": 0.28, "error": "is damaged"}
 
 
-def test_rows_keep_the_order_of_the_stream_around_unreadable_frames() -> None:
-    frames = [_unreadable(0), _still(1), _unreadable(2), _still(3)]
-    rows = _rows(frames, torch.eye(3)[[2, 0]] * 5)
-    assert [row["index"] for row in rows] == [0, 1, 2, 3]
-    assert [row.get("class") for row in rows] == [None, 2, None, 0]
-
-
-def test_a_model_without_labels_gives_null_labels() -> None:
-    (row,) = _rows([_still(0)], LOGITS, labels=None)
-    assert row["label"] is None
-    assert {entry["label"] for entry in row["topk"]} == {None}
-
-
 def test_no_more_classes_are_listed_than_there_are() -> None:
     (row,) = _rows([_still(0)], LOGITS, topk=5)
     assert [entry["class"] for entry in row["topk"]] == [1, 2, 0]
@@ -133,14 +120,6 @@ def test_each_row_is_a_line_that_is_out_when_write_returns(tmp_path: Path) -> No
     assert path.read_bytes().endswith(b"\n")
 
 
-def test_an_earlier_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.jsonl"
-    path.write_text("earlier\n" * 100)
-    with RowWriter(path) as writer:
-        writer.write([{"index": 0}])
-    assert _lines(path) == [{"index": 0}]
-
-
 def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     with RowWriter(path) as writer, pytest.raises(ValueError):
@@ -159,23 +138,6 @@ def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path
     row = json.loads(text.splitlines()[0])
     assert os.fsencode(row["source"]) == name
     assert [entry["label"] for entry in row["topk"]] == ["dog", "\udcff"]
-
-
-def test_the_pipe_gets_the_lines_of_the_file(tmp_path: Path) -> None:
-    path, pipe = tmp_path / "predictions.jsonl", io.BytesIO()
-    with RowWriter(path, pipe) as writer:
-        for index in range(3):
-            writer.write([{"index": index}])
-            writer.echo()
-    assert pipe.getvalue() == path.read_bytes() != b""
-
-
-def test_echo_without_a_pipe_does_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.jsonl"
-    with RowWriter(path) as writer:
-        writer.write([{"index": 0}])
-        writer.echo()
-    assert path.read_bytes() == b'{"index": 0}\n'
 
 
 def test_a_closed_pipe_means_the_reader_is_gone_and_the_file_has_every_row(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_broken_exif_does_not_hide_the_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".gif", ".tiff", ".webp"])
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("kept", [0.1, 0.9])
 def test_a_truncated_image_is_a_frame_error(tmp_path: Path, suffix: str, kept: float) -> None:
     path = tmp_path / f"a{suffix}"
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)

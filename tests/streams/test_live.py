@@ -31,8 +31,7 @@ def test_a_lost_source_comes_back_and_its_first_frame_tells_the_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jitter", "delays"),
-    [(1.0, [0.5, 1, 2, 4, 8, 16, 30, 30, 30]), (0.0, [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15])],
+    ("jitter", "delays"), [(1.0, [0.5, 1, 2, 4, 8, 16, 30, 30, 30]), (0.0, [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15])]
 )
 def test_it_is_asked_ever_more_seldom_and_anew_after_every_loss(jitter: float, delays: list[float]) -> None:
     clock = Clock()

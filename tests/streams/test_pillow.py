@@ -16,7 +16,7 @@ from remtta.streams import pillow
 from remtta.streams.images import load_image
 from remtta.streams.pillow import load_plugins
 from remtta.streams.sources import open_stream
-from tests.command import Started, remtta_here
+from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 
 KINDS = "tga ico png pcx jpg bmp gif tif webp ppm sgi jp2 dds qoi icns"
@@ -63,41 +63,6 @@ def test_what_opens_a_file_does_not_depend_on_those_before_it(tmp_path: Path) ->
         for order in orders
     }
     assert len(answers) == 1
-
-
-def test_a_resumed_list_of_several_formats_gives_the_rows_of_a_whole_run(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [tmp_path / "a.tga", *(tmp_path / f"{number}.png" for number in range(7))]
-    files += [tmp_path / "b.ico", *(tmp_path / f"{number}.png" for number in range(7, 14))]
-    for number, file in enumerate(files):
-        if file.suffix != ".ico":
-            draw_image(number).save(file)
-    draw_icon(tmp_path / "b.ico")
-    listed = "".join(f"{file}\n" for file in files)
-
-    command: list[str | Path] = [
-        "adapt",
-        "-",
-        *TINY_OPTIONS,
-        "--checkpoint",
-        checkpoint,
-        "--batch-size",
-        "4",
-        "--guard",
-        "off",
-        "-o",
-    ]
-    monkeypatch.setattr("remtta.streams.sources.read_paths", lambda descriptor, null_separated: iter(map(str, files)))
-    assert remtta_here(*command, tmp_path / "whole") == 0
-    assert remtta_here(*command, tmp_path / "parts", "--limit", "8") == 0
-    # In a process that has opened none of the first formats.
-    with Started(*command, tmp_path / "parts", "--resume") as process:
-        process.communicate(listed.encode())
-        assert process.returncode == 0
-    whole, parts = ((tmp_path / name / "predictions.jsonl").read_text() for name in ("whole", "parts"))
-    assert parts == whole
-    assert "error" not in whole
 
 
 def test_freed_pixels_leave_the_process() -> None:

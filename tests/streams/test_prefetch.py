@@ -194,8 +194,3 @@ def test_wait_may_stop_a_stream_that_has_no_frame() -> None:
             list(prefetch(silent(), to_tensor, ahead=4, wait=raise_after(2)))
     finally:
         released.set()
-
-
-def test_wait_may_stop_the_decoding_of_a_frame(gate: Gate) -> None:
-    with pytest.raises(Stop):
-        list(prefetch(gate.frames(), to_tensor, ahead=4, wait=raise_after(2)))

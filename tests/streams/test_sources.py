@@ -280,11 +280,7 @@ def test_frames_follow_the_paths_on_standard_input(tmp_path: Path, standard_inpu
 
 @pytest.mark.parametrize(
     ("stride", "limit", "written", "expected"),
-    [
-        (1, 1, b"a\n", ["a"]),
-        (2, 1, b"a\n", ["a"]),
-        (3, 2, b"a\nb\nc\nd\n", ["a", "d"]),
-    ],
+    [(1, 1, b"a\n", ["a"]), (2, 1, b"a\n", ["a"]), (3, 2, b"a\nb\nc\nd\n", ["a", "d"])],
 )
 def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
     standard_input: int, stride: int, limit: int, written: bytes, expected: list[str]

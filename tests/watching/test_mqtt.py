@@ -51,6 +51,7 @@ def test_a_broker_that_is_killed_delays_no_prediction_and_misses_none(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "_RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(publishing, "PATIENCE_S", 60.0)  # longer than the run takes on a busy machine
     port, file, run = free_port(), tmp_path / "got.txt", tmp_path / "run"
     topic = Topic("127.0.0.1", port, "site/cam1")
     with contextlib.ExitStack() as brokers, contextlib.closing(Publisher(topic, run, resume=False)) as publisher:
@@ -75,11 +76,7 @@ def test_a_broker_that_is_killed_delays_no_prediction_and_misses_none(
 
 
 def test_what_no_broker_took_is_sent_when_the_run_goes_on(
-    frames: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(publishing, "PATIENCE_S", 0.1)
     port, file, run = free_port(), tmp_path / "got.txt", tmp_path / "run"
