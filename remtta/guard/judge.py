@@ -47,7 +47,7 @@ class Judge:
 
     @property
     def retired(self) -> bool:
-        """Whether adaptation has ended for good."""
+        """True if adaptation has ended for good."""
         return self._now.retired
 
     @property
@@ -93,7 +93,7 @@ class Judge:
             drift: Distance of the weights from the source weights.
 
         Returns:
-            Whether to restore the source weights, and predict with them.
+            True to restore the source weights, and predict with them.
         """
         now, options = self._now, self._options
         now.calm += num_frames

@@ -118,7 +118,7 @@ def _check_prediction(row: Row) -> None:
     check_entries(row, _NEEDED, _OPTIONAL)
     check_entries(row.get("estimate") or {}, {}, _ESTIMATED)
     for prediction in (row.get("each") or {}).values():
-        check_entries({"said": prediction}, {"said": dict})
+        check_entries({"each": prediction}, {"each": dict})
         check_entries(prediction, {"class": int, "prob": float}, {"label": str})
 
 

@@ -80,7 +80,7 @@ def _check_own(folder: Path, *, overwrite: bool) -> None:
 
 
 def refuse_others_files(folder: Path) -> None:
-    """Refuse a folder that holds files, and none of them of a run: results do not go among images by mistake.
+    """Raise if a folder holds files but no run, so that results are not written among images by mistake.
 
     Hidden files do not count, nor do .json files: a failed run may have left its health file.
 
@@ -104,7 +104,7 @@ def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: b
     """
     check_writable(folder)
     if (folder / RECORD).exists():
-        raise UsageError(f"{folder} holds the run of a single stream; choose another --output for many")
+        raise UsageError(f"{folder} holds the run of a single stream; choose another --output for --streams")
     for name in names:
         if resume:
             check_writable(folder / name)
@@ -130,7 +130,7 @@ def check_nothing_lost(folder: Path) -> None:
     """
     left = [name for name in (PREDICTIONS, DELTA) if (folder / name).is_file() and (folder / name).stat().st_size]
     if left:
-        raise UsageError(f"{folder} has lost its {RECORD}, so its run cannot be resumed; --overwrite replaces it")
+        raise UsageError(f"{folder} has no {RECORD}, so its run cannot be resumed; --overwrite replaces it")
 
 
 def check_writable(folder: Path) -> None:

@@ -57,7 +57,7 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether its files are open."""
+        """True if its files are open."""
         return self._rows is not None
 
     def begin(self) -> None:

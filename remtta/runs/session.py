@@ -164,7 +164,7 @@ class Session(Generic[C]):
 
     @property
     def quick(self) -> bool:
-        """Whether batches are fast enough for a stop to wait for another prediction."""
+        """True if batches are fast enough for a stop to wait for another prediction."""
         return self._seconds < PATIENCE_S
 
     @property

@@ -77,7 +77,7 @@ class RunSummary:
 
     @property
     def ended(self) -> str | None:
-        """How the run ended, in a word or two; None while it is running."""
+        """The end of the run in a word or two; None while it is running."""
         return None if self.exit_reason == "running" else self.exit_reason.partition(":")[0]
 
     @property

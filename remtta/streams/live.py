@@ -90,7 +90,7 @@ class LiveSource:
 
     @property
     def seconds_lost(self) -> float:
-        """How long the source has been lost, in seconds; 0 while it is available, and before its first frame."""
+        """Seconds since the source was lost; 0 while it is available, and before its first frame."""
         lost_at = self._lost_at
         return 0.0 if lost_at is None else self._clock() - lost_at
 

@@ -31,13 +31,13 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Topic:
-    """Where predictions are published.
+    """The MQTT topic to publish to, with its broker.
 
     Attributes:
         host: The broker's host.
         port: The broker's port.
         name: The topic.
-        secure: Whether to use TLS.
+        secure: True to use TLS.
         user: User name, if the broker requires one.
         password: The user's password.
     """

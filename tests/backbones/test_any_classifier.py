@@ -291,7 +291,7 @@ def test_each_method_runs_or_says_why_not(name: str, model: str) -> None:
 
 
 def test_its_blocks_are_not_compiled() -> None:
-    with pytest.raises(ModelError, match="Net is in no family of models whose blocks remtta compiles"):
+    with pytest.raises(ModelError, match="Net is in no family whose blocks remtta can compile"):
         compile_blocks(Net())
 
 
