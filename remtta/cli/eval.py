@@ -130,8 +130,7 @@ def evaluate(
 ) -> None:
     """Compare methods on labelled domains: error per domain, mean, calibration, speed.
 
-    Writes to the output folder: results.json, tables, predictions.jsonl, plots, and a delta and a confusion matrix per
-    method.
+    Writes to the output folder: results.json, tables, plots, predictions.jsonl, deltas, confusion matrices.
 
     Examples:
 

@@ -135,7 +135,7 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
     return [
         f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
-        f"{_counts(delta)} since the source weights",
+        f"{_counts(delta)} from the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         *_lineage_lines(delta["lineage"]),
         "",

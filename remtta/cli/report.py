@@ -29,7 +29,7 @@ class PageOptions(TargetOptions):
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of runs or evaluations, shown side by side.")
+        list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs or evaluations, shown side by side.")
     ],
     target: PageOptions,
     model: Annotated[

@@ -141,7 +141,7 @@ class RunSummary:
 
     @property
     def _smoothing(self) -> str:
-        return counted(self.num_smoothed, "frame") if self.num_smoothed else "none, as no order was seen in them"
+        return counted(self.num_smoothed, "frame") if self.num_smoothed else "none, as frames did not come in order"
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""

@@ -194,7 +194,7 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
     assert again == json.loads(json.dumps(results))
     record = json_of(tmp_path / "run" / "results.json")
     (tmp_path / "run" / "results.json").write_text(json.dumps({**record, "status": "running"}))
-    with pytest.raises(UsageError, match=r"has source, too, .* add it to --methods, or choose another --output"):
+    with pytest.raises(UsageError, match=r"also has source, .* add it to --methods, or choose another --output"):
         evaluate(
             tiny_vit(),
             tree,
