@@ -47,7 +47,7 @@ def page() -> str:
     """The page, with what the program says now between its marks."""
     text = PAGE.read_text()
     everything = [support_of(model, kind) for model, kind in kinds().items()]
-    head = ["| model of timm | what it is | REM masks by | REM adapts | all methods but |", "|---|---|---|---|---|"]
+    head = ["| timm model | kind | REM masks by | REM adapts | all methods but |", "|---|---|---|---|---|"]
     table = [*head, *map(row, everything), "", "Why not:", "", *reasons(everything)]
     return text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(table) + "\n" + text[text.index(END) :]
 
