@@ -198,6 +198,8 @@ def describe(event: Mapping[str, Any]) -> str:
     outcome = {
         "warning": "the guard only warns; nothing is undone",
         "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
-        "retired": "the run ends here" if event["action"] == "stop" else "adaptation ends, and the source model answers",
+        "retired": "the run ends here"
+        if event["action"] == "stop"
+        else "adaptation ends, and the source model answers",
     }[kind]
     return f"{event['reason']}{numbers}: {outcome}"

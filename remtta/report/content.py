@@ -91,9 +91,7 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     yield page.section("Estimated accuracy", [page.chart(run.name, charts.accuracy(run.series)) for run in estimated])
     yield page.section("Predicted classes", [page.chart(run.name, charts.classes(run.series)) for run in seen])
     moved = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
-    yield page.section(
-        "Changed layers", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers]
-    )
+    yield page.section("Changed layers", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers])
 
 
 def _frames(runs: Sequence[_Run], masked: Look | None) -> Iterator[str]:
