@@ -101,7 +101,7 @@ def set_up(
         card: The model's.
         setup: How it is adapted, with the guard's action and answer filled in.
         wait: Called now and then meanwhile; may raise to stop.
-        earlier: The record of the run that it goes on with.
+        earlier: The record of the run to resume.
 
     Returns:
         The method with its observers, its settings, and what it learned from source images, for the record.

@@ -70,7 +70,7 @@ def _shown(value: Any) -> str:
 def _remedy(value: Any) -> str:
     if isinstance(value, Mapping) and value:
         key = "logits" if "logits" in value else next(iter(value))
-        return f'say where they are: remtta.Adapter(model, output=lambda o: o["{key}"])'
+        return f'select them: remtta.Adapter(model, output=lambda o: o["{key}"])'
     if isinstance(value, tuple | list):
-        return "say where they are: remtta.Adapter(model, output=lambda o: o[0])"
-    return "say how they become that: remtta.Adapter(model, output=lambda o: ...)"
+        return "select them: remtta.Adapter(model, output=lambda o: o[0])"
+    return "convert the output: remtta.Adapter(model, output=lambda o: ...)"

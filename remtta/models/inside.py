@@ -174,8 +174,8 @@ def _traced(model: nn.Module) -> Trace:
         return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), _shapes(own))
     why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
     raise ModelError(
-        f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); if it takes another, "
-        "say so: remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
+        f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); for another size, "
+        "use remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
     )
 
 
