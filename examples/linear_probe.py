@@ -1,12 +1,13 @@
-"""Put a head for your own classes on a frozen timm model, from a folder of labelled images: a linear probe.
+"""Train a head for your own classes on a frozen timm model, from a folder of labelled images: a linear probe.
 
     python examples/linear_probe.py pacs/photo probe.safetensors --model vit_tiny_patch16_224 \
         --checkpoint vit_tiny.safetensors --mean 0.5 --std 0.5
     remtta eval pacs/ --domains art_painting,cartoon,sketch --model vit_tiny_patch16_224 --num-classes 7 \
         --checkpoint probe.safetensors --mean 0.5 --std 0.5
 
-ROOT has a folder per class; CHECKPOINT is whole, for remtta and for timm. The head is a logistic regression on what the
-model's own head gets. A fifth of the images tells its error first; then it is fitted to all of them.
+ROOT has a folder per class; CHECKPOINT is a complete checkpoint for remtta and timm. The head is a logistic
+regression on the input of the model's own head. Its error is measured on a held-out fifth of the images; then it is
+fitted to all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STEPS = 200
 
 @torch.no_grad()
 def features_of(model: Any, domain: Domain) -> tuple[Tensor, Tensor]:
-    """What the head gets of every image (N, D), and the labels (N,)."""
+    """Return the input of the head for every image (N, D), and the labels (N,)."""
     preprocessing, found = preprocessing_of(model), []
     transform = preprocessing.transform()
     for places in torch.arange(len(domain.labels)).split(BATCH):
@@ -43,7 +44,7 @@ def features_of(model: Any, domain: Domain) -> tuple[Tensor, Tensor]:
 
 
 def fitted(features: Tensor, labels: Tensor, num_classes: int, weight_decay: float) -> nn.Linear:
-    """A logistic regression, by L-BFGS."""
+    """Fit a logistic regression by L-BFGS."""
     head = nn.Linear(features.shape[1], num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -60,7 +61,7 @@ def fitted(features: Tensor, labels: Tensor, num_classes: int, weight_decay: flo
 
 
 def held_out_error(features: Tensor, labels: Tensor, num_classes: int, weight_decay: float) -> float:
-    """In %, of a head fitted to four of five images on every fifth of each class."""
+    """Return the error in % on every fifth image of each class, of a head fitted to the others."""
     order = labels.argsort(stable=True)
     held = torch.zeros(len(labels), dtype=torch.bool)
     held[order[::5]] = True

@@ -1,17 +1,17 @@
-"""A walk through pairs of corruptions at a set accuracy, after CCC's generator, as a stream that remtta eval reads.
+"""Make a stream of changing corruptions at a constant accuracy, following CCC's generator, for remtta eval.
 
     python examples/make_walk.py photographs/ walk/ --checkpoint vit.safetensors --accuracy 0.4 --images 3000
     python examples/make_walk.py photographs/ video/ --severity 3 --pan 25
     remtta eval walk/ --checkpoint vit.safetensors --methods source,rem,remtta
 
-Every image has two corruptions. While one fades the next grows, by a severity at a time of 0 to 5, each for --speed
-images; and the way from one to the other is that on which the source model's accuracy stays nearest to --accuracy, by
-a table that is measured first: of all pairs of severities, on --calibration images each. With --severity no model is
-asked: a corruption fades from there to clear images, and then the next sets in. With --pan N each photograph is N
+Every image has two corruptions. One fades while the next grows, in steps of one severity from 0 to 5, with --speed
+images per step. The path of severities keeps the source model's accuracy as near to --accuracy as possible, by a table
+that is measured first, with --calibration images for each pair of severities. With --severity no model is needed: a
+corruption fades from this severity to clear images, then the next one grows. With --pan N each photograph gives N
 frames of a camera that moves and zooms over it.
 
-SRC is a tree of class folders. After Continually Changing Corruptions (Press et al., NeurIPS 2023, arXiv:2306.05401),
-which has severities a quarter apart and a ResNet-50's table of all pairs: this is a benchmark of its own.
+SRC is a tree of class folders. Follows Continually Changing Corruptions (Press et al., NeurIPS 2023, arXiv:2306.05401),
+which has severities in steps of a quarter and a ResNet-50's table of all pairs; results are not comparable.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ CORRUPTIONS = "gaussian_noise,defocus_blur,fog,contrast,jpeg_compression"
 LEVELS = 6  # severities, 0 among them
 
 Levels = tuple[int, int]
-"""Severities of the corruption that fades and of the one that grows."""
+"""Severities of the fading and of the growing corruption."""
 
 
 def corrupted(image: Image.Image, names: tuple[str, str], levels: Levels, rng: np.random.Generator) -> Image.Image:
-    """An image with two corruptions, one after the other."""
+    """Apply two corruptions to an image, one after the other."""
     for name, severity in zip(names, levels, strict=True):
         if severity:
             image = corrupt(image, name, severity, rng)
@@ -53,7 +53,7 @@ def corrupted(image: Image.Image, names: tuple[str, str], levels: Levels, rng: n
 
 
 def accuracies(model: nn.Module, domain: Domain, names: tuple[str, str], count: int) -> np.ndarray:
-    """Of the model on so many images, by both severities: shape (6, 6)."""
+    """Return the model's accuracy on `count` images by both severities: shape (6, 6)."""
     preprocessing = preprocessing_of(model)
     transform, rng = preprocessing.transform(), np.random.default_rng(0)
     places = rng.permutation(len(domain.labels))[:count]
@@ -71,10 +71,10 @@ def accuracies(model: nn.Module, domain: Domain, names: tuple[str, str], count: 
 
 
 def way(table: np.ndarray, accuracy: float) -> list[Levels]:
-    """From one corruption alone to the other alone, by steps of one severity, nearest to an accuracy.
+    """Return the path from one corruption alone to the other alone, in steps of one severity, nearest to an accuracy.
 
-    Of the ways to each pair of severities the one with the least mean distance is gone on with. The first begins at any
-    severity but 0, and the second ends at any but 0.
+    For each pair of severities, only the path with the least mean distance is extended. The first corruption begins at
+    any severity above 0, and the second ends at any above 0.
     """
     found: dict[Levels, list[Levels]] = {}
 
@@ -91,23 +91,23 @@ def way(table: np.ndarray, accuracy: float) -> list[Levels]:
 
 
 def measured(model: nn.Module, domain: Domain, pair: tuple[str, str], args: argparse.Namespace) -> list[Levels]:
-    """The way between two corruptions at the accuracy asked for; it is printed."""
+    """Return and print the path between two corruptions at the requested accuracy."""
     table = accuracies(model, domain, pair, args.calibration)
     found = way(table, args.accuracy)
-    told = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in found)
-    print(f"{' to '.join(pair)}: {told}", flush=True)
+    shown = ", ".join(f"{one}/{other} {100 * table[one, other]:.0f} %" for one, other in found)
+    print(f"{' to '.join(pair)}: {shown}", flush=True)
     return found
 
 
 def fading(severity: int) -> list[Levels]:
-    """From one corruption at a severity to clear images, and on to the other at the same severity."""
+    """Return the path from one corruption at a severity to clear images, and on to the other at the same severity."""
     return [*((level, 0) for level in range(severity, 0, -1)), *((0, level) for level in range(severity + 1))]
 
 
 def panned(image: Image.Image, length: int, rng: np.random.Generator) -> Iterator[Image.Image]:
-    """So many frames of a camera that moves and zooms evenly from one window of an image to another.
+    """Yield frames of a camera that moves and zooms evenly from one window of an image to another.
 
-    Windows are squares of 70 to 100 % of the short side, where chance puts them; frames are as large as the short side.
+    Windows are squares of 70 to 100 % of the short side at random places; frames are as large as the short side.
     """
     side = min(image.size)
     windows = []
@@ -121,7 +121,7 @@ def panned(image: Image.Image, length: int, rng: np.random.Generator) -> Iterato
 
 
 def scenes(domain: Domain, pan: int, rng: np.random.Generator) -> Iterator[tuple[Image.Image, int]]:
-    """Photographs drawn by chance, with their labels, without an end; or so many panned frames of each."""
+    """Yield random photographs with their labels, without end; or `pan` frames of each."""
     while True:
         place = int(rng.integers(len(domain.labels)))
         image, label = domain.load(place), int(domain.labels[place])
@@ -138,12 +138,12 @@ def main() -> None:
     parser.add_argument("--mean", type=float)
     parser.add_argument("--std", type=float)
     parser.add_argument("--accuracy", type=float, default=0.4)
-    parser.add_argument("--severity", type=int, choices=range(1, LEVELS), help="fade from it to 0 and set in")
-    parser.add_argument("--num-classes", type=int, default=1000, help="with --severity: classes of the model")
-    parser.add_argument("--pan", type=int, default=1, metavar="N", help="frames of each photograph")
+    parser.add_argument("--severity", type=int, choices=range(1, LEVELS), help="fade from this severity to 0 and back")
+    parser.add_argument("--num-classes", type=int, default=1000, help="with --severity: number of classes of the model")
+    parser.add_argument("--pan", type=int, default=1, metavar="N", help="number of frames per photograph")
     parser.add_argument("--corruptions", default=CORRUPTIONS)
     parser.add_argument("--calibration", type=int, default=50, help="images for each number of the table")
-    parser.add_argument("--speed", type=int, default=50, help="images between two steps")
+    parser.add_argument("--speed", type=int, default=50, help="images per step")
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -165,15 +165,15 @@ def main() -> None:
                     write(tar, f"sample_{made}", corrupted(shot, pair, levels, rng), label, pair, levels)
                     made += 1
             last = pair[1]
-    told_ways = {"+".join(pair): steps for pair, steps in ways.items()}
+    all_ways = {"+".join(pair): steps for pair, steps in ways.items()}
     goal = {"accuracy": args.accuracy} if model else {"severity": args.severity}
-    (args.destination / "walk.json").write_text(json.dumps({**goal, "pan": args.pan, "ways": told_ways}, indent=2))
+    (args.destination / "walk.json").write_text(json.dumps({**goal, "pan": args.pan, "ways": all_ways}, indent=2))
 
 
 def write(
     tar: tarfile.TarFile, key: str, image: Image.Image, label: int, names: tuple[str, str], levels: Levels
 ) -> None:
-    """Add a sample as CCC's files have it."""
+    """Add a sample in the format of CCC's files."""
     content = io.BytesIO()
     image.save(content, "jpeg", quality=85)
     info = f"++n1++{names[0]}++s1++{levels[0]}++n2++{names[1]}++s2++{levels[1]}"

@@ -1,14 +1,14 @@
-"""How far estimates of accuracy are off, and what the order of frames is worth, beside other ways.
+"""Compare estimates of accuracy, and ways to smooth predictions over time, with published alternatives.
 
     python examples/measure_estimates.py imagenetc/ clean/ --model vit_tiny_patch16_224 --checkpoint vit.safetensors
         --mean 0.5 --std 0.5 --adapt
 
-ROOT is a tree of corrupted images that remtta eval takes, CLEAN another, of clean ones, which calibrate: up to 500 of
-them, which should be others than those of ROOT.
-Without --adapt only the source model is measured; with it also REM as remtta adapt runs it, over one domain after the
-other, and the mean of both. --dropout 0.2 adds AETTA, with dropout before the head alone. Prints two
-Markdown tables: errors of the estimates in points, over windows of 500 images at most of one domain; errors of the
-answers in %, by orders of the images of each domain.
+ROOT is a tree of corrupted images in a layout of remtta eval; CLEAN is one of clean images, of which up to 500 are used
+for calibration; they should not be the images of ROOT.
+Without --adapt, only the source model is measured; with it also remtta, over one domain after the other, and the mean
+of both. --dropout 0.2 adds AETTA, with dropout only before the head. Prints two Markdown tables: errors of the
+estimates in points, over windows of at most 500 images of one domain; errors of the answers in %, by the order of the
+images within each domain.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from remtta.models.preprocessing import preprocessing_of
 BATCH = 50
 CALIBRATING = 500  # clean images at most, as in remtta adapt
 DROPOUTS = 10  # passes with dropout, in AETTA
-MAX_FOLLOWED = 100  # classes of which it is learned which follows which
+MAX_FOLLOWED = 100  # largest number of classes for a transition matrix
 
 
-class Said(NamedTuple):
-    """What a model says of N images.
+class Predictions(NamedTuple):
+    """A model's predictions for N images.
 
     Attributes:
         logits: Shape (N, C).
         labels: The true classes, shape (N,).
-        agreement: Shares of the passes with dropout that have the same class, shape (N,); of none, without any.
-        dropped: Mean probabilities of these passes, shape (N, C); likewise.
+        agreement: Fraction of the passes with dropout that predict the same class, shape (N,).
+        dropped: Mean probabilities of these passes, shape (N, C).
     """
 
     logits: Tensor
@@ -56,13 +56,13 @@ class Said(NamedTuple):
     agreement: Tensor
     dropped: Tensor
 
-    def windows(self) -> list[Said]:
-        """The same in windows of the size that remtta estimates by."""
-        return [Said(*parts) for parts in zip(*(each.split(WINDOW) for each in self), strict=True)]
+    def windows(self) -> list[Predictions]:
+        """Split them into windows of the size that remtta uses."""
+        return [Predictions(*parts) for parts in zip(*(each.split(WINDOW) for each in self), strict=True)]
 
 
-def told(observer: Observer, logits: Tensor) -> Tensor:
-    """Return what an observer makes of an adapted model's answers (B, C)."""
+def observed(observer: Observer, logits: Tensor) -> Tensor:
+    """Return an adapted model's logits (B, C) after an observer has handled them."""
     none, zero = torch.empty(len(logits), 0), torch.zeros(())
     method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=zero, source_offset=zero))
     answers = Answers(cast(Any, method), none, none.bool(), logits=logits)
@@ -70,47 +70,47 @@ def told(observer: Observer, logits: Tensor) -> Tensor:
     return answers.logits
 
 
-def accuracy(said: Said) -> float:
-    return float((said.logits.argmax(1) == said.labels).double().mean())
+def accuracy(predictions: Predictions) -> float:
+    return float((predictions.logits.argmax(1) == predictions.labels).double().mean())
 
 
 def look_at(backbone: Backbone, images: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, C); agreement (B,) of passes with dropout before the head; and their mean probabilities (B, C)."""
+    """Return logits (B, C), the agreement (B,) of passes with dropout before the head, and their mean probabilities."""
     logits, features = backbone.classify_with_features(images)
     head: nn.Module = backbone.module.get_classifier()  # type: ignore[operator]  # timm's models are not typed
     probs = torch.stack([head(functional.dropout(features, dropout)).softmax(-1) for _ in range(DROPOUTS)])
     return logits, (probs.argmax(-1) == logits.argmax(1)).double().mean(0), probs.mean(0)
 
 
-def aetta(said: Said) -> float:
-    """AETTA: disagreement with dropout, which counts for more where its predictions are of few classes.
+def aetta(predictions: Predictions) -> float:
+    """Estimate accuracy by AETTA: disagreement under dropout, weighted up if few classes are predicted.
 
     Source: Lee et al., CVPR 2024, arXiv:2404.01351, with their exponent of 3; over a window, not smoothed over batches.
     """
-    mean, classes = said.dropped.double().mean(0), said.logits.shape[1]
+    mean, classes = predictions.dropped.double().mean(0), predictions.logits.shape[1]
     evenness = -float((mean * mean.clamp(min=1e-12).log()).sum()) / np.log(classes)
-    return 1 - min(1 - 1 / classes, (1 - float(said.agreement.mean())) / float(evenness) ** 3)
+    return 1 - min(1 - 1 / classes, (1 - float(predictions.agreement.mean())) / float(evenness) ** 3)
 
 
 def confidence(logits: Tensor) -> Tensor:
     return logits.softmax(-1).amax(1)
 
 
-def ours(clean: Said, *, calibrated: bool = True) -> Callable[[Tensor], float]:
-    """What remtta adapt estimates, with clean images or with the accuracy on them alone."""
+def ours(clean: Predictions, *, calibrated: bool = True) -> Callable[[Tensor], float]:
+    """Return the estimate of remtta adapt, calibrated on clean images or only on their accuracy."""
     known, classes = accuracy(clean), clean.logits.shape[1]
     calibration = Calibration.seen(known, clean.logits) if calibrated else Calibration.unseen(known, classes)
 
     def estimate(logits: Tensor) -> float:
         estimator = Estimator(calibration, classes)
-        told(estimator, logits)
+        observed(estimator, logits)
         return estimator.estimates["answers"]
 
     return estimate
 
 
-def estimators(clean: Said) -> dict[str, Callable[[Tensor], float]]:
-    """Ways to estimate an accuracy by logits, by what they are called."""
+def estimators(clean: Predictions) -> dict[str, Callable[[Tensor], float]]:
+    """Return estimators of accuracy from logits, by name."""
     known, logits = accuracy(clean), clean.logits
     scale = Calibration.seen(known, logits).scale
     own = float(confidence(logits).mean())
@@ -125,37 +125,42 @@ def estimators(clean: Said) -> dict[str, Callable[[Tensor], float]]:
     }
 
 
-def by_logits(way: Callable[[Tensor], float]) -> Callable[[Said], float]:
-    """An estimate that needs nothing else."""
-    return lambda said: way(said.logits)
+def by_logits(way: Callable[[Tensor], float]) -> Callable[[Predictions], float]:
+    """Return an estimator that only uses the logits."""
+    return lambda predictions: way(predictions.logits)
 
 
-def estimate_table(clean: Said, told: dict[str, list[Said]], *, with_aetta: bool) -> None:
-    """Print how far each way is off, by who predicts: mean, in brackets the mean with its sign."""
-    ways: dict[str, Callable[[Said], float]] = {name: by_logits(way) for name, way in estimators(clean).items()}
-    print(f"| estimate | {' | '.join(told)} |\n|---|{'---|' * len(told)}")
+def estimate_table(clean: Predictions, models: dict[str, list[Predictions]], *, with_aetta: bool) -> None:
+    """Print each estimator's mean absolute error by model, with the signed mean in brackets."""
+    ways: dict[str, Callable[[Predictions], float]] = {name: by_logits(way) for name, way in estimators(clean).items()}
+    print(f"| estimate | {' | '.join(models)} |\n|---|{'---|' * len(models)}")
     for name, estimate in (ways | ({"AETTA": aetta} if with_aetta else {})).items():
         cells = []
-        for domains in told.values():
-            windows = [window for said in domains for window in said.windows() if len(window.labels) >= MIN_FRAMES]
+        for domains in models.values():
+            windows = [
+                window
+                for predictions in domains
+                for window in predictions.windows()
+                if len(window.labels) >= MIN_FRAMES
+            ]
             off = np.array([100 * (estimate(window) - accuracy(window)) for window in windows])
             cells.append(f"{np.abs(off).mean():.1f} ({off.mean():+.1f})")
         print(f"| {name} | {' | '.join(cells)} |")
 
 
 def shuffled(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Places of a domain's images in any order."""
+    """Return the images of a domain in random order."""
     return rng.permutation(len(labels))
 
 
 def in_classes(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One class after the other."""
+    """Return the images sorted by class."""
     places = shuffled(labels, rng)
     return places[np.argsort(labels[places], kind="stable")]
 
 
 def in_runs(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Runs of 5 to 50 images of a class, as far as there are so many, as on video."""
+    """Return the images in runs of up to 5 to 50 of one class, as on video."""
     left = {number: list(rng.permutation(np.flatnonzero(labels == number))) for number in np.unique(labels)}
     places: list[int] = []
     last = -1
@@ -170,7 +175,7 @@ def in_runs(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def smoothed(probs: Tensor, share: float) -> Tensor:
-    """Exponential smoothing."""
+    """Smooth predictions exponentially."""
     answers, now = [], torch.full((probs.shape[1],), 1 / probs.shape[1]).to(probs)
     for each in probs:
         now = share * now + (1 - share) * each
@@ -179,7 +184,7 @@ def smoothed(probs: Tensor, share: float) -> Tensor:
 
 
 def transitions(probs: Tensor, rate: float = 0.05, forget: float = 0.95) -> Tensor:
-    """A Bayesian filter that learns which class follows which, behind a gate: after arXiv:2601.21012, in our words."""
+    """Filter with a learned matrix of class transitions, off while it does not help; after arXiv:2601.21012."""
     classes = probs.shape[1]
     matrix = torch.full((classes, classes), 1 / classes).to(probs)
     belief, evidence, answers = matrix[0], 0.0, []
@@ -194,13 +199,13 @@ def transitions(probs: Tensor, rate: float = 0.05, forget: float = 0.95) -> Tens
     return torch.stack(answers)
 
 
-def order_table(domains: list[Said], seeds: int = 3) -> None:
+def order_table(domains: list[Predictions], seeds: int = 3) -> None:
     """Print the errors of a stream of domains, by the order within each."""
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "raw": lambda logits: logits,
         "exponential, 0.5": lambda logits: smoothed(logits.softmax(-1), 0.5),
         "exponential, 0.8": lambda logits: smoothed(logits.softmax(-1), 0.8),
-        "`--smooth auto`": lambda logits: told(Smoother(logits.shape[1]), logits),
+        "`--smooth auto`": lambda logits: observed(Smoother(logits.shape[1]), logits),
     }
     if domains[0].logits.shape[1] <= MAX_FOLLOWED:
         ways["a learned matrix"] = lambda logits: transitions(logits.softmax(-1))
@@ -209,18 +214,22 @@ def order_table(domains: list[Said], seeds: int = 3) -> None:
         errors: dict[str, list[float]] = {name: [] for name in ways}
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
-            orders = [torch.from_numpy(order(said.labels.numpy(), rng)) for said in domains]
-            logits = torch.cat([said.logits[places] for said, places in zip(domains, orders, strict=True)])
-            labels = torch.cat([said.labels[places] for said, places in zip(domains, orders, strict=True)])
+            orders = [torch.from_numpy(order(predictions.labels.numpy(), rng)) for predictions in domains]
+            logits = torch.cat(
+                [predictions.logits[places] for predictions, places in zip(domains, orders, strict=True)]
+            )
+            labels = torch.cat(
+                [predictions.labels[places] for predictions, places in zip(domains, orders, strict=True)]
+            )
             for name, way in ways.items():
                 errors[name].append(100 * float((way(logits).argmax(1) != labels).double().mean()))
         print(f"| {order.__name__.replace('_', ' ')} | {' | '.join(f'{np.mean(e):.1f}' for e in errors.values())} |")
 
 
-def mean_of(adapted: list[Said], source: list[Said]) -> list[Said]:
-    """What both models say together, by halves."""
+def mean_of(adapted: list[Predictions], source: list[Predictions]) -> list[Predictions]:
+    """Return the mean of both models' predictions."""
     halves = [(a.logits.softmax(-1) + s.logits.softmax(-1)) / 2 for a, s in zip(adapted, source, strict=True)]
-    return [said._replace(logits=half.log()) for half, said in zip(halves, source, strict=True)]
+    return [predictions._replace(logits=half.log()) for half, predictions in zip(halves, source, strict=True)]
 
 
 def main() -> None:
@@ -231,9 +240,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--mean", type=float)
     parser.add_argument("--std", type=float)
-    parser.add_argument("--severity", type=int, help="default: 5, or the only one there is")
+    parser.add_argument("--severity", type=int, help="default: 5, or the only one in ROOT")
     parser.add_argument("--limit", type=int, default=500, help="images of each domain")
-    parser.add_argument("--dropout", type=float, default=0.0, help="share to drop for AETTA, which is left out at 0")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout rate of AETTA; 0 leaves AETTA out")
     parser.add_argument("--adapt", action="store_true")
     args = parser.parse_args()
     pixels: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
@@ -244,10 +253,10 @@ def main() -> None:
     method = build_method("remtta", model, method_config("remtta", {}, batch_size=BATCH))
 
     @torch.no_grad()
-    def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Said, Said]]:
-        """What the source and the adapted model say of every domain."""
+    def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Predictions, Predictions]]:
+        """Return the source and the adapted model's predictions for each domain."""
         severities = None if severity is None else [severity]
-        dataset, told = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities), []
+        dataset, found = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities), []
         for domain in dataset.domains:
             places = np.random.default_rng(0).permutation(len(domain.labels))[:limit]
             parts = []
@@ -259,13 +268,15 @@ def main() -> None:
                 parts.append((both[0], both[-1]))
                 if adapt:
                     method(batch)
-            source, adapted = (Said(*map(torch.cat, zip(*each, strict=True))) for each in zip(*parts, strict=True))
-            told.append((source, adapted))
-        return told
+            source, adapted = (
+                Predictions(*map(torch.cat, zip(*each, strict=True))) for each in zip(*parts, strict=True)
+            )
+            found.append((source, adapted))
+        return found
 
     (clean, _), *_ = look(args.clean, None, limit=CALIBRATING, adapt=False)
-    told = look(args.root, args.severity, limit=args.limit, adapt=args.adapt)
-    source, adapted = [said[0] for said in told], [said[1] for said in told]
+    found = look(args.root, args.severity, limit=args.limit, adapt=args.adapt)
+    source, adapted = [first for first, _ in found], [second for _, second in found]
     both = mean_of(adapted, source)
     models = {"source": source, **({"adapted": adapted} if args.adapt else {})}
     estimate_table(clean, models, with_aetta=args.dropout > 0)

@@ -1,4 +1,4 @@
-"""How the cost of a step grows with batch, tokens, depth, views and classes: tables and a picture.
+"""Measure how the cost of a step grows with batch, tokens, depth, views and classes: tables and a picture.
 
     python examples/measure_growth.py growth.png
 

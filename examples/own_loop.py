@@ -1,4 +1,4 @@
-"""Adapt inside your own loop, here over what OpenCV reads.
+"""Adapt inside your own loop, here over a video read by OpenCV.
 
 python examples/own_loop.py clip.mp4 --model vit_base_patch16_224 --state adapter.pt
 """

@@ -1,4 +1,4 @@
-"""Put a saved delta back on its base model, and check that it fits first.
+"""Apply a saved delta to its base model, after checking that it fits.
 
 python examples/restore_delta.py run1/delta.safetensors --checkpoint vit.safetensors
 """

@@ -1,4 +1,4 @@
-"""A classifier over HTTP that adapts to what it is sent: `pip install "fastapi[standard]"`, `fastapi run serve.py`.
+"""A classifier over HTTP that adapts to what it receives: `pip install "fastapi[standard]"`, `fastapi run serve.py`.
 
 `curl -F images=@a.jpg -F images=@b.jpg localhost:8000/predict` sends a batch: send several images at a time. FastAPI
 runs each request in a thread; they share one `Adapter`, which works for one of them at a time. Each of several

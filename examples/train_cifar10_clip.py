@@ -1,10 +1,9 @@
 """Train a tiny CLIP for CIFAR-10 on captions made of class names and templates, on clean images only.
 
-The folder holds `train/<class>/*` and, to tell the error on, `test/<class>/*`. A caption is one of WATT's templates
-with the class's name in it; images of one class are no negatives of one another. The image tower is that of
-train_cifar10_model.py (a ViT at 32 pixels, 2.7 million weights), and starts from its weights where they are given,
-which is what makes an hour of one core enough; the text tower has 2 blocks of 64 numbers. The folder that is written
-is one of open_clip's, and a model of remtta's.
+The folder holds `train/<class>/*` and, to measure the error, `test/<class>/*`. A caption is one of WATT's templates
+with a class name; images of the same class are not negatives of one another. The image tower is that of
+train_cifar10_model.py (a ViT at 32 pixels, 2.7 million weights), and may start from its weights; then an hour on one
+core is enough. The text tower has 2 blocks of width 64. The result is a folder for open_clip and remtta.
 
     python examples/train_cifar10_clip.py ./cifar10 ./clip_cifar10 --image-tower vit_cifar10.safetensors --minutes 50
 
@@ -49,7 +48,7 @@ PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"
 
 
 def start_from(vit: dict[str, Tensor], visual: nn.Module) -> None:
-    """Put the weights of timm's ViT into open_clip's image tower; a bias of its patches becomes part of positions."""
+    """Copy the weights of timm's ViT to open_clip's image tower; the patch bias is added to the positions."""
     state = {name: tensor.float() for name, tensor in vit.items() if not name.startswith("head.")}
     bias, positions = state.pop("patch_embed.proj.bias"), state.pop("pos_embed")[0]
     renamed = {
@@ -72,7 +71,7 @@ def start_from(vit: dict[str, Tensor], visual: nn.Module) -> None:
 
 
 def contrastive_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy both ways, where every caption of an image's class is as right as its own."""
+    """Return the cross-entropy in both directions; all captions of an image's class count as correct."""
     same = (labels[:, None] == labels[None]).float()
     targets = same / same.sum(1, keepdim=True)
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
@@ -80,7 +79,7 @@ def contrastive_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def error(model: Any, loader: DataLoader[Any], captions: Tensor) -> float:
-    """Share of wrong classes, in percent, by captions (C, T, context) averaged over templates."""
+    """Return the error in percent, with captions (C, T, context) averaged over templates."""
     model.eval()
     texts = model.encode_text(captions.flatten(0, 1), normalize=True).unflatten(0, captions.shape[:2])
     texts = F.normalize(texts.mean(1), dim=-1)
@@ -90,7 +89,7 @@ def error(model: Any, loader: DataLoader[Any], captions: Tensor) -> float:
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """Write the folder that open_clip and `--model clip:FOLDER` read."""
+    """Write a folder for open_clip and `--model clip:FOLDER`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_cfg": MODEL, "preprocess_cfg": PREPROCESSING}
     (folder / "open_clip_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

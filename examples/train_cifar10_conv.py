@@ -1,13 +1,13 @@
-"""Train a small source ResNet or ConvNeXt for CIFAR-10 from a folder of images, within a time, on clean images only.
+"""Train a small source ResNet or ConvNeXt for CIFAR-10 from a folder of clean images, in a given time.
 
-The folder holds `train/<class>/*` and, to tell the error on, `test/<class>/*`;
-classes count in the order of their names. Both models are timm's, with strides
-so small that the last feature map has 4 x 4 positions for REM to mask: a
-resnet18 of half the width at 64 pixels (2.8 million weights, batch norms), and
-at 32 a convnext_atto with fewer blocks and kernels of 3 x 3, which processors
-are faster with than with 7 x 7 (1.2 million, layer norms). Nothing of the corruptions is
-seen: the augmentation is random crops and flips. The learning rate goes by the
-time that is left, so a slow machine gets as far as it gets.
+The folder holds `train/<class>/*` and, to measure the error, `test/<class>/*`;
+classes are sorted by name. Both models are timm's, with strides so small that
+the last feature map has 4 x 4 positions for REM to mask: a resnet18 of half the
+width at 64 pixels (2.8 million weights, batch norms), and a convnext_atto at 32
+pixels with fewer blocks, and with 3 x 3 instead of 7 x 7 kernels, which are faster
+on CPUs (1.2 million weights, layer norms). The augmentation is random crops and
+flips, never the corruptions. The learning rate depends on the remaining time, so
+training also ends properly on a slow machine.
 
     python examples/train_cifar10_conv.py ./cifar10 resnet.safetensors --model resnet --minutes 30
 
@@ -44,7 +44,7 @@ WARMUP_SHARE = 0.05  # of the time
 
 
 class Recipe(NamedTuple):
-    """A model of timm's, the side of its images in pixels, and how it is trained."""
+    """A timm model, the side of its images in pixels, and its training settings."""
 
     name: str
     kwargs: dict[str, Any]
@@ -76,20 +76,20 @@ RECIPES = {
 
 
 def read(folder: Path) -> tuple[Tensor, Tensor, list[str]]:
-    """All images, uint8 (N, 3, 32, 32), their labels (N,), and the names of the classes."""
+    """Return all images, uint8 (N, 3, 32, 32), their labels (N,), and the class names."""
     transform = v2.Compose([v2.Resize((STORED, STORED), antialias=True), v2.PILToTensor()])
     images = ImageFolder(folder, transform)
     return torch.stack([image for image, _ in images]), torch.tensor(images.targets), images.classes
 
 
 def preprocess(images: Tensor, size: int) -> Tensor:
-    """From uint8 to [-1, 1], at the model's size."""
+    """Convert uint8 images to [-1, 1], at the model's size."""
     scaled = images.float() / 127.5 - 1
     return scaled if size == STORED else F.interpolate(scaled, size=(size, size), mode="bicubic").clamp(-1, 1)
 
 
 def augment(images: Tensor) -> Tensor:
-    """A random crop of each padded image, mirrored half of the time."""
+    """Return a random crop of each padded image, mirrored with probability 1/2."""
     count, channels = images.shape[:2]
     padded = F.pad(images.float(), [PADDING] * 4, mode="reflect").to(images.dtype)
     top, left = torch.randint(2 * PADDING + 1, (2, count, 1))
@@ -100,14 +100,14 @@ def augment(images: Tensor) -> Tensor:
 
 
 def learning_rate(share: float, peak: float) -> float:
-    """Linear warm-up, then half a cosine down to nothing, by the share of the time that is gone."""
+    """Return the learning rate at a fraction of the time: linear warm-up, then half a cosine to 0."""
     if share < WARMUP_SHARE:
         return peak * (share + 0.1 * WARMUP_SHARE) / (1.1 * WARMUP_SHARE)
     return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (share - WARMUP_SHARE) / (1 - WARMUP_SHARE))))
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, lr: float) -> torch.optim.Optimizer:
-    """SGD with Nesterov's momentum or AdamW; norms and biases do not decay."""
+    """Return SGD with Nesterov momentum, or AdamW; without weight decay for norms and biases."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -116,7 +116,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, lr: float) -> torch.optim.O
 
 @torch.no_grad()
 def error(model: nn.Module, images: Tensor, labels: Tensor, size: int, device: torch.device) -> float:
-    """Share of wrong classes, in percent."""
+    """Return the error in percent."""
     model.eval()
     wrong = 0
     for part, truth in zip(images.split(256), labels.split(256), strict=True):
@@ -126,7 +126,7 @@ def error(model: nn.Module, images: Tensor, labels: Tensor, size: int, device: t
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write a checkpoint that `remtta.load_model` reads: weights in half precision, statistics as they are."""
+    """Write a checkpoint for `remtta.load_model`: weights in half precision, statistics unchanged."""
     halved = {name for name, _ in model.named_parameters()}
     state = {n: (t.half() if n in halved else t).cpu().contiguous() for n, t in model.state_dict().items()}
     save_file(state, path)
@@ -141,7 +141,7 @@ def train_epoch(
     recipe: Recipe,
     started: float,
 ) -> float:
-    """One pass in a random order, or what the time is enough for; the mean loss."""
+    """Train for one pass in random order, or until the time is up; return the mean loss."""
     device = next(model.parameters()).device
     total, count = 0.0, 0
     for chosen in torch.randperm(len(images)).split(args.batch_size):

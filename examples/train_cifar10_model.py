@@ -1,10 +1,9 @@
 """Train a small source ViT for CIFAR-10 from a folder of images, on clean images only.
 
-The folder holds `train/<class>/*` and, to tell the error on, `test/<class>/*`;
-classes count in the order of their names. The model is timm's
-vit_tiny_patch16_224 at 32 pixels with patches of 4 and 6 blocks (2.7 million
-weights). Nothing of the corruptions is seen: the augmentation is random
-crops, flips and, if asked for, MixUp.
+The folder holds `train/<class>/*` and, to measure the error, `test/<class>/*`;
+classes are sorted by name. The model is timm's vit_tiny_patch16_224 at 32 pixels
+with patches of 4 and 6 blocks (2.7 million weights). The augmentation is random
+crops, flips and, optionally, MixUp, never the corruptions.
 
     python examples/train_cifar10_model.py ./cifar10 vit_cifar10.safetensors
 
@@ -41,7 +40,7 @@ WARMUP_SHARE = 0.05  # of all steps
 
 
 def transform(augment: bool) -> v2.Compose:
-    """From a PIL image to (3, 32, 32) in [-1, 1]; crops and flips for training."""
+    """Convert a PIL image to (3, 32, 32) in [-1, 1]; with crops and flips for training."""
     crop = [v2.RandomCrop(IMAGE_SIZE, padding=4), v2.RandomHorizontalFlip()] if augment else []
     size = v2.Resize((IMAGE_SIZE, IMAGE_SIZE), antialias=True)  # leaves CIFAR's own size as it is
     to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
@@ -49,13 +48,13 @@ def transform(augment: bool) -> v2.Compose:
 
 
 def batches(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images (B, 3, H, W) and labels (B,), on the device."""
+    """Yield images (B, 3, H, W) and labels (B,) on the device."""
     for images, labels in loader:
         yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then half a cosine down to nearly nothing."""
+    """Return the learning rate of a step: linear warm-up, then half a cosine to nearly 0."""
     warmup = max(1, round(WARMUP_SHARE * steps))
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -64,7 +63,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 @torch.no_grad()
 def error(model: nn.Module, loader: DataLoader[Any], device: torch.device) -> float:
-    """Share of wrong classes, in percent."""
+    """Return the error in percent."""
     model.eval()
     wrong = torch.zeros((), device=device)
     count = 0
@@ -76,7 +75,7 @@ def error(model: nn.Module, loader: DataLoader[Any], device: torch.device) -> fl
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write a half-precision checkpoint that `remtta.load_model` reads."""
+    """Write a half-precision checkpoint for `remtta.load_model`."""
     save_file({name: tensor.half().cpu() for name, tensor in model.state_dict().items()}, path)
 
 

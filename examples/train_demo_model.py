@@ -28,7 +28,7 @@ LEARNING_RATE = 1e-3
 
 
 def draw_batch(rng: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) in [-1, 1] and labels (B,)."""
+    """Return images (B, 3, H, W) in [-1, 1] and labels (B,)."""
     labels = rng.integers(0, len(CLASS_NAMES), size)
     images = np.stack([render_sign(int(label), rng) for label in labels])
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1.0), torch.from_numpy(labels)

@@ -1,4 +1,4 @@
-"""Adapt a deployed Vision Transformer online, without labels, by Ranked Entropy Minimization."""
+"""Adapt a deployed image classifier online, without labels, by Ranked Entropy Minimization."""
 
 from __future__ import annotations
 

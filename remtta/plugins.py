@@ -1,4 +1,4 @@
-"""What other packages add, by entry points. Nothing of theirs is imported to find it."""
+"""Find what other packages add by entry points, without importing them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_plugin(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except Exception as error:  # whatever a module of somebody else raises
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(
-            f"{entry.value} of the package {package_of(entry)} cannot be imported ({told}); mend or uninstall it"
+            f"{entry.value} of the package {package_of(entry)} cannot be imported ({problem}); fix or uninstall it"
         ) from error

@@ -75,11 +75,11 @@ def test_a_linear_probe_is_a_whole_checkpoint(
     assert after["head.weight"].shape[0] == 3 and after["head.weight"].abs().max() > 0
 
 
-def test_estimates_are_told_of_logits_alone() -> None:
+def test_estimates_need_only_logits() -> None:
     measure = script("measure_estimates")
     logits = torch.randn(measure.MIN_FRAMES, 4, generator=torch.Generator().manual_seed(0))
     none = torch.empty(len(logits))
-    clean = measure.Said(logits, logits.argmax(1), none, none)
+    clean = measure.Predictions(logits, logits.argmax(1), none, none)
     sure, unsure = (measure.ours(clean)(scale * logits) for scale in (1, 0.1))
     assert 0 <= unsure < sure <= 1
 

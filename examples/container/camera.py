@@ -1,4 +1,4 @@
-"""A camera that is none: shows a folder's images again and again, as MJPEG over HTTP. `camera.py FOLDER PORT [RATE]`"""
+"""A simulated camera: shows a folder's images in a loop, as MJPEG over HTTP. `camera.py FOLDER PORT [RATE]`"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 
 def jpegs(folder: Path) -> list[bytes]:
-    """The PNG images of a folder and those below it, by name, as JPEGs.
+    """Return the PNG images of a folder and its subfolders, sorted by name, as JPEGs.
 
     Raises:
         SystemExit: If there are none.
@@ -29,7 +29,7 @@ def jpegs(folder: Path) -> list[bytes]:
 
 
 def server(pictures: list[bytes], port: int, rate: float) -> http.server.ThreadingHTTPServer:
-    """Who watches sees the picture of the moment, so many a second, like everyone else."""
+    """Return a server that sends every client the current image, at a fixed rate."""
     started = time.monotonic()
 
     class Camera(http.server.BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ def server(pictures: list[bytes], port: int, rate: float) -> http.server.Threadi
                     time.sleep((1 - now % 1) / rate)
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Suppress logging."""
 
     return http.server.ThreadingHTTPServer(("", port), Camera)
 

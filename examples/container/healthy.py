@@ -1,4 +1,4 @@
-"""Exit with 1 where a health file of `remtta adapt` tells of an error, or is older than so many seconds."""
+"""Exit with 1 if a health file of `remtta adapt` reports an error, or is older than a number of seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def trouble(file: Path, max_s: float) -> str | None:
-    """What is wrong with the run that writes this file, if anything is."""
+    """Return the problem of the run that writes this file, if there is one."""
     try:
         health = json.loads(file.read_text())
         age_s = (datetime.now(UTC) - datetime.fromisoformat(health["time"])).total_seconds()

@@ -1,4 +1,4 @@
-"""A method for remtta in a package of its own: Tent that learns from every tenth batch, and predicts all."""
+"""A method for remtta in its own package: Tent that learns from every tenth batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TentEveryConfig(TentConfig):
 
 
 class TentEvery(Tent):
-    """Predict every batch, and learn from one of so many."""
+    """Predict every batch, and learn from every N-th."""
 
     settings = TentEveryConfig
     preset = Preset({"anchor": 0.01}, action="rollback", answer="both")  # guarded, as `remtta` is

@@ -204,8 +204,8 @@ class Adapter(ObservedMethod):
 
     def _warn_of_few(self, count: int) -> None:
         if count < min(FULL_BATCH, self.options.batch_size) and not self._warned and self.method.trains:
-            told = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
-            _log.warning(told, count, self.options.batch_size, count)
+            message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
+            _log.warning(message, count, self.options.batch_size, count)
             self._warned = True
 
 
@@ -276,13 +276,13 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
     """
     adapter.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(str(source) if isinstance(source, int) else source)
-    batches, told = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
+    batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     session = Session(
         adapter,
         adapter.card,
         Counts(),
         policy=FitFrames(TimeBudget()),
-        listener=told,
+        listener=listener,
         interrupts=Interrupts(),
         episodic=adapter.config.episodic,
     )
@@ -290,7 +290,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
     with contextlib.closing(opened), contextlib.closing(decoded):
         for batch in in_turn(batches.of(decoded)):
             session.run([batch])
-            yield from told.results
+            yield from listener.results
 
 
 class _FrameResults(Listener):

@@ -44,7 +44,7 @@ _Share = tuple[int, Sequence[str]]
 
 @dataclass(frozen=True)
 class _Common:
-    """What workers have in common.
+    """The data that all workers share.
 
     Attributes:
         model: The classifier at its source weights, pickled.

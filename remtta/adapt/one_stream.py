@@ -47,11 +47,11 @@ def adapt_stream(
     viewers: Sequence[Viewer] = (),
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
-    """Predict every frame of a stream, and adapt the model to it on the way.
+    """Predict every frame of a stream, and adapt the model to the frames.
 
     Writes `predictions.jsonl` (one line per frame, in order), `delta.safetensors` and `run.json` into the output
-    folder. A source without any frame leaves nothing behind, which is no error for a list of paths. If the method
-    changes every weight, a delta is only written with `save_full`.
+    folder. A source without frames writes nothing; for a list of paths this is not an error. If the method changes
+    every weight, a delta is only written with `save_full`.
 
     Args:
         model: A timm classifier, as returned by `load_model`; adapted in place.

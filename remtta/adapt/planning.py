@@ -36,7 +36,7 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Setup:
-    """How a model is adapted, whatever the stream.
+    """The settings of an adaptation, independent of the stream.
 
     Attributes:
         method: Name of the adaptation method.
@@ -101,7 +101,7 @@ def set_up(
         card: The model's.
         setup: How it is adapted, with the guard's action and answer filled in.
         wait: Called now and then meanwhile; may raise to stop.
-        earlier: The record of the run that it goes on with.
+        earlier: The record of the run to resume.
 
     Returns:
         The method with its observers, its settings, and what it learned from source images, for the record.
@@ -147,7 +147,7 @@ def log_plan(plan: Plan) -> None:
     if not adapter.norms_only and not options.save_full and not adapter.objective.delta_refusal:
         megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
         _log.warning(
-            "%s changes every weight, so no %s is written; --save-full writes one, of %.0f MB",
+            "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB",
             plan.method,
             DELTA,
             megabytes,
@@ -157,7 +157,7 @@ def log_plan(plan: Plan) -> None:
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
     """Raise if a stream cannot use a method, or options do not apply to it."""
     if adapter.objective.needs_labels:
-        raise UsageError(f"{name} learns from labels, and a stream has none; use it in remtta eval")
+        raise UsageError(f"{name} needs labels, and a stream has none; use it in remtta eval")
     if options.save_full and adapter.objective.delta_refusal:
         raise UsageError(f"{adapter.objective.delta_refusal}, so --save-full has nothing to save; leave it out")
     check_source_data([name], source_data, calibrates=options.estimate is not None)
@@ -208,5 +208,5 @@ def _within_memory(
     if size is None:
         return config
     adapter.net.micro_batch = size
-    _log.info("--max-memory: %d images at a time", size)
+    _log.info("--max-memory: micro-batches of %d", size)
     return replace(config, micro_batch=size)

@@ -1,4 +1,4 @@
-"""Any classifier of images: masks lie on its tokens or on the image, as one image's way through it tells."""
+"""Any image classifier; a trace of one image decides whether tokens or pixels are masked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYOUTS: WeakKeyDictionary[nn.Module, Layout] = WeakKeyDictionary()
 
 
 class AnyClassifier(Backbone):
-    """A classifier in memory, by its own forward pass; hooks leave patch tokens out, or patches of the image are zero.
+    """A classifier with its own forward pass; hooks drop patch tokens, or patches of the image are set to zero.
 
     Args:
         inside: The classifier in its wrappers.
@@ -66,7 +66,7 @@ class AnyClassifier(Backbone):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, or positions of the map, behind the first block."""
+        """Tokens, or positions of the feature map, after the first block."""
         shape = self._inside.trace.calls.get(self._layout.blocks[0], ((), ()))[1] if self._layout.blocks else ()
         return max(self.num_patches, math.prod(shape[1:]) // shape[self.channel_axis] if len(shape) > 2 else 0)
 
@@ -110,7 +110,7 @@ class AnyClassifier(Backbone):
         if not known.get(kind, layout.map is not None or layout.prefix is not None):
             others = [each for each in ("features", "gradcam") if each != kind and (layout.map or layout.prefix)]
             raise ModelError(
-                f"{type(self.module).__name__} has nothing that masks could go by with masking {kind}; "
+                f"{type(self.module).__name__} has no patch scores for --set masking={kind}; "
                 f"leave it out, or choose {' or '.join([*others, 'random'])}"
             )
 
@@ -149,7 +149,7 @@ class AnyClassifier(Backbone):
         return logits if wanted else logits.detach(), self._on_patches(scores, images)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and the last map of features, which can be differentiated by where gradients are on."""
+        """Return the logits (B, C), and the last feature map; with gradients on, logits can be differentiated by it."""
         maps: list[Tensor] = []
 
         def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -161,7 +161,7 @@ class AnyClassifier(Backbone):
             return self.forward(images), maps[-1]
 
     def _on_patches(self, scores: Tensor, images: Tensor) -> Tensor:
-        """Scores (B, rows, columns) of a map as those of the image's patches, (B, N)."""
+        """Resize scores (B, rows, columns) of a feature map to the image's patches: (B, N)."""
         grid = self._grid(images)
         if scores.shape[1:] != grid:
             scores = F.interpolate(scores.unsqueeze(1), grid, mode="bilinear", align_corners=False).squeeze(1)

@@ -47,7 +47,7 @@ def class_attention(block: nn.Module, tokens: Tensor, rope: Tensor | None = None
         rows = [_attention_row(part.attn, part.norm(tokens)) for part in block.attns]
         return torch.stack(rows).sum(0)
     kind = type(block if attn is None else attn).__name__
-    raise ModelError(f"{kind} has no softmax attention row of the class token, so REM has nothing to mask by")
+    raise ModelError(f"{kind} has no softmax attention row of the class token, so REM cannot mask by attention")
 
 
 def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def pool_attention(pool: nn.Module | None, tokens: Tensor) -> Tensor:
         ModelError: If the pool has no learned queries.
     """
     if not isinstance(pool, AttentionPoolLatent) or pool.pos_embed is not None:
-        raise ModelError(f"{type(pool).__name__} has no queries of its own to mask by")
+        raise ModelError(f"{type(pool).__name__} has no queries of its own, so REM cannot mask by its attention")
     latent = pool.latent[:, :1] if pool.pool == "token" else pool.latent
     weight, bias = pool.kv.weight, pool.kv.bias
     width = len(weight) // 2

@@ -13,7 +13,7 @@ from remtta.models.heads import classifiers_of
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 Scores = Literal["attention", "features", "gradcam"]
-"""How patches are scored: attention of the class token or the pool, norm of their features, or Grad-CAM."""
+"""Scores of patches: attention of the class token or the pool, norm of their features, or Grad-CAM."""
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ class Backbone(Protocol):
 
     @property
     def classifiers(self) -> Mapping[str, nn.Module]:
-        """What makes the logits, by its place; empty where that is not known."""
+        """The layers that return the logits, by module path; empty if unknown."""
         return classifiers_of(self.module) if hasattr(self.module, "get_classifier") else {}
 
     def embed(self, images: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Backbone(Protocol):
         return logits
 
     def check_scores(self, kind: Scores) -> None:
-        """Raise ModelError if this model has no such scores."""
+        """Raise ModelError if this model has no scores of this kind."""
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C) with all patches, and scores (B, N) of the patches, without gradient."""

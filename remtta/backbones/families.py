@@ -56,7 +56,7 @@ def backbone_of(model: nn.Module) -> Backbone:
 
 
 def _runs_otherwise(module: Any, backbone: Callable[[Any], Backbone]) -> bool:
-    """Whether a subclass of timm's transformer runs in a way of its own."""
+    """Return True if a subclass of timm's transformer has a forward pass of its own."""
     if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
         return False
     return type(module).forward_features is not backbone.architecture.forward_features
@@ -92,7 +92,7 @@ def compile_blocks(model: nn.Module) -> None:
     backbone = backbone_of(model)
     if isinstance(backbone, AnyClassifier):
         name = type(backbone.module).__name__
-        raise ModelError(f"{name} is in no family of models whose blocks remtta compiles; leave --compile out")
+        raise ModelError(f"{name} is in no family whose blocks remtta can compile; leave --compile out")
     for block in backbone.blocks:
         block.compile(dynamic=True)  # the views differ in their number of tokens
 
@@ -129,18 +129,18 @@ def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) ->
 
 
 def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:
-    """Families of other packages, whose modules may register models of timm, too.
+    """Return the families of other packages, whose modules may also register timm models.
 
     Raises:
-        UsageError: If one cannot be imported, is no mapping, or has a class that there is.
+        UsageError: If one cannot be imported, is not a mapping, or has a class that is taken.
     """
     found: dict[type[nn.Module], Callable[[Any], Backbone]] = {}
     for entry in plugins(BACKBONES):
         families, where = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
         if not isinstance(families, Mapping):
-            raise UsageError(f"{where} is no mapping of models' classes to what makes their backbones")
+            raise UsageError(f"{where} is not a mapping from model classes to functions that return a backbone")
         for kind in families.keys() & {*FAMILIES, *found}:
-            raise UsageError(f"{where} has a backbone for {kind.__name__}, which there is; uninstall the package")
+            raise UsageError(f"{where} has a second backbone for {kind.__name__}; uninstall the package")
         found |= families
     return found
 

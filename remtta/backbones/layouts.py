@@ -1,4 +1,4 @@
-"""Where a classifier of any kind has its blocks, its patch tokens and its last map of features."""
+"""Find the blocks, patch tokens and last feature map of any image classifier."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """What there is in a classifier to adapt and to mask by.
+    """The structure of a classifier, as far as adapting and masking need it.
 
     Attributes:
-        blocks: Places of its blocks, in the order of the forward pass.
-        stem: Places of the norms before the first of them.
-        grid: Rows and columns of the patches of an image of the model's own size.
-        prefix: Tokens before those of the patches that enter the blocks; None where masks lie on the image.
-        attends: Whether the first of these attends to them by a softmax.
-        map: Place of the layer that leaves the last map of features, if there is one.
+        blocks: Module paths of its blocks, in the order of the forward pass.
+        stem: Module paths of the norms before the first block.
+        grid: Rows and columns of patches in an image of the model's own size.
+        prefix: Number of tokens before the patch tokens; None if the image is masked instead of the tokens.
+        attends: True if the first token attends to the patch tokens by a softmax.
+        map: Module path of the layer that returns the last feature map, if there is one.
         channel_axis: Axis of this map's channels.
     """
 
@@ -55,28 +55,28 @@ class Layout:
 
 
 def lay_out(inside: Inside) -> Layout:
-    """Find the blocks, by where the norms are, and what masks can lie on and go by."""
+    """Find the blocks by the places of the norms, then what can be masked and by which scores."""
     trace, size = inside.trace, inside.trace.input_size
     norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]
     blocks = _blocks(norms, trace.head or "")
     first = next((number for number, place in enumerate(norms) if blocks and _is_in(place, blocks[0])), 0)
     stem = [place for place in norms[:first] if not any(_is_in(place, block) for block in blocks)]
-    said = inside.given.patch_size if isinstance(inside.given, Described) else None
+    wanted = inside.given.patch_size if isinstance(inside.given, Described) else None
     found = _tokens(inside, blocks)
-    if found is not None and said in (None, tuple(side // n for side, n in zip(size, found[1], strict=True))):
+    if found is not None and wanted in (None, tuple(side // n for side, n in zip(size, found[1], strict=True))):
         prefix, grid = found
         return Layout(blocks, stem, grid, prefix, prefix > 0 and _attends(inside, prefix + math.prod(grid)))
     place, axis = _last_map(trace.calls, blocks, norms, size)
-    if said is None and place is not None:
+    if wanted is None and place is not None:
         shape = trace.calls[place][1]
         return Layout(blocks, stem, _positions(shape, axis), map=place, channel_axis=axis)
-    height, width = said or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
+    height, width = wanted or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
     grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
     return Layout(blocks, stem, grid, map=place, channel_axis=axis)
 
 
 def logits_of_kept(inside: Inside, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:
-    """Return logits (B, C), of tokens of which only these patches' (B, K) enter the first block."""
+    """Return the logits (B, C) if only the patch tokens at the indices `kept` (B, K) enter the first block."""
 
     def keep(block: nn.Module, inputs: Any) -> Any:
         return gather_patches(inputs[0], kept, prefix), *inputs[1:]
@@ -86,7 +86,7 @@ def logits_of_kept(inside: Inside, first: nn.Module, images: Tensor, kept: Tenso
 
 
 def with_input(inside: Inside, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (B, C), and what entered a layer last."""
+    """Return the logits (B, C), and a layer's last input."""
     entered: list[Tensor] = []
     with hooked(layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0]))):
         return inside.logits(images), entered[-1]
@@ -102,10 +102,10 @@ def hooked(hook: Any) -> Iterator[None]:
 
 
 class FirstAttention(TorchFunctionMode):
-    """Context that notes what the first token attends to in the last softmax attention to so many tokens T.
+    """Context that records the first token's attention row in the last softmax attention over `num_tokens` tokens T.
 
     Attributes:
-        row: Shape (B, T), summed over the heads, without gradient; None before.
+        row: Shape (B, T), summed over the heads, without gradient; None before the first one.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2.
     """
@@ -138,7 +138,7 @@ def _scaled_row(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
 
 
 def _joint_row(query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Tensor, bias: Any) -> Tensor:
-    """Of torch's own attention, whose tokens are (T, B, D)."""
+    """Return the row for `nn.MultiheadAttention`, whose tokens are (T, B, D)."""
     biases = (None, None) if bias is None else (bias[:width], bias[width : 2 * width])
     q = F.linear(query[:1].transpose(0, 1), weight[:width], biases[0])
     k = F.linear(key.transpose(0, 1), weight[width : 2 * width], biases[1])
@@ -146,9 +146,9 @@ def _joint_row(query: Tensor, key: Tensor, value: Tensor, width: int, heads: int
 
 
 def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
-    """Places of the parts that the norms are in, down to where no part has nearly all; or the norms themselves.
+    """Return the paths of the modules that hold the norms, at the first level where none holds nearly all of them.
 
-    The head's own part does not count, unless everything is in it.
+    The module with the head does not count, unless everything is in it. Without such modules, return the norms.
     """
     parts: dict[str, list[str]] = {}
     for place in norms:
@@ -169,10 +169,10 @@ def _is_in(place: str, part: str) -> bool:
 
 @torch.no_grad()
 def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
-    """Tokens before those of the patches, and these patches' rows and columns; None if masks cannot lie on tokens.
+    """Return the number of prefix tokens, and the rows and columns of patches; None if tokens cannot be masked.
 
-    They can where blocks hand on tokens (B, P + N, D), of which those of the corners change with the corners of the
-    image, and where the model runs with fewer of them.
+    They can if blocks pass on tokens (B, P + N, D), the first and last patch token change with the corners of the
+    image, and the model runs with fewer tokens.
     """
     calls, size = inside.trace.calls, inside.trace.input_size
     shapes = {shape for place in blocks for shape in calls.get(place, ((), ()))}
@@ -193,7 +193,7 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
 
 
 def _with_corners(size: Size, grid: Size) -> Tensor:
-    """An image, and the same with another patch in its first corner, and in its last."""
+    """Return an image, a copy with a changed first patch, and one with a changed last patch: (3, 3, H, W)."""
     height, width = (side // count for side, count in zip(size, grid, strict=True))
     images = torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size).repeat(3, 1, 1, 1)
     images[1, :, :height, :width] += 1
@@ -205,7 +205,7 @@ def _with_corners(size: Size, grid: Size) -> Tensor:
 def _runs_with_fewer(
     inside: Inside, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
 ) -> bool:
-    """Whether the model takes any choice of patch tokens, and all of them give the plain logits."""
+    """Return True if the model runs on some of the patch tokens, and all of them give the plain logits."""
     kept = torch.arange(num_patches, device=images.device).expand(len(images), -1)
     try:
         whole = logits_of_kept(inside, first, images, kept, prefix)
@@ -225,7 +225,7 @@ def _attends(inside: Inside, num_tokens: int) -> bool:
 
 
 def _grid_of(count: int, size: Size) -> Size | None:
-    """Rows and columns of so many square patches that fill an image, if there are such."""
+    """Return the rows and columns of `count` square patches that fill an image, or None."""
     rows = round(math.sqrt(count * size[0] / size[1]))
     if rows < 2 or count % rows or size[0] % rows or size[1] % (count // rows):
         return None
@@ -238,7 +238,7 @@ def _last_map(
     norms: Sequence[str],
     size: Size,
 ) -> tuple[str | None, int]:
-    """Place of the layer that leaves the last map of several positions, behind all blocks, and its channels' axis."""
+    """Return the path of the layer after all blocks that returns the last feature map, and its channel axis."""
     done = max((norms.index(place), place) for place in norms if _is_in(place, blocks[-1]))[1] if blocks else ""
     for place in reversed(list(calls)):
         shape = calls[place][1]

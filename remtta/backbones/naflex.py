@@ -27,7 +27,9 @@ class FlexibleViT(RotaryViT):
         super().__init__(module)
         self._embeds: Any = module.embeds
         if not self._embeds.is_linear or self._embeds.dynamic_img_pad:
-            raise ModelError("this NaFlexVit cuts patches by a convolution or pads images; build it without these")
+            raise ModelError(
+                "this NaFlexVit embeds patches by a convolution or pads images, which remtta does not support"
+            )
 
     @property
     def num_patches(self) -> int:

@@ -21,19 +21,22 @@ _SMALL = ModelOptions(_MODEL)
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure: methods on a timm model with random weights or a checkpoint, or on a zero-shot model."""
+    """The methods to measure, on a timm model with random weights or a checkpoint, or on a zero-shot model."""
 
     model: Annotated[
         ModelOptions, Only("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", name=_MODEL)
     ] = _SMALL
     batch_size: Annotated[int, Option("Images per step.", flags=("--batch-size", "-b"), min=1)] = 16
-    repeats: Annotated[int, Option("Rounds; the median counts.", min=1)] = 5
+    repeats: Annotated[int, Option("Number of rounds, of which the median is reported.", min=1)] = 5
     subjects: Annotated[
-        tuple[str, ...], Option(f"Of {', '.join(SUBJECTS[1:])}.", flags=("--methods",), metavar="A,B", default="all")
+        tuple[str, ...],
+        Option(
+            f"Methods to measure, of {', '.join(SUBJECTS[1:])}.", flags=("--methods",), metavar="A,B", default="all"
+        ),
     ] = SUBJECTS
-    memory: Annotated[bool, Option("Measure peak memory, too.", flags=("--memory/--no-memory",))] = True
+    memory: Annotated[bool, Option("Also measure peak memory.", flags=("--memory/--no-memory",))] = True
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"], Option("bf16 is faster on recent chips and not exact; auto is fp32.")
+        Literal["auto", "fp32", "bf16"], Option("bf16 is faster on recent hardware, but less exact; auto is fp32.")
     ] = "auto"
     compile: Annotated[bool, Option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))] = (
         False

@@ -62,7 +62,7 @@ def common(
         bool, typer.Option("--help-all", callback=print_all_help, is_eager=True, help="Show the help of every command.")
     ] = False,
 ) -> None:
-    """Adapt a deployed Vision Transformer online, without labels, while it predicts."""
+    """Adapt a deployed image classifier online, without labels, while it predicts."""
 
 
 def main() -> None:

@@ -49,10 +49,10 @@ def adapt(
     own: AdaptOptions,
     running: RunningOptions,
 ) -> None:
-    """Predict every frame of SOURCE, and adapt the model to it on the way.
+    """Predict every frame of SOURCE, and adapt the model to the frames.
 
-    Leaves in the run folder: predictions.jsonl; delta.safetensors, what was learned; run.json, how it was made;
-    events.jsonl, what the guard decided; state.safetensors, what --resume goes on from.
+    Writes to the run folder: predictions.jsonl; delta.safetensors, the change of weights; run.json, settings and
+    counts; events.jsonl, decisions of the guard; state.safetensors, for --resume.
 
     Examples:
 
@@ -116,7 +116,7 @@ def _adapt(
 
 
 def _warn_of_guard(method: MethodOptions, run: RunOptions) -> None:
-    """Name what is given of answers and guard, where the source model alone answers."""
+    """Warn of --answer and --guard if only the source model answers."""
     given = run.guard or GuardOptions()
     options = {"--answer": given.answer, "--guard": given.action}
     for option, value in options.items() if method.method == "source" else ():

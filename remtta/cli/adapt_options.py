@@ -35,7 +35,7 @@ class AdaptOptions:
     streams: Annotated[
         bool,
         _stream(
-            "SOURCE is a file that lists many, name=address on each line; one model for all.",
+            "SOURCE is a file with one name=address per line; all streams share one model.",
             common=True,
             more="scale.md",
         ),
@@ -43,20 +43,20 @@ class AdaptOptions:
     engine: Annotated[
         Engine,
         _output(
-            "Where the workers of --jobs are: processes of this machine, or the workers of Ray.",
+            "Workers of --jobs: local processes, or Ray workers.",
             more="scale.md#many-workers",
         ),
     ] = "processes"
     jobs: Annotated[
         int,
         _output(
-            "Divide the streams of --streams over so many workers, each with the model.", flags=("--jobs", "-j"), min=1
+            "Workers to divide the streams of --streams among, each with its own model.", flags=("--jobs", "-j"), min=1
         ),
     ] = 1
     output: Annotated[
         Path | None,
         _output(
-            "Run folder.",
+            "Folder for the files of the run.",
             flags=("--output", "-o"),
             metavar="DIR",
             default="runs/<UTC time>",
@@ -65,12 +65,12 @@ class AdaptOptions:
         ),
     ] = None
     predictions: Annotated[
-        str | None, _output("- also writes the JSON Lines to standard output.", metavar="-", common=True)
+        str | None, _output("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
     ] = None
     health: Annotated[
         Path | None,
         _output(
-            "JSON file, replaced every few seconds with time, state, frames and updates.",
+            "Status file (JSON), rewritten every few seconds: time, state, frames, updates.",
             metavar="FILE",
             more="reliability.md#as-a-service",
         ),
@@ -78,7 +78,7 @@ class AdaptOptions:
     metrics: Annotated[
         str | None,
         _output(
-            "Serve counts, lag, entropy and latencies to Prometheus: 9108 to this machine, 0.0.0.0:9108 to all.",
+            "Serve Prometheus metrics: 9108 to this machine only, 0.0.0.0:9108 to everyone.",
             metavar="[HOST:]PORT",
             more="reliability.md#metrics",
         ),
@@ -86,7 +86,7 @@ class AdaptOptions:
     annotate: Annotated[
         Path | None,
         _output(
-            "Video of the frames with label, probability, who answered and the guard's state.",
+            "Write a video of the frames with label, probability, answering model and guard state.",
             metavar="FILE.mp4",
             more="reliability.md#annotated-video",
         ),
@@ -94,7 +94,7 @@ class AdaptOptions:
     mqtt: Annotated[
         str | None,
         _output(
-            "Send the predictions to an MQTT broker, too, each at least once; mqtts:// for TLS.",
+            "Also send predictions to an MQTT broker, each at least once; mqtts:// for TLS.",
             metavar="mqtt://HOST/TOPIC",
             more="reliability.md#mqtt",
         ),
@@ -102,7 +102,7 @@ class AdaptOptions:
 
     @property
     def divides(self) -> bool:
-        """Whether streams are divided among workers."""
+        """True if streams are divided among workers."""
         return self.jobs > 1 or self.engine != "processes"
 
     def check(self, run: RunOptions) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def apply(
-    delta: Annotated[Path, typer.Argument(help="A delta.safetensors of remtta adapt, or its run folder.")],
+    delta: Annotated[
+        Path, typer.Argument(metavar="DELTA", help="A delta.safetensors of remtta adapt, or its run folder.")
+    ],
     target: TargetOptions,
     model: Annotated[
         ModelOptions,
@@ -27,11 +29,11 @@ def apply(
     ],
     running: Annotated[RunningOptions, Only("config", "print_config", "quiet", "debug", device="cpu")],
 ) -> None:
-    """Write the adapted checkpoint: the base weights with DELTA added.
+    """Write the adapted checkpoint: the base weights plus DELTA.
 
     Its predictions equal the adapted model's bit for bit. The model, its
-    arguments and its checkpoint default to the ones the delta was made on. A
-    zero-shot model is written whole, in float32, for open_clip and --checkpoint.
+    arguments and its checkpoint default to those of the delta. A zero-shot
+    model is written whole, in float32, for open_clip and --checkpoint.
 
     Example:
 
@@ -54,9 +56,7 @@ def apply(
         source = weights_file(wanted.name or "", wanted.checkpoint)
         for needed in (change.path, source):
             if needed and target.output.exists() and target.output.samefile(needed):
-                raise UsageError(
-                    f"--output {target.output} would replace {needed}, which it is made from; choose another"
-                )
+                raise UsageError(f"--output {target.output} would replace its own input {needed}; choose another")
         by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # text embeddings: the weights are renamed
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None

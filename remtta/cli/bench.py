@@ -26,12 +26,11 @@ def bench(
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("device", "threads", "config", "print_config", "quiet", "debug")],
 ) -> None:
-    """Measure what a step costs here, as multiples of a plain fp32 forward pass.
+    """Measure the time and memory of a step on this machine, relative to a plain fp32 forward pass.
 
-    The rounds are interleaved: noise of the machine meets all methods alike.
-    forward is a plain timm forward pass, remtta and fast those methods of adapt,
-    rem-answer the time to a prediction with --latency, "CPU s/1k" the time of all
-    cores for 1,000 images.
+    Methods take turns, so that noise affects all of them alike. In the table,
+    forward is a plain timm forward pass, rem-answer the time to a prediction
+    with --latency, and "CPU s/1k" the seconds of all cores for 1,000 images.
 
     Example:
 
@@ -61,7 +60,11 @@ def _table(measured: list[Measurement]) -> str:
     lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'CPU s/1k':>9} {'peak MiB':>9}"]
     for each in measured:
         peak = "" if each.peak_bytes is None else f"{each.peak_bytes / _MIB:.0f}"
-        share = "" if each.violating_share is None else f"  {each.violating_share:.0%} of images violate the order"
+        share = (
+            ""
+            if each.violating_share is None
+            else f"  {each.violating_share:.0%} of images violate the entropy ranking"
+        )
         figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {each.cpu_s_per_1000:9.1f}"
         lines.append(f"{each.subject:<10} {figures} {peak:>9}{share}".rstrip())
     return "\n".join(lines)

@@ -19,14 +19,14 @@ def corrupt(
         Path, typer.Argument(metavar="SRC", help="Folder of images, with or without a folder per class, or one image.")
     ],
     destination: Annotated[
-        Path, typer.Argument(metavar="DST", help="Folder for <corruption>/<severity>/<path below SRC>.")
+        Path, typer.Argument(metavar="DST", help="Folder to write to, as <corruption>/<severity>/<path below SRC>.")
     ],
     tree: CorruptOptions,
     running: Annotated[RunningOptions, Only("config", "print_config", "verbose", "quiet", "debug")],
 ) -> None:
-    """Corrupt every image of SRC in the ways of ImageNet-C, into a tree that tells them apart by folder.
+    """Write corrupted copies of every image in SRC, with the corruptions and folders of ImageNet-C.
 
-    The same seed makes the same images. Run it again to go on after a stop, or to add corruptions and severities.
+    The same seed gives the same images. Run it again to continue after a stop, or to add corruptions and severities.
 
     Examples:
 

@@ -20,18 +20,18 @@ class DriveOptions:
     """The drive, and where it is written."""
 
     output: Annotated[
-        Path | None, Option("Folder for everything.", flags=("--output", "-o"), default="runs/<UTC time>")
+        Path | None, Option("Folder for the results.", flags=("--output", "-o"), default="runs/<UTC time>")
     ] = None
     frames: Annotated[int | None, Option("Frames per condition.", min=20, default="400")] = None
-    seed: Annotated[int, Option("Which drive to draw.", min=0)] = 0
+    seed: Annotated[int, Option("Seed of the drive.", min=0)] = 0
     overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False
 
 
 def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads", "quiet", "debug")]) -> None:
-    """Adapt an embedded classifier of road signs on a drive into bad weather; nothing is downloaded.
+    """Adapt an embedded road sign classifier on a simulated drive into bad weather; no downloads.
 
-    Runs the source model, then remtta, over the same frames. Prints the error of both and writes predictions,
-    delta, a picture, and the frames in class folders, for remtta eval.
+    Runs the source model, then remtta, on the same frames. Prints the errors of both; writes predictions, the delta, a
+    picture, and the frames in class folders, for remtta eval.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""`remtta doctor`: check a model's preprocessing and classes before adapting it."""
+"""`remtta doctor`: check a model's preprocessing and class order before adapting it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def doctor(
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("device", "threads", "verbose", "quiet", "debug")],
 ) -> None:
-    """Tell whether the preprocessing fits the model, by what it says of images of SOURCE; and what REM finds in it.
+    """Check whether the preprocessing fits the model, by its predictions on images of SOURCE.
 
-    Other means and deviations, crops, filters and orders of channels are tried; class folders give accuracies. Exit
-    code 0: it fits; 3: something else fits better, or the classes are in another order.
+    Tries other means and standard deviations, crops, filters and channel orders; with class folders, also compares
+    accuracies and checks the class order. Exit code 0: all fits; 3: something else fits better, or the classes are in
+    another order. Also shows how REM masks the model.
 
     Examples:
 
@@ -50,7 +51,7 @@ def doctor(
     with running.command() as interrupts:
         from remtta.streams.sources import open_stream
 
-        open_stream(source).close()  # a wrong path is told at once
+        open_stream(source).close()  # report a wrong path at once
         load_torch("remtta.evaluation.examination", model)
         from remtta.evaluation.class_maps import read_class_map
         from remtta.evaluation.examination import examine
@@ -73,7 +74,7 @@ def _page(report: Mapping[str, Any], labels: Sequence[str] | None) -> list[str]:
     return [
         f"model    {model['name']}, {model['num_classes']} classes",
         f"images   {report['images']} of {report['source']}{left_out}",
-        f"classes  {'by ' if now['accuracy'] is not None else 'not known: '}{report['labels']}",
+        f"labels   {'by ' if now['accuracy'] is not None else 'none: '}{report['labels']}",
         f"now      {options_text(now)}",
         "",
         *_table(candidates),
@@ -102,25 +103,25 @@ def _row(candidate: Mapping[str, Any], mark: str) -> list[str]:
 
 def _order_text(order: Mapping[str, Any], labels: Sequence[str] | None) -> str:
     names = {folder: labels[number] if labels else number for folder, number in order["mistaken"].items()}
-    shown = ", ".join(f"{folder} for {name}" for folder, name in itertools.islice(names.items(), _SHOWN))
+    shown = ", ".join(f"{folder} as {name}" for folder, name in itertools.islice(names.items(), _SHOWN))
     return (
-        f"The class order does not match: {100 * order['accuracy']:.0f} % of images are predicted as their folder's "
-        f"class, {100 * order['own']:.0f} % by the order that half of each folder suggests. Predicted are {shown}"
+        f"The class order does not match: {100 * order['accuracy']:.0f} % of the images are predicted as their "
+        f"folder's class, {100 * order['own']:.0f} % as the class most often predicted for their folder: {shown}"
         f"{', ...' if len(names) > _SHOWN else ''}; see --class-map"
     )
 
 
 def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     if better is None:
-        return ["The preprocessing fits: nothing tried is better by more than chance."]
+        return ["The preprocessing fits: no alternative is significantly better."]
     by, lead, error = better["by"], better["lead"], better["standard_error"]
     advantage = f"{lead:.2f} ± {error:.2f} nats of mutual information"
     if by == "accuracy":
         advantage = f"{100 * lead:.1f} ± {100 * error:.1f} points of accuracy"
     way = next(each for each in candidates if each["title"] == better["title"])
-    swapped = "Red and blue are swapped in the images or in the checkpoint; no option undoes it."
+    swapped = "Red and blue are swapped in the images or in the checkpoint; no option corrects that."
     return [
-        f"Fits better, by {advantage}: {way['title']}",
+        f"This fits better, by {advantage}: {way['title']}",
         *([swapped] if way["red_and_blue_swapped"] else []),
         f"try      {options_text(way)}",
     ]

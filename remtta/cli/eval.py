@@ -48,20 +48,22 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Several checkpoints, short names of scenarios, and where results go."""
+    """Several checkpoints, short names of scenarios, and the folder of the results."""
 
     checkpoints: Annotated[
         Sequence[Path],
         _model(
-            "Weights: .safetensors, .pth/.pt/.tar, .npz. Several: an evaluation of each.",
+            "Weights: .safetensors, .pth/.pt/.tar or .npz; if repeated, each is evaluated.",
             flags=("--checkpoint",),
             default="timm's own",
             common=True,
             more="evaluation.md#several-checkpoints-and-severities",
         ),
     ] = ()
-    continual: Annotated[bool, _protocol("Short for that scenario: reset only at the start.", common=True)] = False
-    episodic: Annotated[bool, _protocol("Short for that scenario: reset at each domain.", common=True)] = False
+    continual: Annotated[bool, _protocol("Same as --scenario continual: no reset between domains.", common=True)] = (
+        False
+    )
+    episodic: Annotated[bool, _protocol("Same as --scenario episodic: reset at each domain.", common=True)] = False
     output: Annotated[
         Path | None,
         _output(
@@ -73,7 +75,7 @@ class TableOptions:
             more="evaluation.md#results",
         ),
     ] = None
-    plots: Annotated[bool, _output("Draw pictures.", flags=("--plots/--no-plots",), common=True)] = True
+    plots: Annotated[bool, _output("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
         """Return the options with the scenario of a short flag.
@@ -95,7 +97,7 @@ class TableOptions:
             UsageError: If --resume lacks --output.
         """
         if options.resume and self.output is None:
-            raise UsageError("--resume needs the --output of the evaluation to go on with")
+            raise UsageError("--resume continues the evaluation in a folder; name it with --output")
         return run_folder(self.output)
 
     def by_case(self) -> dict[Case, Path | None]:
@@ -123,9 +125,9 @@ def evaluate(
     table: TableOptions,
     running: _Running,
 ) -> None:
-    """Measure methods on labelled domains: error per domain, mean, calibration, speed.
+    """Compare methods on labelled domains: error per domain, mean, calibration, speed.
 
-    Leaves results.json, tables, predictions.jsonl, and per method a delta and a confusion matrix in the output folder.
+    Writes to the output folder: results.json, tables, plots, predictions.jsonl, deltas, confusion matrices.
 
     Examples:
 

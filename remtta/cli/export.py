@@ -17,13 +17,13 @@ from remtta.options.option import Only, Option
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to write, and where."""
+    """The files to write."""
 
-    form: Annotated[Literal["onnx", "peft", "timm"], Option("What to write.", flags=("--format", "-f"))]
+    form: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))]
     output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
     delta_only: Annotated[
         Path | None,
-        Option("Replace the norms in this ONNX of the same base, and leave all else of it as it is.", metavar="ONNX"),
+        Option("Replace only the norms in this ONNX file of the same base model.", metavar="ONNX"),
     ] = None
     overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
 
@@ -34,16 +34,16 @@ class ExportOptions:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder of remtta adapt, or a delta.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
     exported: ExportOptions,
     model: Annotated[
         ModelOptions, Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels")
     ],
     running: Annotated[RunningOptions, Only("quiet", "debug")],
 ) -> None:
-    """Write the model that RUN adapted for ONNX, PEFT or timm, and check it there against torch.
+    """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
 
-    The model, its arguments and its checkpoint default to the ones the delta was made on.
+    The model, its arguments and its checkpoint default to those of the delta.
 
     Examples:
 

@@ -19,25 +19,27 @@ _COUNTS = ("frames", "skipped", "updates")
 
 @dataclass(frozen=True)
 class RowsOptions(PrintOptions):
-    """What is printed, and how."""
+    """The content and format of standard output."""
 
     rows_as: Annotated[
         Literal["csv", "parquet"] | None,
-        Option("Print the predictions themselves, as a table.", flags=("--format",), more="files.md#as-a-table"),
+        Option("Print the predictions as a table.", flags=("--format",), more="files.md#as-a-table"),
     ] = None
 
 
 def inspect(
     path: Annotated[
-        Path, typer.Argument(help="A delta file, or the folder of a run, of many streams or an evaluation.")
+        Path,
+        typer.Argument(metavar="PATH", help="A delta, or the folder of a run, of many streams or of an evaluation."),
     ],
     printed: RowsOptions,
     running: Annotated[RunningOptions, Only("debug")],
     other: Annotated[
-        Path | None, typer.Argument(help="Another delta or run, of the same model: show distance and cosine by layer.")
+        Path | None,
+        typer.Argument(metavar="OTHER", help="Another delta or run of the same model; shows their distance by layer."),
     ] = None,
 ) -> None:
-    """Show what a delta, a run or an evaluation holds: which layers moved and by how much, what was predicted.
+    """Summarise a delta, a run or an evaluation: settings, predictions, layers that changed.
 
     Examples:
 
@@ -70,9 +72,9 @@ def _print_rows(folder: Path, other: Path | None, printed: RowsOptions) -> None:
 
     assert printed.rows_as
     if other is not None or printed.as_json:
-        raise UsageError("--format prints the predictions of one run; leave --json and a second one out")
+        raise UsageError("--format prints the predictions of one run; leave out --json and the second run")
     if printed.rows_as == "parquet" and sys.stdout.isatty():
-        raise UsageError("--format parquet is for a file: add > FILE.parquet")
+        raise UsageError("--format parquet writes binary data; add > FILE.parquet")
     write_table(folder, printed.rows_as, sys.stdout.buffer)
     sys.stdout.buffer.flush()
 
@@ -132,7 +134,7 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
     return [
         f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
-        f"{_counts(delta)} since the source weights",
+        f"{_counts(delta)} from the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         *_lineage_lines(delta["lineage"]),
         "",

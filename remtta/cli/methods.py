@@ -25,16 +25,16 @@ def methods(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A method; without one, all are listed.",
+            help="A method; by default all.",
             autocompletion=lambda incomplete: [
                 each for each in METHOD_SUMMARIES.items() if each[0].startswith(incomplete)
             ],
         ),
     ] = None,
 ) -> None:
-    """List the methods, or the settings of one with their defaults.
+    """List the methods, or one method's settings and their defaults.
 
-    Set them with `--set NAME.KEY=VALUE` in remtta eval, `--set KEY=VALUE` in remtta adapt.
+    To change a setting: --set KEY=VALUE in remtta adapt, --set NAME.KEY=VALUE in remtta eval.
 
     Examples:
 
@@ -58,9 +58,9 @@ def methods(
                 continue
             default = _plain(preset.settings.get(field.name, field.default))
             if field.name == "lr" and "lr" in preset.settings:
-                default += f" in batches of {FULL_BATCH} or more, in proportion in smaller ones"
+                default += f" for batches of {FULL_BATCH} or more, proportionally lower for smaller ones"
             elif field.name == "lr" and kind.lr_batch:
-                default += f" at a batch of {kind.lr_batch}, in proportion to others"
+                default += f" at a batch of {kind.lr_batch}, proportional to the batch size"
             typer.echo(f"  {field.name} = {default}")
             text = texts.get(field.name, "")
             typer.echo(textwrap.fill(text, _width(), initial_indent=_INDENT, subsequent_indent=_INDENT))

@@ -23,12 +23,12 @@ _WIDTH = 100
 def models(
     printed: PrintOptions,
     name: Annotated[
-        str | None, typer.Argument(help="A timm model, or a part of what is listed; without one, all are.")
+        str | None, typer.Argument(metavar="NAME", help="A timm model, or part of a listed name; by default all.")
     ] = None,
 ) -> None:
-    """List the kinds of models that can be adapted, and what each allows; of one model, what is refused and why.
+    """List the families of models that can be adapted, and the methods for each; or check one model.
 
-    Asks the program itself, without downloading anything.
+    For one model, also explains why methods are refused. Downloads nothing.
 
     Examples:
 
@@ -58,8 +58,8 @@ def _list_text(found: Sequence[Support], *, whole: bool) -> str:
     lines = list(map(short_text, found))
     if whole:
         others = ", ".join(modules_without_family())
-        lines.append(_filled(f"In no family, and adapted as any classifier is (docs/models.md): {others}"))
-    return "\n".join([*lines, "remtta models NAME tells of one model of timm what is refused and why."])
+        lines.append(_filled(f"timm's other modules, adapted like any classifier (docs/models.md): {others}"))
+    return "\n".join([*lines, "remtta models NAME shows which methods a timm model does not support, and why."])
 
 
 def short_text(support: Support) -> str:
@@ -113,5 +113,5 @@ def _filled(text: str) -> str:
 
 def _nothing(name: str, like: list[str]) -> UsageError:
     if not like:
-        return UsageError(f'no model of timm and none of the listed kinds has "{name}" in its name; see remtta models')
-    return UsageError(f'none of the listed kinds has "{name}" in its name; ask of one model, such as {", ".join(like)}')
+        return UsageError(f'no timm model or listed family has "{name}" in its name; see remtta models')
+    return UsageError(f'no listed family has "{name}" in its name; name one model, such as {", ".join(like)}')

@@ -22,12 +22,14 @@ class PageOptions(TargetOptions):
 
     output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))]
     masks: Annotated[
-        bool, Option("Load the run's model, and show what REM's largest mask hides in the frames.", more="report.md")
+        bool, Option("Load the run's model, and show the patches that REM's largest mask hides.", more="report.md")
     ] = False
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or evaluations, shown side by side.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs or evaluations, shown side by side.")
+    ],
     target: PageOptions,
     model: Annotated[
         ModelOptions,
@@ -35,10 +37,10 @@ def report(
     ],
     running: Annotated[RunningOptions, Only("device", "threads", "quiet", "debug")],
 ) -> None:
-    """Write one HTML page on runs or evaluations: what happened over time, what changed, which frames to look at.
+    """Write an HTML page on runs or evaluations: charts over time, changed layers, frames to look at.
 
-    It needs no network and no other file, so it can be mailed. The options of the model are for --masks; it
-    defaults to the one the run's delta was made on.
+    The page needs no network and no other file. The model options are for --masks, and default to those of the run's
+    delta.
 
     Examples:
 

@@ -36,10 +36,10 @@ class RunningOptions:
         bool, _output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
     ] = False
     threads: Annotated[
-        int | None, _output("CPU threads of the model.", min=1, max=_MAX_THREADS, default="all cores", common=True)
+        int | None, _output("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all cores", common=True)
     ] = None
     log_format: Annotated[
-        Literal["text", "json"], _output("Messages as text, or as JSON Lines with time, level and message.")
+        Literal["text", "json"], _output("Format of messages: text, or JSON Lines with time, level and message.")
     ] = "text"
     config: Annotated[
         Path | None,
@@ -48,17 +48,17 @@ class RunningOptions:
             metavar="FILE",
             callback=read_config,
             is_eager=True,
-            help="YAML file of options by their long names; the command line wins.",
+            help="Read options from this YAML file; the command line takes precedence.",
         ),
     ] = None
-    print_config: Annotated[bool, _output("Print all options as --config reads them, and do nothing else.")] = False
-    verbose: Annotated[bool, _output("More messages.", flags=("--verbose", "-v"), common=True)] = False
-    quiet: Annotated[bool, _output("Errors only, no progress.", flags=("--quiet", "-q"), common=True)] = False
+    print_config: Annotated[bool, _output("Print all options in the form of --config, and exit.")] = False
+    verbose: Annotated[bool, _output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
+    quiet: Annotated[bool, _output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
     debug: Annotated[bool, _output("Show tracebacks.")] = False
 
     @property
     def as_json(self) -> bool:
-        """Whether messages are JSON Lines."""
+        """True if messages are JSON Lines."""
         return self.log_format == "json"
 
     def command(self) -> AbstractContextManager[Interrupts]:

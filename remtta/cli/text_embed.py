@@ -16,9 +16,9 @@ def text_embed(
     model: Annotated[ModelOptions, Only("name", "checkpoint", "use_ema", "labels", "prompts")],
     running: Annotated[RunningOptions, Only("device", "quiet", "debug")],
 ) -> None:
-    """Write what a zero-shot model's text tower says of class names, for devices that have its image tower only.
+    """Save the class embeddings of a zero-shot model, so that a device needs its image tower only.
 
-    Example:
+    Examples:
 
       remtta text-embed --model clip:ViT-B-16/openai --labels names.txt --prompts openai80 --output names.safetensors
 

@@ -23,7 +23,7 @@ _GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "hold-out": HOLD_OUTS}
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """What to make of each image.
+    """The corruptions to apply to each image, and the format of the files.
 
     `seed` together with a file's corruption, severity and path below the source determines every random choice.
     Corruptions and severities are sorted into their standard order and deduplicated; combinations such as fog+snow come
@@ -34,12 +34,12 @@ class CorruptOptions:
     """
 
     severities: Annotated[
-        tuple[int, ...], Option("1 to 5; several with commas.", flags=("--severity", "-s"), min=1, max=5)
+        tuple[int, ...], Option("Severities, 1 to 5, separated by commas.", flags=("--severity", "-s"), min=1, max=5)
     ] = (5,)
     corruptions: Annotated[
         tuple[str, ...],
         Option(
-            "standard (15), hold-out (4), all, or names with commas; fog+snow is one after the other.",
+            "standard (15), hold-out (4), all, or names separated by commas; fog+snow applies fog, then snow.",
             flags=("--corruptions", "-c"),
             default="standard",
             read=parse_corruptions,
@@ -49,25 +49,27 @@ class CorruptOptions:
     size: Annotated[
         int | None,
         Option(
-            "Resize the short side to 256/224 of N and cut out the centre, N x N.",
+            "Resize the short side to 256/224 of N and crop the centre, N x N.",
             metavar="N",
             min=1,
-            default="as it is",
+            default="unchanged",
         ),
     ] = None
     parameters: Annotated[
-        Parameters, Option(f"ImageNet-C's or CIFAR-10-C's; auto: the latter up to {CIFAR_UP_TO} px.")
+        Parameters, Option(f"Parameters of ImageNet-C or CIFAR-10-C; auto: CIFAR-10-C's up to {CIFAR_UP_TO} px.")
     ] = "auto"
-    format: Annotated[Format, Option("auto: PNG with CIFAR-10-C's parameters, else JPEG of quality 85.")] = "auto"
-    limit: Annotated[int | None, Option("Only the first N images of every class.", metavar="N", min=1)] = None
-    jobs: Annotated[int | None, Option("Processes.", flags=("--jobs", "-j"), min=1, default="one per core")] = None
+    format: Annotated[
+        Format, Option("File format; auto: PNG with CIFAR-10-C's parameters, else JPEG of quality 85.")
+    ] = "auto"
+    limit: Annotated[int | None, Option("Only the first N images of each class.", metavar="N", min=1)] = None
+    jobs: Annotated[
+        int | None, Option("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core")
+    ] = None
     engine: Annotated[
         Engine,
-        Option(
-            "Processes of this machine, or the workers of Ray.", more="scale.md#tables-and-corruptions-on-many-cores"
-        ),
+        Option("Local processes, or Ray workers.", more="scale.md#tables-and-corruptions-on-many-cores"),
     ] = "processes"
-    overwrite: Annotated[bool, Option("Remove an earlier tree in DST, instead of adding what it lacks.")] = False
+    overwrite: Annotated[bool, Option("Replace an earlier tree in DST, instead of adding to it.")] = False
     seed: Annotated[int, Option("Seed of every random choice.", min=0)] = 0
 
     def __post_init__(self) -> None:

@@ -84,7 +84,7 @@ class Interrupts:
 
     @property
     def pending(self) -> bool:
-        """Whether a signal has arrived, so that work inside `held` can end early."""
+        """True if a signal has arrived, so that work inside `held` can end early."""
         return self._signum is not None
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
 
 RETRIES = 2
-"""How often a task is restarted if its worker died."""
+"""Number of times a task is restarted if its worker dies."""
 
 DIED = (
     "a worker process died, perhaps out of memory; all files written are complete, so run the same command again "

@@ -45,7 +45,7 @@ def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> No
             false.
     """
     if (output / RESULTS).exists() and () not in cases:
-        raise UsageError(f"{output} holds a single evaluation, and several need a folder of their own as --output")
+        raise UsageError(f"{output} holds a single evaluation; choose another --output for several")
     there = [folder for case in cases if ((folder := folder_of(output, case)) / RESULTS).exists()]
     if there and not may_exist:
         raise UsageError(

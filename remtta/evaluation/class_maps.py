@@ -82,7 +82,7 @@ def zero_shot_names(folders: Sequence[str], root: Path) -> list[str] | None:
     if names and _are_wnids(names):
         return None
     if _are_numbers(names):
-        raise UsageError(f"{root} does not say what its classes are called; name them with --labels FILE")
+        raise UsageError(f"{root} does not name its classes; name them with --labels FILE")
     return [name.replace("_", " ") for name in names]
 
 
@@ -127,7 +127,9 @@ def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, w
         raise UsageError(f"{counted(len(missing), 'class folder')} not in {where}: {_some(missing)}; see --class-map")
     beyond = [name for name in names if not 0 <= known[name] < num_classes]
     if beyond:
-        raise UsageError(f"class folder {_some(beyond)} is beyond the model's {num_classes} classes; see --class-map")
+        raise UsageError(
+            f"class folder {_some(beyond)} is not among the model's {num_classes} classes; see --class-map"
+        )
     return {name: known[name] for name in names}
 
 

@@ -107,7 +107,7 @@ def evaluate(
     if delta is not None:
         check_base(delta, base_sha256)
         if options.scenario == "episodic":
-            raise UsageError("the episodic scenario begins every domain at the source weights; leave --delta out")
+            raise UsageError("the episodic scenario starts every domain from the source weights; leave --delta out")
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
     plan_visits(dataset, options, options.seeds[0])  # refuses what the data set lacks
@@ -208,7 +208,7 @@ class _Evaluation:
     def _refuse_earlier(self) -> None:
         earlier = [name for name in (RESULTS, PREDICTIONS) if (self._folder / name).exists()]
         if earlier == [PREDICTIONS] and self._plan.options.resume:
-            raise UsageError(f"{self._folder} has lost its {RESULTS}, so it cannot be resumed; --overwrite replaces it")
+            raise UsageError(f"{self._folder} has no {RESULTS}, so it cannot be resumed; --overwrite replaces it")
         if earlier and not (self._plan.options.overwrite or self._plan.options.resume):
             raise UsageError(
                 f"{self._folder} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "

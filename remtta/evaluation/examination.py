@@ -237,8 +237,8 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     for name, places in whole.items():
         others = {most for folder, most in mostly.items() if folder != name}
         for half, other in ((places[::2], places[1::2]), (places[1::2], places[::2])):
-            said = int(predicted[other].mode().values)
-            own.append((predicted[half] == said) & (said not in others))
+            usual = int(predicted[other].mode().values)
+            own.append((predicted[half] == usual) & (usual not in others))
             right.append(predicted[half] == labels[half])
     mistaken = {name: most for name, most in mostly.items() if most != int(labels[whole[name][0]])}
     by_half, by_label = torch.cat(own).double(), torch.cat(right).double()

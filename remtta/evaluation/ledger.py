@@ -127,7 +127,7 @@ class Ledger(contextlib.ExitStack):
 
     @property
     def save_is_due(self) -> bool:
-        """Whether it is time to save again."""
+        """True if it is time to save again."""
         return self._rhythm.allows(self._save_every_s)
 
     def save(self, snapshot: Snapshot[Position] | None) -> None:

@@ -158,7 +158,7 @@ class EvalPlan:
         left_out = [name for name in begun if name not in now["methods"]]
         if left_out:
             raise UsageError(
-                f"the evaluation in {folder} has {', '.join(left_out)}, too, and --resume keeps all of its methods: "
+                f"the evaluation in {folder} also has {', '.join(left_out)}, and --resume keeps all of its methods: "
                 f"add {'it' if len(left_out) == 1 else 'them'} to --methods, or choose another --output"
             )
         try:

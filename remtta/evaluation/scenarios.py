@@ -32,7 +32,7 @@ class Visit:
 
     @property
     def learns(self) -> bool:
-        """Whether the method learns during this visit."""
+        """True if the method learns during this visit."""
         return self.phase == "adapt"
 
 
@@ -53,7 +53,7 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
     strangers = [name for name in unseen if name not in titles]
     if strangers:
         there = ", ".join(dict.fromkeys(titles))
-        raise UsageError(f"--unseen {', '.join(strangers)}: not among the domains ({there}); --domains names them too")
+        raise UsageError(f"--unseen {', '.join(strangers)}: not among the domains ({there}); include it in --domains")
     seen = [number for number, name in enumerate(titles) if name not in unseen]
     if not seen:
         raise UsageError("--unseen leaves no domain to adapt to")

@@ -50,7 +50,7 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
         return "ImageNet-C tree in groups", tree
     if len(levels) < 3:
         raise UsageError(
-            f"{first} holds images without class folders, and an evaluation needs labels; remtta adapt needs none"
+            f"{first} has images without class folders, but an evaluation needs labels; remtta adapt does not"
         )
     raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is not a known layout: {_LAYOUTS}")
 
@@ -86,7 +86,7 @@ def _severities(root: Path, tree: Tree, names: Sequence[str], requested: Sequenc
     if len(there) > 1:
         levels = ", ".join(map(str, there))
         raise UsageError(f"{root} has no severity {DEFAULT_SEVERITY}; it has {levels}: choose with --severity")
-    _log.info("%s has only severity %d, so that is evaluated", root, there[0])
+    _log.info("%s has only severity %d, which is evaluated", root, there[0])
     return there
 
 

@@ -105,7 +105,7 @@ def _patched(adapted: AdaptedModel, path: Path) -> Any:
     used = sorted({node.op_type for node in proto.graph.node} & {*_INT8, "QLinearConv", "QLinearMatMul"})
     if used:
         raise DeltaError(
-            f"{path} is quantised to INT8 ({used[0]}), with scales that were chosen for its own weights; patch the "
+            f"{path} is quantised to INT8 ({used[0]}), with scales chosen for its own weights; patch the "
             "ONNX it was made from, and quantise that"
         )
     for name, value in _replaced(adapted, values, path).items():

@@ -191,7 +191,7 @@ class Estimator(Observer):
 
     @property
     def _full(self) -> bool:
-        """Whether the estimate of `answers` covers a whole window."""
+        """True if the estimate of `answers` covers a whole window."""
         answering = self._windows.values() if self._weight > 0 else [self._windows["source"]]
         return max(map(len, answering)) == WINDOW
 

@@ -20,7 +20,7 @@ _PARKED = 0.3  # share beyond 1 / C of the dominant class of a camera that sees 
 
 @dataclass(frozen=True)
 class Evidence:
-    """How the adapted weights compare with the source weights on a window of frames.
+    """The comparison of the adapted with the source weights on a window of frames.
 
     Attributes:
         lead: Relative lead of the adapted predictions over the source's; negative for harm.

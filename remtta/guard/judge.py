@@ -47,7 +47,7 @@ class Judge:
 
     @property
     def retired(self) -> bool:
-        """Whether adaptation has ended for good."""
+        """True if adaptation has ended for good."""
         return self._now.retired
 
     @property
@@ -93,7 +93,7 @@ class Judge:
             drift: Distance of the weights from the source weights.
 
         Returns:
-            Whether to restore the source weights, and predict with them.
+            True to restore the source weights, and predict with them.
         """
         now, options = self._now, self._options
         now.calm += num_frames
@@ -178,26 +178,28 @@ def describe(event: Mapping[str, Any]) -> str:
     kind, numbers = event["event"], ""
     if kind == "expired":
         return (
-            f"the answers to the last frames are right {100 * event['estimate']:.0f} % of the time by estimate, below "
+            f"the estimated accuracy of the last frames is {100 * event['estimate']:.0f} %, below "
             f"{100 * event['expire_below']:.0f} %: train the model again"
         )
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
-        numbers = f" (information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"
+        numbers = f" (mutual information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"
     warns = event["action"] == "warn"
     alone = event.get("answer", "adapted") == "adapted"
     if kind == "doubt":
-        doubt = "the source answers while " if alone and not warns else ""
+        doubt = "the source model answers while " if alone and not warns else ""
         return f"{doubt}adaptation is in doubt{numbers}"
     if kind == "trust":
         return f"{'the adapted model answers again' if alone and not warns else 'adaptation is out of doubt'}{numbers}"
     if kind == "restart":
-        return f"in doubt for long{numbers}: back to the source weights"
+        return f"in doubt for too long{numbers}: back to the source weights"
     if kind == "pardon":
-        return f"an alarm is forgiven, and the learning rate is {event['lr_scale']:g} of its value"
+        return f"an alarm is forgiven; the learning rate is now {event['lr_scale']:g} of its original value"
     outcome = {
-        "warning": "the guard only warns, and nothing is undone",
+        "warning": "the guard only warns; nothing is undone",
         "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
-        "retired": "the run ends here" if event["action"] == "stop" else "adaptation ends, and the source answers",
+        "retired": "the run ends here"
+        if event["action"] == "stop"
+        else "adaptation ends, and the source model answers",
     }[kind]
     return f"{event['reason']}{numbers}: {outcome}"

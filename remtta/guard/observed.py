@@ -41,7 +41,7 @@ class ObservedMethod:
 
     @property
     def retired(self) -> bool:
-        """Whether the guard has ended adaptation for good."""
+        """True if the guard has ended adaptation for good."""
         return self.guard is not None and self.guard.judge.retired
 
     @property
@@ -51,7 +51,7 @@ class ObservedMethod:
 
     @property
     def learns(self) -> bool:
-        """Whether a batch may still change the weights."""
+        """True if a batch may still change the weights."""
         return self.method.adapts and not self.retired and not self.frozen
 
     def in_turn(self, work: Callable[[], None]) -> None:

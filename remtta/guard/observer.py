@@ -45,7 +45,7 @@ class Answers:
 
     @property
     def smoothed(self) -> list[bool]:
-        """Which predictions were smoothed with earlier frames."""
+        """For each prediction, True if it was smoothed with earlier frames."""
         if self.raw is None:
             return [False] * len(self.logits)
         smoothed: list[bool] = (self.logits != self.raw).any(1).tolist()

@@ -38,7 +38,7 @@ _PREFIX = "smooth."
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How often predictions recently equalled those of one and two frames before, and these two (-1: none)."""
+    """Recent shares of predictions equal to those one and two frames before, and these two classes (-1: none)."""
 
     once: float = 0.0
     twice: float = 0.0
@@ -85,7 +85,7 @@ class FilterState:
 
     @property
     def ordered(self) -> bool:
-        """Whether frames come in order."""
+        """True if frames come in order."""
         return self.evidence > _ENOUGH
 
     def after(self, logits: Tensor) -> Iterator[FilterState]:

@@ -173,27 +173,27 @@ class Updater(Generic[Kind]):
 
     @property
     def adapts(self) -> bool:
-        """Whether batches change anything."""
+        """True if batches change anything."""
         return self.objective.adapts
 
     @property
     def trains(self) -> bool:
-        """Whether it uses an optimizer, whose rate `scale_lr` changes."""
+        """True if it uses an optimizer, whose rate `scale_lr` changes."""
         return bool(self.objective.trained)
 
     @property
     def persists(self) -> bool:
-        """Whether its updates last beyond their batch."""
+        """True if its updates last beyond their batch."""
         return self.trains and self.objective.accumulates and not self.objective.config.episodic
 
     @property
     def interpolates(self) -> bool:
-        """Whether interpolated weights can stand in for both models: only norms adapt, without batch statistics."""
+        """True if interpolated weights can replace both models: only norms adapt, without batch statistics."""
         return self.norms_only and bool(self.adapted_names) and not self.net.batch_norms.mixes
 
     @property
     def norms_only(self) -> bool:
-        """Whether only normalisation weights change, so that a delta is small."""
+        """True if only normalisation weights change, so that a delta is small."""
         return self.objective.chosen in ("norms", "none")
 
     @property

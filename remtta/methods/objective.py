@@ -17,7 +17,7 @@ from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
 Config = TypeVar("Config", bound=MethodConfig)
 
 Targets = tuple[Tensor, ...]
-"""What a loss compares the images with: tensors with one row per image."""
+"""Targets of a loss: tensors with one row per image."""
 
 Loss = tuple[Tensor, Tensor, int]
 """Logits (L, B, C) of the views, the plain one first; the scalar loss; the number of images it averages over."""

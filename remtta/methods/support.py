@@ -25,12 +25,12 @@ _CLASSES = 1000  # classes of the head added to a model without one
 
 @dataclass(frozen=True)
 class Support:
-    """What remtta supports on a timm model.
+    """The methods and masks that remtta supports on a timm model.
 
     Attributes:
         model: Its name.
         kind: Its kind, in a few words.
-        has_head: Whether timm's model has a classifier; if not, the user's weights must include one.
+        has_head: True if timm's model has a classifier; if not, the user's weights must include one.
         masks: Scores by which REM can mask, its default first, besides random ones.
         blocks: Number of blocks or stages.
         adapted: Indices of those whose norms adapt by default.

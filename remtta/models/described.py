@@ -1,4 +1,4 @@
-"""A classifier with what it does not tell of itself, and the logits in what it returns."""
+"""A classifier with metadata that it lacks itself, and the logits in its output."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from remtta.models.preprocessing import Preprocessing
 
 Output = Callable[[Any], Tensor]
-"""From what a model returns to logits (B, C)."""
+"""A function from a model's output to logits (B, C)."""
 
 
 class Described(nn.Module):
-    """A classifier, with what it does not tell of itself.
+    """A classifier, with metadata that it lacks itself.
 
     Args:
         module: The classifier.
-        output: From what it returns to logits (B, C); None where that is logits, or has them as `logits`.
+        output: Function from its output to logits (B, C); None if the output is the logits, or has them as `logits`.
         patch_size: Height and width of the patches that masks leave out, in pixels; None for the model's own.
-        preprocessing: How images become its inputs; None for what it says itself, or else ImageNet's.
-        labels: Class names; None for what it says itself.
+        preprocessing: Its preprocessing; None for the one in its own config, or else ImageNet's.
+        labels: Class names; None for those in its own config.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Described(nn.Module):
 
 
 def logits_in(returned: Any, output: Output | None, model: nn.Module) -> Tensor:
-    """Return the logits (B, C) in what a model returned.
+    """Return the logits (B, C) in a model's output.
 
     Raises:
         ModelError: If there are none, with what to do.
@@ -57,7 +57,7 @@ def logits_in(returned: Any, output: Output | None, model: nn.Module) -> Tensor:
 
 
 def output_of(model: nn.Module) -> Output | None:
-    """Return what makes a model's logits of what it returns, where that was said."""
+    """Return the function from a model's output to its logits, if one was given."""
     return model.output if isinstance(model, Described) else None
 
 
@@ -70,7 +70,7 @@ def _shown(value: Any) -> str:
 def _remedy(value: Any) -> str:
     if isinstance(value, Mapping) and value:
         key = "logits" if "logits" in value else next(iter(value))
-        return f'say where they are: remtta.Adapter(model, output=lambda o: o["{key}"])'
+        return f'select them: remtta.Adapter(model, output=lambda o: o["{key}"])'
     if isinstance(value, tuple | list):
-        return "say where they are: remtta.Adapter(model, output=lambda o: o[0])"
-    return "say how they become that: remtta.Adapter(model, output=lambda o: ...)"
+        return "select them: remtta.Adapter(model, output=lambda o: o[0])"
+    return "convert the output: remtta.Adapter(model, output=lambda o: ...)"

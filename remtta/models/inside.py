@@ -1,4 +1,4 @@
-"""What one image's way through a classifier tells of it: where it is in its wrappers, its head, its layers."""
+"""Find a classifier inside its wrappers, its head and its layers by tracing one image through it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from remtta.errors import ModelError
 from remtta.models.described import Described, logits_in, output_of
 
 _SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)
-"""Sides of images, in pixels, that a model is tried with which does not say what it takes."""
+"""Image sides, in pixels, to try on a model whose config names no input size."""
 
 _RUNNERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One image's way through a model.
+    """The record of one image's forward pass through a model.
 
     Attributes:
-        place: The classifier's place in its wrappers; "" for the model itself.
-        has_front: Whether these change images before it gets them.
+        place: The classifier's module path in its wrappers; "" for the model itself.
+        has_front: True if the wrappers change images before it.
         input_size: Height and width of the image, in pixels.
         num_classes: Classes C.
-        head: Place of the layer whose output the logits are, if there is one.
-        calls: Shapes of what entered and what left each layer, by its place, in the order in which they were done;
-            () for what is no tensor.
+        head: Module path of the layer that returns the logits, if there is one.
+        calls: Shapes of each layer's input and output by its module path, in the order of their calls; () for values
+            that are not tensors.
     """
 
     place: str
@@ -45,14 +45,14 @@ _TRACES: WeakKeyDictionary[nn.Module, Trace] = WeakKeyDictionary()
 
 
 class Front:
-    """What wrappers do to images (B, 3, H, W) before the classifier inside gets them."""
+    """The part of the wrappers that changes images (B, 3, H, W) before the classifier inside."""
 
     def __init__(self, model: nn.Module, inner: nn.Module) -> None:
         self._model, self._inner = model, inner
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Return what the classifier inside gets."""
+        """Return the input of the classifier inside."""
         hook = self._inner.register_forward_pre_hook(_stop)
         try:
             self._model(images)
@@ -78,7 +78,7 @@ class Inside:
     Attributes:
         module: The classifier itself.
         given: The model as it was given.
-        front: What wrappers do to images before; None for nothing.
+        front: The part of the wrappers that changes images; None if there is none.
     """
 
     module: nn.Module
@@ -87,26 +87,26 @@ class Inside:
 
     @property
     def is_timms(self) -> bool:
-        """Whether it is used as timm's models are."""
+        """True if it has the interface of a timm model."""
         return is_timms(self.module) and output_of(self.given) is None
 
     @property
     def trace(self) -> Trace:
-        """One image's way through it."""
+        """The record of one image's forward pass."""
         return trace_of(self.given)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits (B, C) of images (B, 3, H, W) behind the front."""
+        """Return the logits (B, C) of images (B, 3, H, W) that have passed the front."""
         return logits_in(self.module(images), output_of(self.given), self.module)
 
 
 def look_inside(model: nn.Module) -> Inside:
     """Find the classifier in its wrappers: a timm model, one whose images they normalise, or the model itself.
 
-    A wrapper is looked through where it has no weights of its own, and returns what the model inside does.
+    A wrapper is skipped if it has no weights of its own and returns the output of the model inside.
 
     Raises:
-        ModelError: If it is no classifier of images, with the remedy.
+        ModelError: If it is not an image classifier; the message says what to do.
     """
     outer = _unwrapped(model)
     if is_timms(outer) and output_of(model) is None:
@@ -117,7 +117,7 @@ def look_inside(model: nn.Module) -> Inside:
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """Return what a model says of its labels, preprocessing and origin, in the terms of timm's `pretrained_cfg`."""
+    """Return a model's own metadata on labels, preprocessing and origin, in the form of timm's `pretrained_cfg`."""
     inside = look_inside(model)
     config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
     if not inside.is_timms:
@@ -134,21 +134,21 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 
 def num_classes_of(model: nn.Module) -> int:
-    """Return the number of classes of a classifier, 0 of a model of timm without a head."""
+    """Return the number of classes of a classifier, 0 for a timm model without a head."""
     inside = look_inside(model)
     return int(inside.module.num_classes or 0) if inside.is_timms else inside.trace.num_classes  # type: ignore[arg-type]
 
 
 def is_timms(model: nn.Module) -> bool:
-    """Whether a model tells of itself as timm's do."""
+    """Return True if a model has the metadata of a timm model."""
     return hasattr(model, "pretrained_cfg") or hasattr(model, "get_classifier")
 
 
 def trace_of(model: nn.Module) -> Trace:
-    """Send an image through a model, which is put in eval mode.
+    """Send an image through a model, in eval mode, and record the pass.
 
     Raises:
-        ModelError: If it takes no image, or returns no logits, with the remedy.
+        ModelError: If it takes no image or returns no logits; the message says what to do.
     """
     if model not in _TRACES:
         _TRACES[model] = _traced(model)
@@ -174,13 +174,13 @@ def _traced(model: nn.Module) -> Trace:
         return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), _shapes(own))
     why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
     raise ModelError(
-        f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); if it takes another, "
-        "say so: remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
+        f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); for another size, "
+        "use remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
     )
 
 
 def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """What a model returns, and what entered and left each of its layers, in the order in which they were done."""
+    """Return a model's output, and each layer's input and output in the order of their calls."""
     calls: dict[str, tuple[Any, Any]] = {}
 
     def noting(name: str) -> Callable[..., None]:
@@ -202,9 +202,9 @@ def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, An
 def _place_in(
     model: nn.Module, calls: Mapping[str, tuple[Any, Any]], images: Tensor, returned: Any, logits: Tensor | None
 ) -> tuple[str, bool]:
-    """Where the classifier is, and whether it gets other images than the model: the innermost one that counts.
+    """Return the path of the classifier inside, and True if its input differs from the model's.
 
-    It returns what the model does, or these logits.
+    It is the module that takes images, holds all weights, and returns the model's output or these logits.
     """
     num_weights = len(list(model.parameters()))
     for name, (entered, left) in calls.items():
@@ -236,7 +236,7 @@ def _shapes(calls: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[tuple[int, 
 
 
 def _check_logits(logits: Tensor, model: nn.Module) -> None:
-    """Refuse probabilities."""
+    """Raise ModelError for probabilities."""
     shares = not logits.is_meta and logits.shape[1] > 1 and bool((logits >= 0).all())
     if shares and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-4):
         raise ModelError(
@@ -246,24 +246,24 @@ def _check_logits(logits: Tensor, model: nn.Module) -> None:
 
 
 def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Sizes of images to try, in the order of how likely they are."""
+    """Yield the image sizes to try, the most likely first."""
     if isinstance(model, Described) and model.preprocessing is not None:
         yield model.preprocessing.input_size
         return
     for layer in model.modules():
-        said = [getattr(each, name, None) for each in (layer, getattr(layer, "config", None)) for name in _SAID]
-        said.append((getattr(layer, "pretrained_cfg", None) or {}).get("input_size", ())[1:])
-        for size in said:
+        named = [getattr(each, name, None) for each in (layer, getattr(layer, "config", None)) for name in _SIZE_NAMES]
+        named.append((getattr(layer, "pretrained_cfg", None) or {}).get("input_size", ())[1:])
+        for size in named:
             if isinstance(size, int) or (isinstance(size, tuple | list) and len(size) == 2):
                 yield (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     yield from ((side, side) for side in _SIZES)
 
 
-_SAID = ("image_size", "img_size")
+_SIZE_NAMES = ("image_size", "img_size")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """Without what only runs a model, on several devices or compiled, and what only describes it."""
+    """Return the model without wrappers that only run it (parallel, compiled) or describe it."""
     while True:
         inner = model.module if isinstance(model, (Described, *_RUNNERS)) else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
@@ -272,7 +272,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
-    """An image (1, 3, H, W) with other pixels everywhere, where and of what type the weights are."""
+    """Return an image (1, 3, H, W) of different pixels, with the weights' device and dtype."""
     values = torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size)
     return values.to(next(model.parameters(), values))
 
@@ -284,7 +284,7 @@ def _equal(value: Any, tensor: Tensor) -> bool:
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the model inside."""
+    """Raised to end a forward pass at the model inside."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()

@@ -134,11 +134,10 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
 
 
 def _tell_assumed(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> None:
-    """Say which mean and deviation are taken for a file that names none: models of one shape differ in them."""
+    """Log the mean and standard deviation used for a file without them: models of the same shape differ in these."""
     mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
     _log.info(
-        "%s does not name its preprocessing, so that of %s is used (--mean %s --std %s); remtta doctor tells whether "
-        "it fits",
+        "%s does not record its preprocessing, so that of %s is used (--mean %s --std %s); remtta doctor checks it",
         checkpoint,
         name,
         mean,

@@ -44,43 +44,43 @@ class DataOptions:
 
     domains: Annotated[
         tuple[str, ...] | None,
-        _data("Which domains, in this order.", metavar="A,B", default="the standard order", common=True),
+        _data("Domains to evaluate, in this order.", metavar="A,B", default="the standard order", common=True),
     ] = None
     severities: Annotated[
         tuple[int, ...] | None,
         _data(
-            "One or several of 1 to 5.",
+            "Severities to evaluate, 1 to 5, separated by commas.",
             flags=("--severity",),
             min=1,
             max=5,
-            default="5, or the only one there is; gradual: all",
+            default="5, or the only one in ROOT; gradual: all",
             common=True,
         ),
     ] = None
     apart: Annotated[
         bool,
         _data(
-            "Each severity, by default all five, by itself: from the source weights, in one table.",
+            "Evaluate each severity (by default all five) separately, from the source weights, in one table.",
             more="evaluation.md#several-checkpoints-and-severities",
         ),
     ] = False
     image_list: Annotated[
-        Path | None, _data("Only these images, in this order: wnid/name per line.", metavar="FILE")
+        Path | None, _data("Evaluate only these images, in this order; one wnid/name per line.", metavar="FILE")
     ] = None
     labels_file: Annotated[
         Path | None,
         _data(
-            "One domain of these images: path<TAB>class or path,class per line.",
+            "Evaluate the images in this list as one domain; path<TAB>class or path,class per line.",
             metavar="FILE",
             common=True,
             more="evaluation.md#a-few-labelled-frames-of-a-stream",
         ),
     ] = None
     class_map: Annotated[
-        Path | None, _data("Class folder and class number per line, or JSON.", metavar="FILE", default="found")
+        Path | None, _data("Folder name and class number per line, or as JSON.", metavar="FILE", default="detected")
     ] = None
     limit: Annotated[int | None, _data("At most N images per domain.", metavar="N", min=1, common=True)] = None
-    resize: Annotated[Resize, _data("auto: not where images have the input size already.")] = "auto"
+    resize: Annotated[Resize, _data("Resize and crop images; auto: unless they already have the input size.")] = "auto"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -113,7 +113,12 @@ class EvalOptions:
 
     scenario: Annotated[
         str,
-        _protocol(f"{', '.join(SCENARIOS)}.", complete=dict.fromkeys(SCENARIOS, ""), default="continual", common=True),
+        _protocol(
+            f"Order of domains and resets: {', '.join(SCENARIOS)}.",
+            complete=dict.fromkeys(SCENARIOS, ""),
+            default="continual",
+            common=True,
+        ),
         Fixed(),
     ] = "continual"
     batch_size: Annotated[
@@ -128,7 +133,9 @@ class EvalOptions:
         Fixed(),
     ] = 0
     seeds: Annotated[
-        tuple[int, ...], _protocol("One run each: 0,1,2.", flags=("--seeds", "--seed"), common=True), Fixed()
+        tuple[int, ...],
+        _protocol("Seeds, one run each, such as 0,1,2.", flags=("--seeds", "--seed"), common=True),
+        Fixed(),
     ] = (0,)
     order: Annotated[
         Literal["shuffled", "stored"] | None,
@@ -144,41 +151,49 @@ class EvalOptions:
     imbalance: Annotated[float, _protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
-        _protocol("Label shift: Dirichlet concentration instead; irregular: that of the pieces' lengths (1).", above=0),
+        _protocol(
+            "Dirichlet concentration of classes over time (label shift), or of the pieces' lengths (irregular).",
+            above=0,
+        ),
         Fixed(),
     ] = None
     visits: Annotated[
-        int | None, _protocol("Recurring: how often each domain comes.", min=1, default="20"), Fixed()
+        int | None, _protocol("Recurring: number of visits to each domain.", min=1, default="20"), Fixed()
     ] = None
     cost_ratio: Annotated[
-        float | None, _protocol("Time-constrained: update over forward pass.", min=1, default="measured"), Fixed()
+        float | None,
+        _protocol("Time-constrained: time of an update in forward passes.", min=1, default="measured"),
+        Fixed(),
     ] = None
     reset_every: Annotated[
         int | None,
-        _method("Reset to the source weights after N images (whole batches).", min=1, metavar="N"),
+        _method("Restore the source weights each time N images have been learned from.", min=1, metavar="N"),
         Fixed(),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], _output("What to do at an image that cannot be read.")] = "stop"
+    on_error: Annotated[Literal["skip", "stop"], _output("What to do if an image cannot be read.")] = "stop"
     guard: Annotated[GuardOptions, Only(), Fixed()] = _GUARD
     save_every_s: float = 30.0
     overwrite: Annotated[bool, _output("Replace an earlier evaluation.", common=True)] = False
     resume: Annotated[
-        bool, _output("Continue the evaluation in --output, if there is one; methods may be added.", common=True)
+        bool,
+        _output(
+            "Continue the evaluation in --output, or start it if there is none; methods may be added.", common=True
+        ),
     ] = False
     protocol: Annotated[
         ProtocolName | None,
-        _protocol("The settings of a paper: input size, normalisation, batch size.", common=True),
+        _protocol("Settings of a paper: input size, normalisation, batch size.", common=True),
         Fixed(),
     ] = None
     engine: Annotated[
         Literal["serial", "processes", "ray"],
         _output(
-            "Runs of methods and seeds one after the other, by processes here, or by the workers of Ray.",
+            "Run methods and seeds one after the other, in local processes, or on Ray workers.",
             more="scale.md#tables-and-corruptions-on-many-cores",
         ),
     ] = "serial"
     jobs: Annotated[
-        int | None, _output("Processes at a time.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU")
+        int | None, _output("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU")
     ] = None
 
     def __post_init__(self) -> None:

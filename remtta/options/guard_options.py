@@ -1,4 +1,4 @@
-"""Options of the guard: which model predicts, and what is done about harmful adaptation."""
+"""Options of the guard: the model that predicts, and the response to harmful adaptation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = Literal["adapted", "both"]
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """Which model predicts, and what is done about harmful adaptation.
+    """Options of the guard: the model that predicts, and the response to harmful adaptation.
 
     Attributes:
         answer: "adapted", or "both", the mean of the adapted and the source model's probabilities. None for the
@@ -43,8 +43,8 @@ class GuardOptions:
     action: Annotated[
         Action | None,
         _answers(
-            "What to do when adaptation does harm: warn, restore the source weights (rollback), or also end "
-            "the run after the last retry (stop).",
+            "What to do if adaptation does harm: warn only, restore the source weights (rollback), or also end the run "
+            "after the last retry (stop).",
             flags=("--guard",),
             default="by the method: rollback for remtta, else off",
             common=True,
@@ -54,14 +54,14 @@ class GuardOptions:
     answer: Annotated[
         Answer | None,
         _answers(
-            "Who answers: the adapted model, or both: the mean of its and the source model's probabilities.",
+            "Model that answers: the adapted one, or both, by the mean of their probabilities.",
             default="by the method: both for remtta, else adapted",
             common=True,
             more="guard.md#who-answers",
         ),
     ] = None
     retries: Annotated[
-        int, _answers("Rollbacks; the alarm after them ends adaptation.", flags=("--guard-retries",), min=0)
+        int, _answers("Number of rollbacks; the next alarm ends adaptation.", flags=("--guard-retries",), min=0)
     ] = 8
     window: int = 100
     memory: int = 1000
@@ -76,7 +76,7 @@ class GuardOptions:
 
     @property
     def acts(self) -> bool:
-        """Whether it acts on harm instead of only reporting it."""
+        """True if it acts on harm instead of only reporting it."""
         return self.action in ("rollback", "stop")
 
     def filled(self, action: Action = "rollback", answer: Answer = "adapted") -> GuardOptions:

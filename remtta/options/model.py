@@ -25,7 +25,7 @@ class ModelOptions:
     name: Annotated[
         str | None,
         _model(
-            "timm name, hf-hub:..., local-dir:... (a folder of timm or of transformers), clip:NAME/WEIGHTS or "
+            "timm model, hf-hub:OWNER/NAME, local-dir:FOLDER (saved by timm or transformers), clip:NAME/WEIGHTS, or "
             "remtta-demo.",
             flags=("--model", "-m"),
             default=f"the delta's, or {DEFAULT_MODEL}",
@@ -37,17 +37,17 @@ class ModelOptions:
         Path | str | None,
         _model(
             "Weights: .safetensors, .pth/.pt/.tar (weights only, never run as code) or .npz.",
-            default="the delta's, or timm's own; bench: random",
+            default="the delta's, or timm's own; random in bench",
             common=True,
             more="models.md#weights-from-elsewhere",
         ),
     ] = None
-    use_ema: Annotated[bool, _model("Averaged weights of a timm training checkpoint.")] = False
+    use_ema: Annotated[bool, _model("Use the averaged weights (EMA) of a timm training checkpoint.")] = False
     num_classes: Annotated[
-        int | None, _model("Classes of the checkpoint's head.", min=2, default="the model's", common=True)
+        int | None, _model("Number of classes of the checkpoint's head.", min=2, default="the model's", common=True)
     ] = None
     model_kwargs: Annotated[
-        Mapping[str, Any], _model("More arguments for the model, as in timm.", metavar="KEY=VALUE ...", common=True)
+        Mapping[str, Any], _model("More arguments for timm.create_model.", metavar="KEY=VALUE ...", common=True)
     ] = field(default_factory=dict)
     labels: Annotated[
         Path | Sequence[str] | None,
@@ -56,7 +56,7 @@ class ModelOptions:
     prompts: Annotated[
         str | Sequence[str] | None,
         _model(
-            "Templates of a zero-shot model: single, openai7, openai80, watt, or a file of one a line.",
+            "Templates of a zero-shot model: single, openai7, openai80, watt, or a file with one per line.",
             default="single",
             more="clip.md",
         ),
@@ -64,18 +64,20 @@ class ModelOptions:
     text_embeddings: Annotated[
         Path | str | None,
         _model(
-            "Classes of an image tower without a text tower, as remtta text-embed wrote them.",
+            "Class embeddings for an image tower without its text tower, written by remtta text-embed.",
             metavar="FILE",
             more="clip.md#without-a-text-tower",
         ),
     ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
-        _model("Pixel mean in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS),
+        _model("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
     ] = None
     std: Annotated[
         tuple[float, float, float] | None,
-        _model("Pixel deviation in [0, 1]; one number for all.", metavar="R G B", default=_CHECKPOINTS),
+        _model(
+            "Pixel standard deviation in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS
+        ),
     ] = None
     input_size: Annotated[
         tuple[int, int] | None,
@@ -83,10 +85,10 @@ class ModelOptions:
     ] = None
     interpolation: Annotated[str | None, _model("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)] = None
     crop_pct: Annotated[
-        float | None, _model("Share of the short side kept by the centre crop.", default=_CHECKPOINTS)
+        float | None, _model("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
     ] = None
 
     def check_files(self) -> None:
-        """Raise UsageError if the checkpoint is not there."""
+        """Raise UsageError if the checkpoint does not exist."""
         if self.checkpoint is not None and not Path(self.checkpoint).is_file():
             raise UsageError(f"{self.checkpoint}: no such checkpoint file")

@@ -57,7 +57,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Option(Bounds):
-    """How a field is given on the command line: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`.
+    """Make a field a command-line option: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`.
 
     Attributes:
         help: Its description, in one sentence.
@@ -65,7 +65,7 @@ class Option(Bounds):
         metavar: Placeholder for its value.
         default: What happens by default, if the field's default does not say so.
         panel: Heading under which `--help` lists it.
-        common: Whether `--help` shows it; `--help-all` shows every option.
+        common: True if `--help` shows it; `--help-all` shows every option.
         read: Parses its value; by default according to the field's type.
         complete: Values with descriptions, for shell completion.
         more: A page of the documentation, relative to docs/.
@@ -138,7 +138,7 @@ class Member:
 
     @property
     def is_group(self) -> bool:
-        """Whether it is a dataclass of options."""
+        """True if it is a dataclass of options."""
         return isinstance(self.type, type) and is_dataclass(self.type)
 
     @property

@@ -29,7 +29,8 @@ MAX_SEED = 2**63 - 1
 class RunOptions:
     """Options of a run over a stream; the method has its own settings.
 
-    With `guard` None, the adapted model predicts and harm is never undone. `topk` classes are listed per prediction.
+    With `guard` None, the adapted model predicts and harm is never undone. Each prediction lists the `topk` likeliest
+    classes.
     State and delta are saved after `save_every_s` seconds even without `save_every` updates.
     """
 
@@ -38,19 +39,19 @@ class RunOptions:
     )
     reset_every: Annotated[
         int | None,
-        _method("Reset to the source weights after N frames (whole batches).", min=1, metavar="N"),
+        _method("Restore the source weights each time N frames have been learned from.", min=1, metavar="N"),
         Fixed(),
     ] = None
     adapt_for: Annotated[
         int | None,
-        _method("Learn from the first N frames (whole batches), then only predict.", min=1, metavar="N"),
+        _method("Learn from the first N frames, in whole batches, then only predict.", min=1, metavar="N"),
         Fixed(),
     ] = None
     guard: Annotated[GuardOptions | None, Fixed()] = _BY_METHOD
     smooth: Annotated[
         Smooth,
         _answers(
-            "auto: where consecutive frames are related, as in video, an answer takes the frames before into account.",
+            "auto: smooth predictions over time while consecutive frames are related, as in video.",
             common=True,
             more="estimates.md#smoothing-over-time",
         ),
@@ -59,16 +60,16 @@ class RunOptions:
     estimate: Annotated[
         float | None,
         _answers(
-            "Estimate the accuracy on the last 500 frames, given the model's accuracy on clean images; unlabelled "
-            "clean images in --source-data make it better.",
-            metavar="SHARE",
+            "Estimate the accuracy over the last 500 frames, given the model's accuracy on clean images (0 to 1); "
+            "unlabelled clean images in --source-data make it more exact.",
+            metavar="ACCURACY",
             more="estimates.md#estimated-accuracy",
         ),
         Fixed(),
     ] = None
     expire_below: Annotated[
         float | None,
-        _answers("Warn, and write an event, when the estimate falls below this.", metavar="SHARE"),
+        _answers("Warn and record an event when the estimate falls below this.", metavar="ACCURACY"),
     ] = None
     overwrite: Annotated[bool, _output("Replace an earlier run in the folder.", common=True)] = False
     resume: Annotated[
@@ -82,29 +83,32 @@ class RunOptions:
     replay: Annotated[
         bool,
         _output(
-            "With --resume and --predictions -: first repeat what the reader may have missed.",
+            "With --resume and --predictions -: first repeat rows that the reader may have missed.",
             more="reliability.md#stop-and-resume",
         ),
     ] = False
     topk: Annotated[int, Bounds(min=1), Fixed()] = 5
-    logits: Annotated[bool, _output("Write all logits."), Fixed()] = False
+    logits: Annotated[bool, _output("Add all logits to each row."), Fixed()] = False
     save_every: Annotated[
         int,
-        _output("Updates between saves of state and delta, which are also saved every 30 s.", min=1),
+        _output("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1),
     ] = 20
     save_every_s: Annotated[float, Bounds(above=0, below=math.inf)] = 30.0
-    save_full: Annotated[bool, _output("Save a delta even if every weight changes.")] = False
+    save_full: Annotated[bool, _output("Write a delta even if every weight changes; it is as large as the model.")] = (
+        False
+    )
     max_ms: Annotated[
-        float | None, _output("Mean time per frame in ms; updates are skipped to keep it, never predictions.", above=0)
+        float | None,
+        _output("Mean time per frame in ms; to keep to it, updates are skipped, never predictions.", above=0),
     ] = None
-    realtime: Annotated[
-        bool, _output("Skip updates, never predictions, while a video or live source is ahead of the model.")
-    ] = False
-    latency: Annotated[bool, _output("Output predictions before the update on their batch."), Fixed()] = False
+    realtime: Annotated[bool, _output("Skip updates, never predictions, to keep up with a video or live source.")] = (
+        False
+    )
+    latency: Annotated[bool, _output("Output a batch's predictions before its update."), Fixed()] = False
     flush_after: Annotated[
         float | None,
         _output(
-            "Predict frames that have waited this long for a full batch; they are still learned from with it.",
+            "Predict frames that have waited this long for a full batch; they are learned from later, in their batch.",
             metavar="SECONDS",
             min=0,
             below=math.inf,
@@ -113,9 +117,9 @@ class RunOptions:
     ] = None
     max_memory: Annotated[
         int | None,
-        _output("Memory limit, such as 2G: as many images at a time as fit.", metavar="SIZE", read=read_size),
+        _output("Memory limit, such as 2G; sets the largest micro-batch that fits.", metavar="SIZE", read=read_size),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], _output("What to do at a frame that cannot be read.")] = "skip"
+    on_error: Annotated[Literal["skip", "stop"], _output("What to do if a frame cannot be read.")] = "skip"
     seed: Annotated[int, _output("Seed of every random choice.", min=0, max=MAX_SEED), Fixed()] = 0
 
     def __post_init__(self) -> None:

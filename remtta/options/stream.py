@@ -19,7 +19,7 @@ OPEN_TIMEOUT_S, READ_TIMEOUT_S = 15.0, 15.0
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """How a camera or a network stream is read.
+    """Options of a camera or a network stream.
 
     Attributes:
         reconnect_for: Seconds; 0 ends the stream at the first loss, which is an error if the source is known not to
@@ -35,8 +35,8 @@ class LiveOptions:
     reconnect_for: Annotated[
         float,
         _stream(
-            "Wait this long for a lost camera or network stream; 0: end there. If given, or with --resume, also at "
-            "the start.",
+            "Seconds to wait for a lost camera or network stream; 0 ends the run. If given, or with --resume, a source "
+            "that is missing at the start is waited for, too.",
             metavar="SECONDS",
             min=0,
             below=math.inf,
@@ -47,7 +47,7 @@ class LiveOptions:
     ] = 60.0
     buffer: Annotated[
         Buffer,
-        _stream("Frames of a live source to use when the model is slower: the newest, or all.", default="latest"),
+        _stream("Frames to use of a live source that is faster than the model.", default="latest"),
     ] = "latest"
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S
@@ -59,15 +59,17 @@ class LiveOptions:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Which frames of a source are read, and in what order.
+    """The frames of a source to read, and their order.
 
     `live` are the options of cameras and network streams; None for the defaults, which are valid for any source.
     """
 
-    limit: Annotated[int | None, _stream("Stop after so many frames.", metavar="N", min=1, common=True)] = None
-    frame_stride: Annotated[int, _stream("Take every K-th frame.", metavar="K", min=1, common=True)] = 1
-    sort: Annotated[Sort, _stream("Order of a folder's or glob's files; by name: frame_2 before frame_10.")] = "name"
-    null: Annotated[bool, _stream("Paths on standard input end in NUL.", flags=("--null", "-0"))] = False
+    limit: Annotated[int | None, _stream("Use at most N frames.", metavar="N", min=1, common=True)] = None
+    frame_stride: Annotated[int, _stream("Use every K-th frame.", metavar="K", min=1, common=True)] = 1
+    sort: Annotated[Sort, _stream("Order of the files in a folder or glob; name puts frame_2 before frame_10.")] = (
+        "name"
+    )
+    null: Annotated[bool, _stream("Paths on standard input end in NUL, not newline.", flags=("--null", "-0"))] = False
     live: LiveOptions | None = None
 
     def __post_init__(self) -> None:

@@ -105,7 +105,7 @@ def _mark_events(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
 
 @_drawn
 def over_time(series: Series) -> tuple[Figure, str]:
-    """Plot the entropy, the adapted model's share and the guard's decisions by frame."""
+    """Plot the entropy, the adapted model's weight and the guard's decisions by frame."""
     figure, (top, bottom) = _axes(3.6, 2, sharex=True)
     frames = np.asarray(series.index)
     places, entropy = binned(series.entropy)
@@ -113,9 +113,9 @@ def over_time(series: Series) -> tuple[Figure, str]:
     top.plot(at, entropy, color=_BLUE, lw=1.4)
     top.set_ylabel("entropy in nats")
     top.set_ylim(bottom=0)
-    bottom.plot(at, binned(series.share)[1], color=_BLUE, lw=1.4, label="adapted model's share")
+    bottom.plot(at, binned(series.share)[1], color=_BLUE, lw=1.4, label="adapted model's weight")
     bottom.set_ylim(-0.04, 1.04)
-    bottom.set_ylabel("share in the answer")
+    bottom.set_ylabel("weight in the answer")
     bottom.set_xlabel("frame")
     for axes in (top, bottom):
         _mark_events(axes, series.events)
@@ -130,7 +130,7 @@ def over_time(series: Series) -> tuple[Figure, str]:
     return (
         figure,
         f"Entropy over {len(frames)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
-        f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean share in the answers is "
+        f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean weight in the answers is "
         f"{np.mean(series.share):.2f}. Events: {text}.",
     )
 
@@ -167,15 +167,15 @@ def classes(series: Series) -> tuple[Figure, str]:
         axes.barh(at + 0.4 * (place - 0.5), values, 0.38, color=(_GREY, _BLUE)[place], label=title)
     axes.set_yticks(at, [name if len(name) < 28 else f"{name[:26]}..." for name in names])
     axes.invert_yaxis()
-    axes.set_xlabel("share of the predictions in %")
+    axes.set_xlabel("share of predictions in %")
     axes.legend(loc="lower right")
     rows = "; ".join(f"{name}: {first:.1f} and {last:.1f} %" for name, first, last in zip(names, *shares, strict=True))
-    return figure, f"Share of each class by {titles[0]} and {titles[1]}. {rows}."
+    return figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}."
 
 
 @_drawn
 def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
-    """Plot how far each layer of a delta moved."""
+    """Plot the size of each layer's change in a delta."""
     largest = sorted(range(len(moved)), key=lambda place: -moved[place]["rms"])[:_MAX_LAYERS]
     shown = [moved[place] for place in sorted(largest)]
     figure, axes = _axes(0.8 + 0.17 * len(shown))
@@ -185,4 +185,4 @@ def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.locator_params(axis="x", nbins=4)  # long tick labels would overlap
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
-    return figure, f"How far each layer moved, as the root mean square of its change. {rows}."
+    return figure, f"Root mean square change of each layer. {rows}."

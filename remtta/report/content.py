@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import RemttaError, UsageError, counted
 from remtta.files import write_atomically
 from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
@@ -18,7 +18,7 @@ from remtta.report.series import Series, name_of, read_series
 from remtta.runs.reading import Row
 
 _PICTURES = (
-    ("Error over time", "running_error.png", "Error of each method over the images, with where domains begin"),
+    ("Error over time", "running_error.png", "Error of each method over the images, with the start of each domain"),
     ("Masks", "masks.png", "Sample images with the patches that the masks hide hatched"),
 )
 """Plots of an evaluation to include: title, file and text alternative."""
@@ -80,7 +80,7 @@ def _facts(run: _Run) -> dict[str, str]:
         percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
         facts["latency of a full batch in ms"] = ", ".join(percentiles)
     if run.series.by_both:
-        facts["adapted and source differ"] = f"{run.series.num_differing} frames"
+        facts["models disagree"] = f"on {counted(run.series.num_differing, 'frame')}"
     return facts
 
 
@@ -89,11 +89,9 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     yield page.section("Over time", [page.chart(run.name, charts.over_time(run.series)) for run in seen])
     estimated = [run for run in seen if run.series.estimates]
     yield page.section("Estimated accuracy", [page.chart(run.name, charts.accuracy(run.series)) for run in estimated])
-    yield page.section("Classes before and after", [page.chart(run.name, charts.classes(run.series)) for run in seen])
+    yield page.section("Predicted classes", [page.chart(run.name, charts.classes(run.series)) for run in seen])
     moved = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
-    yield page.section(
-        "Which layers moved", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers]
-    )
+    yield page.section("Changed layers", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers])
 
 
 def _frames(runs: Sequence[_Run], masked: Look | None) -> Iterator[str]:
@@ -109,7 +107,7 @@ def _frames(runs: Sequence[_Run], masked: Look | None) -> Iterator[str]:
         if series.unsure:
             shown = zip(pictures[count:], map(_unsure, series.unsure), strict=True)
             unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}{note}"))
-    yield page.section("Frames where the adapted and the source model differ", differing)
+    yield page.section("Frames on which the adapted and the source model disagree", differing)
     yield page.section("Frames of lowest confidence", unsure)
 
 

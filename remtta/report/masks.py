@@ -47,7 +47,7 @@ def largest_mask(folders: Sequence[Path]) -> REMConfig:
         raise UsageError(f"--masks shows what REM hides, and {folder} is a run of {method['name']}; leave it out")
     config = REMConfig(mask_ratios=(0.0, method["mask_ratios"][-1]), masking=method.get("masking") or REMConfig.masking)
     if config.masking == "random":
-        raise UsageError(f"--masks: those of {folder} were drawn at random and are not known; leave it out")
+        raise UsageError(f"--masks: the masks of {folder} were drawn at random and not recorded; leave it out")
     return config
 
 

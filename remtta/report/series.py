@@ -124,7 +124,7 @@ def _check_prediction(row: Row) -> None:
         return
     check_entries(row, _ROW)
     for prediction in (row.get("each") or {}).values():
-        check_entries({"said": prediction}, {"said": dict})
+        check_entries({"each": prediction}, {"each": dict})
         check_entries(prediction, {"class": int, "prob": float, "label?": str})
 
 

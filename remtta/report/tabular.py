@@ -20,16 +20,16 @@ _Kind = Any
 """A type; or a list or mapping of kinds, which CSV holds as JSON."""
 
 _ROWS_AT_ONCE = 10_000
-_SAID = {"class": int, "label": str, "prob": float}
+_PREDICTION = {"class": int, "label": str, "prob": float}
 _ANSWER: Mapping[str, _Kind] = {
-    **_SAID,
+    **_PREDICTION,
     "entropy": float,
     "update": int,
     "adapted": bool,
     "not_adapted": str,
     "answered_by": str,
     "weight": float,
-    "raw": _SAID,
+    "raw": _PREDICTION,
 }
 RUN: Mapping[str, _Kind] = {
     "index": int,
@@ -38,8 +38,8 @@ RUN: Mapping[str, _Kind] = {
     "time_s": float,
     "time": str,
     **_ANSWER,
-    "topk": [_SAID],
-    "each": {"adapted": _SAID, "source": _SAID},
+    "topk": [_PREDICTION],
+    "each": {"adapted": _PREDICTION, "source": _PREDICTION},
     "estimate": {"answers": float, "adapted": float, "source": float},
     "early": bool,
     "logits": [float],

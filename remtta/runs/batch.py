@@ -119,17 +119,17 @@ class BatchResult:
 
     @property
     def by_source(self) -> bool:
-        """Whether the source model predicted alone."""
+        """True if the source model predicted alone."""
         return self.answers is not None and self.answers.weight == 0
 
     @property
     def by_both(self) -> bool:
-        """Whether both models contributed."""
+        """True if both models contributed."""
         return self.answers is not None and 0 < self.answers.weight < 1
 
     @property
     def smoothed(self) -> list[bool]:
-        """Which predictions were smoothed with earlier frames."""
+        """For each prediction, True if it was smoothed with earlier frames."""
         return [] if self.answers is None else self.answers.smoothed
 
     @property

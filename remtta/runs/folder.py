@@ -79,7 +79,7 @@ def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None
 
 
 def refuse_others_files(folder: Path) -> None:
-    """Refuse a folder that holds files, and none of them of a run: results do not go among images by mistake.
+    """Raise if a folder holds files but no run, so that results are not written among images by mistake.
 
     Hidden files do not count, nor do .json files: a failed run may have left its health file.
 
@@ -104,7 +104,7 @@ def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: b
     check_not_in_use(folder)
     check_can_hold(folder, "a run folder", "--output")
     if (folder / RECORD).exists():
-        raise UsageError(f"{folder} holds the run of a single stream; choose another --output for many")
+        raise UsageError(f"{folder} holds the run of a single stream; choose another --output for --streams")
     for name in names:
         check_folder(folder / name, overwrite=overwrite, resume=resume)
 

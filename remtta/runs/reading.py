@@ -30,7 +30,13 @@ _WHEN_GOING_ON: Shape = {
     "methods?": dict,
     "status?": str,
 }
-_NAMES: Mapping[type, str] = {str: "text", int: "whole number", float: "number", dict: "group of entries", list: "list"}
+_NAMES: Mapping[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
@@ -48,7 +54,7 @@ def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> It
             try:
                 row = json.loads(line.decode())
                 if not isinstance(row, dict):
-                    raise ValueError("it is not a row")
+                    raise ValueError("it is not a JSON object")
                 check(row)
             except (ValueError, RecursionError) as error:
                 raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
@@ -82,7 +88,7 @@ def checked_record(path: Path, shape: Shape) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(record, dict):
-        raise ValueError("it is not a record")
+        raise ValueError("it is not a JSON object")
     check_entries(record, shape)
     return record
 
@@ -99,7 +105,7 @@ def check_entries(content: Mapping[str, Any], shape: Shape) -> None:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if not (_is(value, kind) or (value is None and entry != name)):
-            raise ValueError(f"its {name} is {'missing' if value is None else f'no {_NAMES[kind]}'}")
+            raise ValueError(f"its {name} is {'missing' if value is None else f'not {_NAMES[kind]}'}")
 
 
 def _is(value: Any, kind: type) -> bool:

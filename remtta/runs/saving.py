@@ -33,7 +33,7 @@ class SaveRhythm:
 
     @property
     def slow(self) -> bool:
-        """Whether a save takes so long that it may be skipped."""
+        """True if a save takes so long that it may be skipped."""
         return self._took > _SLOW_S
 
     def allows(self, every_s: float = 0.0) -> bool:

@@ -140,7 +140,7 @@ class Session(Generic[C]):
 
     @property
     def quick(self) -> bool:
-        """Whether batches are fast enough for a stop to wait for another prediction."""
+        """True if batches are fast enough for a stop to wait for another prediction."""
         return self._seconds < PATIENCE_S
 
     @property
@@ -187,7 +187,7 @@ class Session(Generic[C]):
         excluded: dict[int, str] = {}
         called = False
         counts_before = self.counts.frames_in_delta, self.counts.frames_since_reset
-        before = self._mark.counts or self.counts  # without frames of this batch that were predicted early
+        before = self._counts_before or self.counts  # without frames of this batch that were predicted early
         if self._adapt_for is not None and before.frames >= self._adapt_for:
             self.adapter.frozen = True
         if frames and self._reset_is_due(batch):

@@ -86,10 +86,10 @@ def restore_state(path: Path, state: Mapping[str, Tensor], owner: ObservedMethod
 
 
 def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
-    """Have a method go on from a state.
+    """Load a state into a method, all of it.
 
     Raises:
-        ValueError: If it holds more, less or something else than the method's own.
+        ValueError: If its tensors are not exactly those that the method would save.
     """
     try:
         owner.load_state(state)
@@ -97,7 +97,7 @@ def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
     except torch.OutOfMemoryError:
         raise
     except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"the state is of something else: {error}") from error
+        raise ValueError(f"the state does not fit: {error}") from error
     if names != state.keys():
         raise ValueError(f"the state has {', '.join(sorted(names ^ state.keys())[:3])}, or lacks it")
 

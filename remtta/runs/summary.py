@@ -77,7 +77,7 @@ class RunSummary:
 
     @property
     def ended(self) -> str | None:
-        """How the run ended, in a word or two; None while it is running."""
+        """The end of the run in a word or two; None while it is running."""
         return None if self.exit_reason == "running" else self.exit_reason.partition(":")[0]
 
     @property
@@ -135,7 +135,7 @@ class RunSummary:
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
         dropped = f"{self.num_dropped} dropped for newer ones, " if self.num_dropped else ""
         by_source = f"{counted(place.by_source, 'frame')} answered by the source"
-        smoothed = counted(place.smoothed, "frame") if place.smoothed else "none, as no order was seen in them"
+        smoothed = counted(place.smoothed, "frame") if place.smoothed else "none, as frames did not come in order"
         names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
         estimates = ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
         lines = {

@@ -90,7 +90,7 @@ class LiveSource:
 
     @property
     def seconds_lost(self) -> float:
-        """How long the source has been lost, in seconds; 0 while it is available, and before its first frame."""
+        """Seconds since the source was lost; 0 while it is available, and before its first frame."""
         lost_at = self._lost_at
         return 0.0 if lost_at is None else self._clock() - lost_at
 
@@ -173,7 +173,7 @@ class LiveSource:
                 f"{self.name} was lost ({connection.reason}); check it and the network, or wait for it with "
                 "--reconnect-for"
             )
-        _log.warning("%s has ended (%s) and is not opened again", self.name, connection.reason)
+        _log.warning("%s has ended (%s) and is not reopened", self.name, connection.reason)
         return True
 
     def _reconnect(self, lost: Connection, last: Shot | None) -> tuple[Connection, Shot | None, Gap | None]:
@@ -181,8 +181,8 @@ class LiveSource:
         self.state = "reconnecting" if last else "opening"
         self._lost_at = self._clock() if last else None
         patience_s, connection = self.options.reconnect_for, lost
-        what, back = ("lost", " back") if last else ("not there", "")
-        _log.warning("%s is %s (%s); trying to get it%s for %g s", self.name, what, lost.reason, back, patience_s)
+        what = "lost" if last else "not available"
+        _log.warning("%s is %s (%s); retrying for %g s", self.name, what, lost.reason, patience_s)
         deadline = self._clock() + patience_s
         for attempt in self._attempts(deadline):
             if self._closed.is_set():
@@ -190,14 +190,14 @@ class LiveSource:
             connection = self._open()
             if shot := _first_whole(connection, deadline):
                 if last is None:
-                    _log.warning("%s is there now", self.name)
+                    _log.warning("%s is available now", self.name)
                     return connection, shot, None
                 gap = Gap(round(shot.arrived - last.arrived, 3), lost.reason, attempt)
                 _log.warning("%s is back after %.1f s", self.name, gap.seconds)
                 return connection, shot, gap
             _log.debug("%s, attempt %d: %s", self.name, attempt, connection.reason)
         raise StreamError(
-            f"{self.name} was {what} ({lost.reason}) and did not come{back} within {patience_s:g} s; "
+            f"{self.name} was {what} ({lost.reason}) and could not be opened within {patience_s:g} s; "
             "check it and the network, or wait longer with --reconnect-for"
         )
 

@@ -382,7 +382,7 @@ def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str
 def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
     with pytest.raises(ModelError, match="pools no tokens"):
         backbone_of(timm.create_model("eva02_small_patch14_336", **SMALL, global_pool=""))
-    with pytest.raises(ModelError, match="cuts patches by a convolution"):
+    with pytest.raises(ModelError, match="embeds patches by a convolution"):
         backbone_of(timm.create_model("naflexvit_base_patch16_gap", **FLEXIBLE, embed_proj_type="conv"))
 
 

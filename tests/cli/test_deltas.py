@@ -56,7 +56,7 @@ def test_adapt_apply_and_inspect(
     assert content["predictions"]["predicted"] == 12
     assert content["delta"]["parameters"] == 2 * 2 * 48 + NUM_CLASSES
     assert remtta_here("inspect", run / "delta.safetensors") == 0
-    assert "3 updates on 12 frames since the source weights" in capfd.readouterr().out
+    assert "3 updates on 12 frames from the source weights" in capfd.readouterr().out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")

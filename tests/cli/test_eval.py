@@ -72,7 +72,7 @@ def _errors() -> Iterator[tuple[list[str], int, str]]:
     yield ["c", "--protocol", "mine"], 2, "'mine' is not one of 'rem-paper', 'rem-paper-cifar'"
     yield ["c", "--protocol", "rem-paper"], 2, "jpeg_compression; it has fog; name the ones to evaluate with --domains"
     yield ["c", "--resize", "some"], 2, "'some' is not one of 'auto', 'always', 'never'"
-    yield ["c", "--resume"], 2, "--resume needs the --output"
+    yield ["c", "--resume"], 2, "name it with --output"
     yield ["c", "--scenario", "gradual", "--severity", "5"], 2, "visits all severities; leave --severity out"
     yield ["c", "--crop-pct", "0"], 2, "crop-pct must be in (0, 1], got 0"
     yield ["c", "--imbalance", "10"], 2, "imbalance must be left out but in label-shift"

@@ -141,10 +141,10 @@ def header_of(path: Path) -> dict[str, str]:
     [
         ("model", "x", "its model.num_classes is missing"),
         ("timing", [], "its timing.started is missing"),
-        ("counts", {"frames": "many", "skipped": 0, "updates": 0}, "its counts.frames is no whole number"),
-        ("guard", 3, "its guard is no group of entries"),
-        ("guard", {"alarms": "many"}, "its guard.alarms is no whole number"),
-        ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is no number"),
+        ("counts", {"frames": "many", "skipped": 0, "updates": 0}, "its counts.frames is not a whole number"),
+        ("guard", 3, "its guard is not an object"),
+        ("guard", {"alarms": "many"}, "its guard.alarms is not a whole number"),
+        ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is not a number"),
     ],
 )
 def test_a_damaged_record_is_told(run: Path, tmp_path: Path, name: str, value: object, reason: str) -> None:

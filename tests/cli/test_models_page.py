@@ -47,7 +47,7 @@ def page() -> str:
     """The page, with what the program says now between its marks."""
     text = PAGE.read_text()
     everything = [support_of(model, kind) for model, kind in kinds().items()]
-    head = ["| model of timm | what it is | REM masks by | REM adapts | all methods but |", "|---|---|---|---|---|"]
+    head = ["| timm model | kind | REM masks by | REM adapts | all methods but |", "|---|---|---|---|---|"]
     table = [*head, *map(row, everything), "", "Why not:", "", *reasons(everything)]
     return text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(table) + "\n" + text[text.index(END) :]
 
@@ -100,8 +100,8 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("levit_12", 'none of the listed kinds has "levit_12" in its name; ask of one model, such as levit_128'),
-        ("no such thing", 'no model of timm and none of the listed kinds has "no such thing" in its name'),
+        ("levit_12", 'no listed family has "levit_12" in its name; name one model, such as levit_128'),
+        ("no such thing", 'no timm model or listed family has "no such thing" in its name'),
     ],
 )
 def test_a_name_that_fits_nothing_is_refused(name: str, told: str, capfd: pytest.CaptureFixture[str]) -> None:

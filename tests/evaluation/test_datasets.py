@@ -63,7 +63,7 @@ def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, title
         ({"domains": ["fog", "snow"]}, UsageError, r"no domain snow; it has gaussian_noise, fog, my_own; name"),
         ({"severities": (3,)}, UsageError, "has no severity 3; it has 5"),
         ({"class_map": dict.fromkeys(CLASSES[1:], 0)}, UsageError, "1 class folder not in .*: class_a"),
-        ({"class_map": dict.fromkeys(CLASSES, 7)}, UsageError, "beyond the model's 7 classes"),
+        ({"class_map": dict.fromkeys(CLASSES, 7)}, UsageError, "not among the model's 7 classes"),
         ({"image_list": ["class_a/0.png", "class_a/9.png"]}, UsageError, "lacks 1 of .* 2 images, such as class_a/9"),
     ],
 )
@@ -84,7 +84,7 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     for number in range(2):
         (tmp_path / "bare" / "fog" / str(number + 1)).mkdir(parents=True)
         draw_image(0).save(tmp_path / "bare" / "fog" / str(number + 1) / "a.png")
-    with pytest.raises(UsageError, match=r"without class folders.* remtta adapt needs none"):
+    with pytest.raises(UsageError, match=r"without class folders.* remtta adapt does not"):
         open_tree(tmp_path / "bare")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match="no images"):
@@ -132,7 +132,7 @@ def test_the_only_severity_is_taken_and_told(tmp_path: Path, caplog: pytest.LogC
     write_tree(tmp_path / "c", ["fog", "snow"], severities=(3,), each=1)
     with caplog.at_level("INFO", logger="remtta"):
         assert [domain.title for domain in open_tree(tmp_path / "c").domains] == ["snow3", "fog3"]
-    assert f"{tmp_path / 'c'} has only severity 3, so that is evaluated" in caplog.messages
+    assert f"{tmp_path / 'c'} has only severity 3, which is evaluated" in caplog.messages
     with pytest.raises(UsageError, match=r"has no severity 5; it has 3$"):
         open_tree(tmp_path / "c", severities=(5,))
     write_tree(tmp_path / "c", ["fog"], severities=(1,), each=1)

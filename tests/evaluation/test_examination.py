@@ -58,7 +58,7 @@ def test_what_is_wrong_is_found_and_ends_in_an_exit_code(signs: Path, capsys: py
     assert remtta_here("doctor", signs, *args) == 3
     page = capsys.readouterr().out
     assert "images   16 of" in page
-    assert "classes  by class name" in page
+    assert "labels   by class name" in page
     assert "try      --mean 0." in page
     assert "REM masks by: attention (default), features, random" in page
 

@@ -211,7 +211,7 @@ def test_an_evaluation_starts_from_a_delta_as_adapt_does(tree: Dataset, tmp_path
 def test_a_delta_that_would_change_nothing_or_is_of_another_model_is_refused(tree: Dataset, tmp_path: Path) -> None:
     delta = Delta({}, "vit", state_sha256(tiny_vit()), "rem")
     methods = {"source": SourceConfig()}
-    with pytest.raises(UsageError, match="begins every domain at the source weights; leave --delta out"):
+    with pytest.raises(UsageError, match="starts every domain from the source weights; leave --delta out"):
         evaluate(
             tiny_vit(), tree, tmp_path / "a", methods=methods, options=EvalOptions(scenario="episodic"), delta=delta
         )

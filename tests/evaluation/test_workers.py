@@ -10,14 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from remtta.engines.interrupts import Stopped
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.methods.settings import REMConfig
 from remtta.options import EvalOptions
 from tests.conftest import happens, tiny_vit
-from tests.evaluation.test_resume import Soon, without_timing
+from tests.evaluation.test_resume import without_timing
 from tests.records import rows_of
+
+
+class Soon(Interrupts):
+    """A signal that comes when an evaluation looks for the fourth time."""
+
+    calls = 0
+
+    def check(self) -> None:
+        self.calls += 1
+        if self.calls == 4:
+            raise Stopped(15)
 
 
 def kill_a_worker(evaluation: Path) -> None:

@@ -115,7 +115,7 @@ def test_warn_tells_of_harm_that_came_by_degrees() -> None:
 
 def test_messages_say_that_the_gap_is_a_difference() -> None:
     event = {"event": "doubt", "action": "stop", "gap": -0.105, "information": 0.47}
-    assert describe(event).endswith("(information 0.105 nats below the source's 0.470)")
+    assert describe(event).endswith("(mutual information 0.105 nats below the source's 0.470)")
     assert "information 0.020 nats above" in describe({**event, "event": "trust", "gap": 0.02})
 
 

@@ -402,7 +402,7 @@ def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_w
     capfd.readouterr()
     into: list[str | Path] = ["--output", folder / "model.safetensors", "--overwrite"]
     code, line = refusal_of(capfd, "apply", run, "--model", model, *into)
-    assert code == 2 and "which it is made from" in line
+    assert code == 2 and "would replace its own input" in line
     _saved(_random(_vit(), seed=1), folder)
     code, line = refusal_of(capfd, "apply", run, "--model", model, "--output", tmp_path / "x.safetensors")
     assert code == 4, line

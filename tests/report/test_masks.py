@@ -93,7 +93,7 @@ def test_what_has_no_masks_is_refused_in_a_line(runs: Path, tmp_path: Path, capf
     record = json_of(runs / "stills" / "run.json")
     for part, change, reason in (
         ("method", {"name": "tent", "mask_ratios": None}, "is a run of tent; leave it out"),
-        ("method", {"masking": "random"}, "were drawn at random and are not known"),
+        ("method", {"masking": "random"}, "were drawn at random and not recorded"),
         ("source", {"kind": "camera"}, "is a run of a live source"),
     ):
         other = tmp_path / "other"

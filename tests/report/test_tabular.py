@@ -76,7 +76,7 @@ def test_an_evaluations_rows_have_columns_of_their_own(run: Path, capfd: pytest.
 def test_what_is_no_table_of_one_run_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, error = refusal_of(capfd, "inspect", run, "--format", "csv", "--json")
     assert code == 2 and "--format prints the predictions of one run" in error
-    with pytest.raises(RemttaError, match=r"predictions\.jsonl, line 1 is damaged: its prob is no number"):
+    with pytest.raises(RemttaError, match=r"predictions\.jsonl, line 1 is damaged: its prob is not a number"):
         (run / "predictions.jsonl").write_text('{"index": 0, "prob": "high"}\n')
         write_table(run, "csv", io.BytesIO())
     (run / "predictions.jsonl").unlink()

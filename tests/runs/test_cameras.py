@@ -102,7 +102,7 @@ def test_eight_streams_of_three_kinds_are_each_as_alone_whatever_becomes_of_the_
     assert summary.exit_reason == "error: 2 of 8 streams failed"
     ends = {name: run.exit_reason for name, run in summary.streams.items()}
     assert {name for name, reason in ends.items() if reason != "completed"} == set(failing)
-    assert " was lost (" in ends["dying"] and "was not there (" in ends["garbage"], ends
+    assert " was lost (" in ends["dying"] and "was not available (" in ends["garbage"], ends
     assert {name: run.num_predicted for name, run in summary.streams.items()} == {
         **dict.fromkeys(sources, NUM_FRAMES), "a": 8, "b": 8, "dying": 4, "garbage": 0
     }  # fmt: skip

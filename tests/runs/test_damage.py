@@ -92,12 +92,12 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("resumed", "abc", "its resumed is no whole number"),
-        ("timing", [], "its timing is no group of entries"),
-        ("timing", {"latency_ms": [1]}, "its timing.latency_ms is no group of entries"),
-        ("model", "x", "its model is no group of entries"),
-        ("options", [1], "its options is no group of entries"),
-        ("method", 3, "its method is no group of entries"),
+        ("resumed", "abc", "its resumed is not a whole number"),
+        ("timing", [], "its timing is not an object"),
+        ("timing", {"latency_ms": [1]}, "its timing.latency_ms is not an object"),
+        ("model", "x", "its model is not an object"),
+        ("options", [1], "its options is not an object"),
+        ("method", 3, "its method is not an object"),
     ],
 )
 def test_a_record_that_is_none_is_told_and_nothing_written(
@@ -201,7 +201,7 @@ def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Pat
 def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"index": 0}\n[1]\n')
-    with pytest.raises(RemttaError, match="line 2 is damaged: it is not a row"):
+    with pytest.raises(RemttaError, match="line 2 is damaged: it is not a JSON object"):
         list(read_rows(path))
 
 

@@ -49,11 +49,11 @@ def test_after_the_patience_is_used_up_the_loss_is_an_error(caplog: pytest.LogCa
     frames = source_of(FakeCamera([10, 20]), clock, reconnect_for=10).frames()
     assert levels(list(islice(frames, 2))) == [10, 20]
     with pytest.raises(
-        StreamError, match=r"^camera 0 was lost \(the connection ended\) and did not come back within 10"
+        StreamError, match=r"^camera 0 was lost \(the connection ended\) and could not be opened within 10"
     ):
         next(frames)
     assert clock.sleeps == [0.5, 1, 2, 4, 2.5]  # to the second
-    assert caplog.messages == ["camera 0 is lost (the connection ended); trying to get it back for 10 s"]
+    assert caplog.messages == ["camera 0 is lost (the connection ended); retrying for 10 s"]
 
 
 def test_without_patience_the_first_loss_is_the_end() -> None:
@@ -71,7 +71,7 @@ def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_told(caplog: pyte
     with pytest.raises(StreamError, match=told):
         list(source.frames())
     assert levels(list(web(FakeCamera([10]), Clock(), reconnect_for=0).frames())) == [10]
-    assert caplog.messages == ["http://host/live has ended (the connection ended) and is not opened again"]
+    assert caplog.messages == ["http://host/live has ended (the connection ended) and is not reopened"]
 
 
 def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,15 +82,15 @@ def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: 
     assert levels(first) == [10, 20] and [frame.gap for frame in first] == [None, None]
     assert clock.sleeps == [0.5, 1]
     assert caplog.messages == [
-        "camera 0 is not there (it cannot be opened); trying to get it for 1000 s",
-        "camera 0 is there now",
+        "camera 0 is not available (it cannot be opened); retrying for 1000 s",
+        "camera 0 is available now",
     ]
 
 
 def test_a_source_that_does_not_come_in_time_was_not_there() -> None:
     clock = Clock()
     with pytest.raises(
-        StreamError, match=r"^camera 0 was not there \(it cannot be opened\) and did not come within 3 s"
+        StreamError, match=r"^camera 0 was not available \(it cannot be opened\) and could not be opened within 3 s"
     ):
         next(source_of(FakeCamera(), clock, wait_at_start=True, reconnect_for=3).frames())
     assert clock.now == 3

@@ -39,7 +39,7 @@ __all__ = [
 _ADAMS = ("optimizer", "lr", "anchor")
 _MAX_ANCHOR = 0.9999  # limit of "auto", for large rates
 REACH = 0.1
-"""How far an "auto" anchor lets Adam move a norm's weight from the source's, which is usually about 1."""
+"""Distance from the source that an "auto" anchor allows a norm's weight, usually about 1, under Adam."""
 
 FULL_BATCH = 20
 """Batch size from which on `remtta` uses its full learning rate; below it, the rate is proportional to the
@@ -107,56 +107,64 @@ def _outside(entry: EntryPoint) -> type[Objective[Any]]:
 METHOD_TABLE: dict[str, Named] = {
     "remtta": Named(
         "rem.RankedEntropy",
-        "the default: REM on centred logits at ten times the rate, held near the source, which answers for half",
+        "the default: REM with centred logits, a higher rate and an anchor, averaged with the source model",
         "rem",
         REMTTA,
         REMConfig,
     ),
     "fast": Named(
         "source.CentredSource",
-        "centre, and recent statistics in batch norms: no training, one forward pass (two with batch norms)",
+        "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
         "centre",
         FAST,
     ),
-    "source": Named("source.Source", "no adaptation, the baseline"),
-    "centre": Named("source.CentredSource", "centred logits alone: one forward pass, nothing is trained"),
-    "norm": Named("norm.NORM", "batch norms take the batch's statistics, no training (Schneider et al., NeurIPS 2020)"),
-    "pseudo-label": Named("pseudo_label.PseudoLabel", "train on its own confident predictions (Lee, 2013)"),
-    "tent": Named("tent.Tent", "lower the entropy of predictions (Wang et al., ICLR 2021)"),
-    "tent-come": Named("come.TentCOME", "Tent on an entropy that knows doubt (COME, Zhang et al., ICLR 2025)"),
-    "eta": Named("eta.ETA", "entropy of certain, varied images (Niu et al., ICML 2022)"),
-    "eata": Named("eata.EATA", "ETA that keeps what matters on source images (Niu et al., ICML 2022)"),
-    "eata-come": Named("come.EATACOME", "EATA on COME's entropy"),
-    "rdumb": Named("rdumb.RDumb", "ETA that starts again now and then (Press et al., NeurIPS 2023)"),
-    "sar": Named("sar.SAR", "entropy of certain images, towards flat minima (Niu et al., ICLR 2023)"),
-    "sar-come": Named("come.SARCOME", "SAR on COME's entropy"),
-    "deyo": Named("deyo.DeYO", "entropy of certain images known by shape (Lee et al., ICLR 2024)"),
-    "roid": Named("roid.ROID", "weighted likelihood ratio, source mixed in (Marsden et al., WACV 2024)"),
-    "cmf": Named("cmf.CMF", "ROID with Kalman-filtered weights (Lee and Chang, ICLR 2024)"),
-    "rem": Named("rem.RankedEntropy", "masked views agree and rank by entropy (Han et al., ICML 2025)", kind=REMConfig),
-    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, for two thirds of the time", kind=REMN1Config),
-    "rem-come": Named("come.REMCOME", "REM ranking by COME's entropy", kind=REMConfig),
-    "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, for remtta eval"),
-    "cotta": Named("cotta.CoTTA", "learn from an averaged teacher, restore at random (Wang et al., CVPR 2022)"),
-    "lame": Named("lame.LAME", "correct predictions by their neighbours, no training (Boudiaf et al., CVPR 2022)"),
-    "memo": Named("memo.MEMO", "adapt to each image's augmented views, then forget it (Zhang et al., NeurIPS 2022)"),
-    "foa": Named("foa.FOA", "search prompts by forward passes only, needs clean images (Niu et al., ICML 2024)"),
-    "vida": Named("vida.ViDA", "low- and high-rank adapters learn from an averaged teacher (Liu et al., ICLR 2024)"),
+    "source": Named("source.Source", "no adaptation: the baseline"),
+    "centre": Named("source.CentredSource", "remove the offset common to all logits: one forward pass, no training"),
+    "norm": Named("norm.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"),
+    "pseudo-label": Named("pseudo_label.PseudoLabel", "train on the model's own confident predictions (Lee, 2013)"),
+    "tent": Named("tent.Tent", "minimise the entropy of predictions (Wang et al., ICLR 2021)"),
+    "tent-come": Named(
+        "come.TentCOME", "Tent with an entropy that includes uncertainty (COME, Zhang et al., ICLR 2025)"
+    ),
+    "eta": Named("eta.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
+    "eata": Named("eata.EATA", "ETA with a Fisher penalty, needs clean images (Niu et al., ICML 2022)"),
+    "eata-come": Named("come.EATACOME", "EATA with COME's entropy"),
+    "rdumb": Named("rdumb.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
+    "sar": Named("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
+    "sar-come": Named("come.SARCOME", "SAR with COME's entropy"),
+    "deyo": Named("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
+    "roid": Named("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
+    "cmf": Named("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
+    "rem": Named(
+        "rem.RankedEntropy", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", kind=REMConfig
+    ),
+    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, in two thirds of the time", kind=REMN1Config),
+    "rem-come": Named("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
+    "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
+    "cotta": Named("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
+    "lame": Named(
+        "lame.LAME", "adjust predictions to similar images of the batch; no training (Boudiaf et al., CVPR 2022)"
+    ),
+    "memo": Named("memo.MEMO", "adapt to augmented views of each image, then reset (Zhang et al., NeurIPS 2022)"),
+    "foa": Named("foa.FOA", "search prompts with forward passes only, needs clean images (Niu et al., ICML 2024)"),
+    "vida": Named("vida.ViDA", "low- and high-rank adapters, mean teacher (Liu et al., ICLR 2024)"),
     "continual-mae": Named(
         "continual_mae.ContinualMAE",
-        "mask uncertain patches, agree and reconstruct (Liu et al., CVPR 2024)",
+        "mask uncertain patches: consistency and reconstruction (Liu et al., CVPR 2024)",
     ),
-    "petal": Named("petal.PETAL", "CoTTA near the source's posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
-    "vdp": Named("vdp.VDP", "pixel prompts learn from an averaged teacher (Gan et al., AAAI 2023)"),
-    "ecotta": Named("ecotta.EcoTTA", "meta networks near a frozen model, needs clean images (Song et al., CVPR 2023)"),
-    "becotta": Named("becotta.BECoTTA", "low-rank experts by domain, needs clean images (Lee et al., ICML 2024)"),
-    "watt": Named("watt.WATT", "zero-shot: average weights over templates (Osowiechi et al., NeurIPS 2024)"),
-    "rem-watt": Named("watt.REMWATT", "zero-shot: REM's loss in WATT's loop"),
+    "petal": Named("petal.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
+    "vdp": Named("vdp.VDP", "pixel prompts, mean teacher (Gan et al., AAAI 2023)"),
+    "ecotta": Named(
+        "ecotta.EcoTTA", "meta networks beside a frozen model, needs clean images (Song et al., CVPR 2023)"
+    ),
+    "becotta": Named("becotta.BECoTTA", "low-rank experts per domain, needs clean images (Lee et al., ICML 2024)"),
+    "watt": Named("watt.WATT", "zero-shot: adapt per template, average the weights (Osowiechi et al., NeurIPS 2024)"),
+    "rem-watt": Named("watt.REMWATT", "zero-shot: WATT with REM's loss"),
     "clipartt": Named(
         "clipartt.CLIPArTT",
-        "zero-shot: sentences of each image's likeliest classes (Vargas Hakim et al., WACV 2025)",
+        "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)",
     ),
-    "tpt": Named("tpt.TPT", "zero-shot: tune the prompt to each image's views (Shu et al., NeurIPS 2022)"),
+    "tpt": Named("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
 }
 """All methods by name: those of this project, the published ones as published, and those of other packages."""
 
@@ -242,7 +250,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     except UsageError:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # e.g. text instead of a number
-        raise UsageError(f"a setting of {name} has a value of the wrong kind: {error}") from error
+        raise UsageError(f"a setting of {name} has a value of the wrong type: {error}") from error
 
 
 def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:

@@ -47,29 +47,28 @@ class MethodConfig:
         momentum: SGD's momentum or Adam's first beta (the second is 0.999).
         nesterov: Use Nesterov momentum with SGD.
         steps: Optimizer steps per batch.
-        answer: Which prediction is returned if there are several steps: None for the first, made before any step;
-            "last" for that of the weights before the last step, as in the methods' official code.
-        anchor: How far every adapted weight is pulled back towards its source value after each step: theta <- theta +
-            anchor (theta_0 - theta). 0, as published, turns it off; "auto", where settings are given by name, is 1 -
-            exp(-10 lr), for Adam. Specific to this project; ROID mixes 1 % in.
+        answer: The prediction to return if there are several steps: None for the one before the first step; "last" for
+            the one before the last step, as in the methods' official code.
+        anchor: Fraction by which every adapted weight returns to its source value after each step: theta <- theta +
+            anchor (theta_0 - theta). 0, as published, turns it off; "auto", on the command line, is 1 - exp(-10
+            lr), for Adam. Specific to this project; ROID mixes in 1 % of the source weights.
         episodic: Restore the source weights before every batch.
         centre: Subtract the common component of all logits, in the loss and in predictions (`remtta.methods.centring`).
             Specific to this project.
-        micro_batch: Images per forward and backward pass. It saves memory without changing the update. None leaves it
-            to the method: the whole batch, or for REM on a CPU the number that is fastest.
+        micro_batch: Images per forward and backward pass; fewer save memory without changing the update. None for the
+            method's choice: the whole batch, or for REM on a CPU the fastest number.
         adapt_every: Learn from every N-th batch only. Specific to this project.
         adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model, or
             block numbers such as "0-8" or "0,2,4-6".
-        bn: Statistics that batch norms use while a model adapts: "batch", the batch's own, as in Tent; "recent", those
-            of the images of the stream so far, of which the newest count most, and of the source, half each in the long
-            run, for batches of any size; they also become the model's running statistics, and part of the delta; or
-            "running", the source's.
-        bn_prior: Number of images N that the source's statistics count for against the batch's n, with a weight of N /
-            (n + N) (Schneider et al., arXiv:2006.16971). None for as many as the batch lacks of 16, so that for a batch
-            of one the source's weight is 15 / 16, and with "recent" for as many as the recent images count for, 51. 0
-            for the images' statistics alone.
-        precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" is "fp32", which is
-            exact.
+        bn: Statistics that batch norms use while a model adapts: "batch" for the batch's own, as in Tent; "recent" for
+            those of the stream's images so far, of which the newest count most, mixed with the source's: half each in
+            the long run. They suit batches of any size, and become the model's running statistics and part of the
+            delta. "running" for the source's.
+        bn_prior: Number of images N for which the source's statistics count beside a batch of n: their weight is N /
+            (n + N) (Schneider et al., arXiv:2006.16971). None fills small batches up to 16, so that for a batch of one
+            the source's weight is 15 / 16; with "recent", None is 51, as many as the recent images count for. 0 for the
+            images' statistics alone.
+        precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" is "fp32".
 
     Raises:
         UsageError: If a value is out of range; the message names it.
@@ -93,9 +92,9 @@ class MethodConfig:
     anchor: Annotated[
         BelowOne,
         Option(
-            "Share of the way back to the source weights after each step, 0 to under 1; auto: 1 - exp(-10 lr), for "
+            "Fraction by which weights return to the source after each step, 0 to below 1; auto: 1 - exp(-10 lr), for "
             "Adam.",
-            metavar="SHARE|auto",
+            metavar="FRACTION|auto",
             read=_read_anchor,
             default="remtta auto, else 0",
             panel="Method",
@@ -105,12 +104,17 @@ class MethodConfig:
     centre: bool = False
     micro_batch: Annotated[
         int | None,
-        Option("Images per forward pass: same result, less memory.", min=1, default="automatic", panel="Method"),
+        Option(
+            "Images per forward pass; the result is the same, with less memory.",
+            min=1,
+            default="automatic",
+            panel="Method",
+        ),
     ] = None
     adapt_every: Annotated[
         int,
         Option(
-            "Learn from every N-th batch only; frames of the others cost one or two forward passes.",
+            "Learn from every N-th batch only; the others take one or two forward passes.",
             metavar="N",
             min=1,
             default="1",
@@ -129,7 +133,7 @@ class MethodConfig:
     precision: Annotated[
         Precision,
         Option(
-            "bf16 is faster on recent chips and not exact; auto is fp32.",
+            "bf16 is faster on recent hardware, but less exact; auto is fp32.",
             default="auto",
             panel="Output and running",
             common=True,

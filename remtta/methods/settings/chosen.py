@@ -35,7 +35,7 @@ class SharedSettings:
     delta: Annotated[
         Path | None,
         _model(
-            "Start from the delta of an earlier run; it names model, checkpoint and preprocessing.",
+            "Start from the delta of an earlier run, with its model, checkpoint and preprocessing.",
             metavar="FILE",
             common=True,
         ),
@@ -44,8 +44,8 @@ class SharedSettings:
     source_data: Annotated[
         Path | None,
         _method(
-            "Clean unlabelled images of the source domain, or the statistics (.safetensors) an earlier run computed "
-            "from some, for methods that learn from them first.",
+            "Clean unlabelled images of the source domain, for methods that learn from them first; or statistics "
+            "(.safetensors) that an earlier run computed.",
             metavar="FOLDER",
             more="methods.md#source-images",
         ),
@@ -68,7 +68,10 @@ class MethodOptions:
     method: Annotated[
         str,
         _method(
-            f"{', '.join(STREAM_METHODS)}; see remtta methods.", complete=STREAM_METHODS, common=True, more="methods.md"
+            f"{', '.join(STREAM_METHODS)}; remtta methods describes them.",
+            complete=STREAM_METHODS,
+            common=True,
+            more="methods.md",
         ),
     ] = "remtta"
     shared: SharedSettings = _NONE
@@ -112,9 +115,9 @@ class MethodsOptions:
     methods: Annotated[
         tuple[str, ...],
         _method(
-            f"Of {', '.join(METHOD_TABLE)}. rem+guard: under the guard; rem+both: answered by the source "
-            "model, too; rem+smooth: by the frames before, too, where they come in order; LABEL=rem: one more row, for "
-            "--set LABEL.KEY=VALUE.",
+            f"Methods to compare, of {', '.join(METHOD_TABLE)}. rem+guard adds the guard, rem+both averages with the "
+            "source model, rem+smooth smooths over ordered frames; LABEL=rem adds a row with its own settings (--set "
+            "LABEL.KEY=VALUE).",
             metavar="A,B",
             complete=METHOD_SUMMARIES,
             common=True,
@@ -125,7 +128,7 @@ class MethodsOptions:
     pairs: Annotated[
         Sequence[str],
         _method(
-            "One method's (or label's) setting: tent.lr=1e-4 (repeatable).",
+            "Setting of one method or label, such as tent.lr=1e-4 (repeatable).",
             flags=("--set",),
             metavar="METHOD.KEY=VALUE",
             common=True,

@@ -23,18 +23,17 @@ class REMConfig(MethodConfig):
         ranking_weight: Weight of the entropy ranking loss, the paper's lambda (Eq. 5).
         margin: Required entropy gap between every pair of views (Eq. 4), as a fraction of log C so that one value suits
             any number of classes C.
-        consistency_weight: Weight of the masked consistency loss, 1 in the paper (Eq. 5). 0 turns it off, as
-            ranking_weight 0 does the ranking loss ("Effect of Each Component"); not both.
-        masking: Which patch tokens a masked view removes: "attention", those to which the class token, or else an
-            attention pool, attends most (Eq. 2); "background", those attended to least, or "random" ("Effect of Masking
+        consistency_weight: Weight of the masked consistency loss, 1 in the paper (Eq. 5). 0 turns it off
+            ("Effect of Each Component"); it and ranking_weight cannot both be 0.
+        masking: The patch tokens that masked views remove: "attention", those with the most attention from the class
+            token or an attention pool (Eq. 2); "background", those with the least, or "random" ("Effect of Masking
             Strategy"); "features", those with the largest L2 norm, which needs no softmax attention (REM-FA,
             "Experiments on Different Network Architectures"); "gradcam", those that contribute most to the predicted
-            class (ibid.); or "auto", attention if the model has it, else features. Each view removes a superset of what
-            less masked views remove.
-        confident_below: Learn only from images whose unmasked prediction has lower entropy than this fraction of log C;
-            the loss of the others is zero, and stays in the mean. None for every image. The paper's active sample
-            criterion ("Comparison with Augmentation-based EM approaches"), for which it gives no threshold; EATA's is
-            0.4.
+            class (ibid.); or "auto", attention if the model has it, else features. Each view also removes all patches
+            that less masked views remove.
+        confident_below: Learn only from images whose unmasked prediction has an entropy below this fraction of log C;
+            the others count with a loss of zero. None for every image. The paper's active sample criterion
+            ("Comparison with Augmentation-based EM approaches"), which gives no threshold; EATA's is 0.4.
 
     The others are those of `MethodConfig`.
 
@@ -58,7 +57,7 @@ class REMConfig(MethodConfig):
         NonNegative, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
     ] = 1.0
     margin: Annotated[
-        NonNegative, Option("Entropy gap between views, as a fraction of log C.", default="0", panel="Method")
+        NonNegative, Option("Required entropy gap between views, as a fraction of log C.", default="0", panel="Method")
     ] = 0.0
     consistency_weight: NonNegative = 1.0
     masking: Masking = "auto"
