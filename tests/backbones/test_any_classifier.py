@@ -237,6 +237,10 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
         ),
         (lambda: small().double(), "norms.0.weight is torch.float64"),
         (lambda: tiny_vit(num_classes=0), "no classifier head"),
+        (
+            lambda: Around(tiny_vit(), scale=2).half(),
+            "model.blocks.0.norm1.weight is torch.float16; adapt a float32 model",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(make: Any, told: str) -> None:
