@@ -34,6 +34,7 @@ settings.register_profile(
 settings.load_profile("remtta")
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do those of the processes that tests start
+vars(os)["fsync"] = lambda descriptor: None  # tests cut no power, and runs wait for the disk dozens of times
 
 # The processes that tests start, and workers, are forked from one that has imported torch, which takes seconds.
 multiprocessing.set_forkserver_preload(

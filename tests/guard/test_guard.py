@@ -25,6 +25,7 @@ from remtta.options import EvalOptions, GuardOptions, RunOptions
 from tests.conftest import draw_folder, random_images, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 from tests.guard.asking import ask
+from tests.records import lines_of
 
 QUICK: dict[str, Any] = {"window": 24, "least": 12, "renewed": 1, "doubt": 0.01, "alarm": 0.02}
 QUICK |= {"most_drift": 1e9, "memory": 1}  # a memory so short never takes a camera for parked
@@ -229,15 +230,11 @@ def harmful(guard: GuardOptions | None, **more: Any) -> dict[str, Any]:
     return {"config": REMConfig(lr=0.05), "options": options}
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_a_run_records_what_the_guard_did(long_stream: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     adapt_stream(tiny_vit(), long_stream, output, **harmful(GuardOptions("rollback", "adapted", **HASTY, retries=1)))
     record = json.loads((output / "run.json").read_text())
-    rows, events = rows_of(output / "predictions.jsonl"), rows_of(output / "events.jsonl")
+    rows, events = lines_of(output / "predictions.jsonl"), lines_of(output / "events.jsonl")
     by_source = [row for row in rows if row.get("answered_by") == "source"]
     assert record["exit_reason"] == "completed" and len(rows) == 72
     assert record["guard"] == {
@@ -252,7 +249,7 @@ def test_a_run_records_what_the_guard_did(long_stream: Path, tmp_path: Path) -> 
     assert not any(row["adapted"] for row in rows if row["index"] > events[-1]["frame"])
     plain = tmp_path / "source"
     adapt_stream(tiny_vit(), long_stream, plain, method="source", options=RunOptions(batch_size=8))
-    for row, wanted in zip(rows, rows_of(plain / "predictions.jsonl"), strict=True):
+    for row, wanted in zip(rows, lines_of(plain / "predictions.jsonl"), strict=True):
         if "answered_by" in row:
             assert row["class"] == wanted["class"]
     assert len(by_source) < 72 - 8
@@ -262,11 +259,11 @@ def test_guard_stop_ends_the_run(long_stream: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     guard = GuardOptions(**HASTY, retries=0, action="stop")
     summary = adapt_stream(tiny_vit(), long_stream, output, **harmful(guard))
-    rows = rows_of(output / "predictions.jsonl")
+    rows = lines_of(output / "predictions.jsonl")
     assert summary.exit_reason == "guard" and 0 < len(rows) < 72
     assert rows[-1]["answered_by"] == "source"
     again = adapt_stream(tiny_vit(), long_stream, output, **harmful(guard, resume=True))
-    assert again.exit_reason == "guard" and len(rows_of(output / "predictions.jsonl")) == len(rows)
+    assert again.exit_reason == "guard" and len(lines_of(output / "predictions.jsonl")) == len(rows)
 
 
 def test_the_guard_leaves_episodic_runs_and_the_source_alone(frames: Path, tmp_path: Path) -> None:
@@ -285,7 +282,7 @@ def test_an_evaluation_reports_a_method_with_and_without_the_guard(tree: Dataset
     methods = dict.fromkeys(("rem", "rem+guard"), REMConfig(lr=0.05))
     options = EvalOptions(batch_size=8, guard=GuardOptions(**{**QUICK, "most_drift": 0.1}, retries=1))
     both = evaluate(tiny_vit(), tree, tmp_path / "both", methods=methods, options=options)["methods"]
-    rows = rows_of(tmp_path / "both" / "predictions.jsonl")
+    rows = lines_of(tmp_path / "both" / "predictions.jsonl")
     by_source = [row for row in rows if row.get("answered_by") == "source"]
     assert {row["method"] for row in by_source} == {"rem+guard"}
     assert both["rem+guard"]["guard"] == {
