@@ -1,13 +1,13 @@
-"""Make the tables of docs/results.md anew, in one go.
+"""Make the tables of docs/results.md again, with one command.
 
     python examples/all_tables.py data/ tables/
     python examples/all_tables.py data/ tables/ --only pacs --limit 100
 
 DATA holds photographs/ (ImageNet's wnids as folders), cifar10/test/, pacs/ (photo/, art_painting/, cartoon/, sketch/),
 vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors, efficientnet_lite0.safetensors and
-vit_cifar10.safetensors. What is finished in OUT stays, what was stopped goes on. Every table is printed as Markdown;
-OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a copy of it, which a test holds
-README to. --limit takes so many images of each domain, for a trial in a folder of its own.
+vit_cifar10.safetensors. Finished evaluations in OUT are kept, stopped ones continue. Prints tables in Markdown;
+OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a copy of it, with which a test
+compares README. --limit N uses N images of each domain, for a trial in another folder.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ MADE = {
         if name in PROBES
     },
 }
-"""What evaluations need, by its name in OUT: the command that makes it, of remtta or a script beside this one."""
+"""The inputs of evaluations by their names in OUT, and the remtta command or script here that makes each."""
 
 
 class Table(NamedTuple):
-    """Evaluations that stand in one table.
+    """The evaluations of one table.
 
     Attributes:
-        title: What it is of.
+        title: Its heading.
         cases: Arguments of `remtta eval` for each part of the table.
         needs: Names in `MADE`.
     """
@@ -147,13 +147,13 @@ TABLES = {
 
 
 def call(words: Sequence[str]) -> None:
-    """Run a command of remtta, or a script beside this one."""
+    """Run a remtta command, or a script in this folder."""
     program = [str(EXAMPLES / words[0])] if words[0].endswith(".py") else ["-m", "remtta", words[0]]
     subprocess.run([sys.executable, *program, *words[1:]], check=True)
 
 
 def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table shows of an evaluation's results.json: by method, in % and percentage points."""
+    """Return the figures of a table from an evaluation's results.json: by method, in % and percentage points."""
     found = {}
     for name, content in results["methods"].items():
         losses = {domain: 0.0 - gain for domain, gain in content.get("gain_by_domain", {}).items()}
@@ -171,7 +171,7 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown(table: Table, cases: Mapping[str, Any]) -> str:
-    """A table of the cases there are, and below it what it is of."""
+    """Return a table of all cases, followed by the command of each."""
     lines = [
         f"### {table.title}",
         "",
@@ -185,20 +185,20 @@ def markdown(table: Table, cases: Mapping[str, Any]) -> str:
             cells.append(f"{row['gain']:+.1f} ± {row['gain_se']:.1f}" if gained else "")
             cells.append(f"{row['worst']:+.1f} {row['worst_domain']}, {row['worse']}" if gained else "")
             lines.append(f"| {' | '.join(cells)} |")
-    told = [
+    notes = [
         f"*{case}*: {entry['images']} images, {entry['seconds'] / 60:.0f} min, {entry['date']}, remtta "
         f"{entry['version']}: `{entry['command']}`"
         for case, entry in cases.items()
     ]
-    return "\n".join([*lines, "", *told, ""])
+    return "\n".join([*lines, "", *notes, ""])
 
 
 class Maker:
-    """Runs what is missing.
+    """Runs the missing evaluations.
 
     Args:
         data: Folder of images and weights.
-        out: Folder of everything that is made.
+        out: Folder for all results.
         limit: Images of each domain; None for all.
     """
 
@@ -223,18 +223,18 @@ class Maker:
             call(self._words(MADE[need]))
 
     def _evaluate(self, name: str, case: str, arguments: str) -> None:
-        """Run an evaluation that is not finished with these arguments; note its figures."""
+        """Run an evaluation unless it is finished with these arguments; store its figures."""
         limit = [] if self._limit is None else ["--limit", str(self._limit)]
         words, given = ["eval", *self._words(arguments), *limit], [*shlex.split(arguments), *limit]
-        told = shlex.join(["remtta", "eval", *given]).replace("'", "")
+        command = shlex.join(["remtta", "eval", *given]).replace("'", "")
         entry = self._figures.setdefault(name, {}).get(case, {})
-        if entry.get("command") == told:
+        if entry.get("command") == command:
             return
         folder, began = self._out / name / case.replace(", ", "_").replace(" ", "_"), time.monotonic()
         call([*words, "--output", str(folder), "--resume", "--no-plots"])
         results = json.loads((folder / "results.json").read_text())
         self._figures[name][case] = {
-            "command": told,
+            "command": command,
             "images": sum(domain["images"] for domain in results["settings"]["data"]["domains"]),
             "seconds": round(time.monotonic() - began),
             "date": time.strftime("%Y-%m-%d"),

@@ -67,7 +67,7 @@ class Guard(Observer):
 
     @property
     def watches(self) -> bool:
-        """Whether it does more than choose predictions."""
+        """True if it does more than choose predictions."""
         return self.options.action != "off"
 
     def learned(self, answers: Answers) -> None:

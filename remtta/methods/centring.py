@@ -1,10 +1,10 @@
-"""Centred logits: take out of all logits what a shift adds to every one of them.
+"""Centred logits: subtract the offset that a distribution shift adds to all logits.
 
-Under a shift the features of all images move together, so through the last linear layer every image's logits get the
-same offset: a bias of C numbers, which the running mean of the logits shows. The stream's own classes are in that mean,
-too, and are first taken out of it, as far as the model's answers tell them.
+Under a shift the features of all images move in the same direction, so the last linear layer adds the same offset to
+every image's logits: C numbers, estimated by the running mean of the logits. That mean also contains the stream's own
+classes; this part is estimated from the model's answers and excluded.
 
-Kin: NEO (arXiv:2510.05635), which centres the features of a whole domain.
+Related: NEO (arXiv:2510.05635) centres the features of a whole domain.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import torch
 from torch import Tensor
 
 HALF_LIFE = 35
-"""Images after which one counts for half in the mean: few, so that a change of conditions is followed."""
+"""Half-life of an image in the mean, in images; small, so that the mean follows a change of conditions."""
 
-_RECENT, _MEMORY = 100, 1000  # half-lives of what tells whether windows of the stream hold few classes
-_FEW = (0.16, 0.32)  # agreement, times the root of C, from which on and by which a mean is put down to the labels
-_ONE = (0.05, 0.5)  # a + b / C: agreement of the plain answers from which on, to twice that, nothing is centred
+_RECENT, _MEMORY = 100, 1000  # half-lives of the agreement, which shows whether windows hold few classes
+_FEW = (0.16, 0.32)  # agreement times sqrt(C): label correction starts, and is complete
+_ONE = (0.05, 0.5)  # agreement a + b / C of the plain answers: centring starts to fade; it is off at twice that
 _MIN_SQUARE = 1e-9
 
 
 class Centre:
-    """The offset of a model's logits, followed from batch to batch.
+    """The offset of a model's logits, updated from batch to batch.
 
-    The mean of the logits z is the shift's offset plus what the labels put there. The model's centred answers
-    q = softmax(z - offset) show the labels: slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). That part is
-    kept as far as answers to different images of this stream agree, as they do where windows hold few classes.
-    Where the plain answers have agreed for long (one class for hours), nothing is centred.
+    The mean of the logits z is the offset of the shift plus a part due to the labels. The latter is estimated from the
+    centred answers q = softmax(z - offset), as slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). It stays in
+    the logits to the degree that answers to different images agree, as they do if windows hold few classes. If the
+    plain answers have agreed for a long time (one class for hours), nothing is centred.
 
-    Logits are centred at 0, not at the head's bias: on clean images of all classes the mean logits are near 0, also
-    where a bias is large because it makes up for the mean features, as in a linear probe.
+    Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
+    if the bias is large, as in a linear probe, where it compensates for the mean of the features.
 
     Attributes:
-        offset: What to take away from logits (..., C): shape (C,), or 0 before the first batch.
-        share: How much of the shift it takes away, a scalar, 0 to 1.
+        offset: The values to subtract from logits (..., C): shape (C,), or 0 before the first batch.
+        share: The fraction of the shift that is subtracted, a scalar, 0 to 1.
 
     Args:
-        device: Where the logits are.
+        device: The device of the logits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class Centre:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all means and the offset."""
         self.offset = self._shift = torch.zeros((), device=self._device)
         self.share = torch.ones((), device=self._device)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's answers
@@ -63,18 +63,18 @@ class Centre:
         }
 
     def expect(self, fit: Tensor) -> None:
-        """Have the next logits be those of a new batch, of which these images (B,) are fit to learn from."""
+        """Start a new batch, whose logits come next; the mask (B,) selects images that count in the means."""
         self._expected, self._parts = fit, []
 
     @property
     def waits(self) -> bool:
-        """Whether logits of a new batch are still to come."""
+        """True while logits of a new batch are missing."""
         return self._expected is not None
 
     @torch.no_grad()
     @torch.inference_mode(False)
     def note(self, logits: Tensor) -> None:
-        """Take note of a new batch's logits (B, C) as the classifier returns them, or of a part of them in order."""
+        """Record a new batch's logits (B, C) as returned by the classifier, or the next part of them."""
         if self._expected is None:
             return
         self._parts.append(logits.detach().float().clone())
@@ -86,9 +86,9 @@ class Centre:
             self._follow(whole if fit.all() else whole[fit.to(whole.device)])
 
     def follow(self, source: Centre) -> None:
-        """Go by the source model's answers to the same batch, which is to come, and centre as much as it does.
+        """Use the source model's answers and share for the next batch.
 
-        A class that takes over in the adapted model's own answers would pass for one that the stream shows.
+        With the adapted model's own answers, a class that wrongly dominates would look like one that the stream shows.
         """
         self._told, self.share = source._answers, source.share
         self._led = torch.ones((), dtype=torch.bool)
@@ -112,7 +112,7 @@ class Centre:
         self.offset = self.share * self._shift
 
     def _plain_share(self, answers: Tensor) -> Tensor:
-        """How much to centre, by the plain answers (B, C): nothing where they have been of one class for long."""
+        """Return the fraction to subtract, from the plain answers (B, C): 0 if they have long been of one class."""
         plain, classes = self._means["plain"], answers.shape[1]
         mean, square = plain.add(answers, answers.square().sum(-1))
         common, spread = _agreement(mean, square, plain.alike)
@@ -137,10 +137,10 @@ class Centre:
 
 
 class _Mean:
-    """A mean over images of which the newest count most.
+    """An exponentially weighted mean over images.
 
     Args:
-        half_life: Images after which one counts for half.
+        half_life: Number of images after which an image's weight is halved.
     """
 
     def __init__(self, half_life: int) -> None:
@@ -149,7 +149,7 @@ class _Mean:
         self._sums: list[Tensor] = []
 
     def add(self, *values: Tensor) -> list[Tensor]:
-        """Take in a batch's values (B, ...), of one or more kinds; return the mean of each kind."""
+        """Add a batch's values (B, ...), of one or more kinds; return the mean of each kind."""
         count, keep = len(values[0]), self._keep
         weights = keep ** torch.arange(count - 1, -1, -1, device=values[0].device, dtype=values[0].dtype)
         self._weight = keep**count * self._weight + (1 - keep**count) / (1 - keep)
@@ -159,11 +159,11 @@ class _Mean:
 
     @property
     def alike(self) -> float:
-        """How often two images drawn from it are the same one: the sum of squared shares, at most a half."""
+        """Probability that two draws from it are the same image: the sum of squared weights, at most 1/2."""
         return float(min((2 / self._weight - (1 - self._keep)) / (1 + self._keep), 0.5))
 
     def state(self) -> dict[str, Tensor]:
-        """Return all of it."""
+        """Return everything it holds."""
         sums = {str(number): summed for number, summed in enumerate(self._sums)}
         return {"weight": torch.tensor(self._weight, dtype=torch.float64), **sums}
 
@@ -174,12 +174,12 @@ class _Mean:
 
 
 def _agreement(mean: Tensor, square: Tensor, alike: float) -> tuple[Tensor, Tensor]:
-    """What answers to different images have in common beyond 1 / C each, squared; and their variance. Both unbiased.
+    """Return the squared part that answers to different images share beyond 1 / C, and their variance; both unbiased.
 
     Args:
-        mean: Of the answers' probabilities, shape (C,).
-        square: Mean of their sum of squares, a scalar.
-        alike: How often two of them are of the same image.
+        mean: Mean of the answers' probabilities, shape (C,).
+        square: Mean of their sums of squares, a scalar.
+        alike: Probability that two of them are of the same image.
     """
     spread = (square - mean.square().sum()) / (1 - alike)
     common = mean.square().sum() - 1 / len(mean) - alike * spread

@@ -1,4 +1,4 @@
-"""The model that a method adapts: frozen, but for the weights that were chosen."""
+"""The model that a method adapts: frozen, except for the chosen weights."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from remtta.models.preprocessing import preprocessing_of
 from remtta.models.weights import AdaptedWeights
 
 Chosen = Literal["norms", "layers", "all", "none"]
-"""Which weights adapt: the norms that `adapt_layers` chooses, those of layers, every weight, or none."""
+"""The weights that adapt: norms selected by `adapt_layers`, weights and biases of layers, all weights, or none."""
 
 Value = TypeVar("Value", bound=Tensor)
 
 
 class Net:
-    """A classifier in eval mode, its adapted weights, and what its forward passes need.
+    """A classifier in eval mode, its adapted weights, and the context of its forward passes.
 
     Attributes:
         model: The classifier, in its wrappers.
-        backbone: The same as methods see it.
-        front: What its wrappers do to images first; None for nothing.
+        backbone: The interface of methods to it.
+        front: The part of its wrappers that changes images; None if there is none.
         weights: The adapted weights, their source values and their delta.
-        batch_norms: What the batch norms normalise by.
-        generator: Where a method's random numbers come from.
-        micro_batch: Most images per forward and backward pass; None for the whole batch.
-        centre: What the adapted model's logits are centred by, if they are.
-        source_centre: The same of the source weights' logits.
+        batch_norms: The statistics that batch norms use.
+        generator: The method's random generator.
+        micro_batch: Maximum number of images per forward and backward pass; None for the whole batch.
+        centre: Centres the adapted model's logits; None if they are not centred.
+        source_centre: Centres the source weights' logits; None likewise.
 
     Raises:
-        ModelError: If the model cannot be adapted, with the reason.
+        ModelError: If the model cannot be adapted; the message gives the reason.
     """
 
     def __init__(
@@ -70,76 +70,76 @@ class Net:
         self.normalise(norms)
 
     def normalise(self, norms: Mapping[str, BatchNorm]) -> None:
-        """Have these batch norms, by name, normalise as the config says."""
+        """Let these batch norms, by name, normalise as configured."""
         self.batch_norms = BatchStatistics(norms, self._config.bn, self._config.bn_prior)
         self.context = self.batch_norms.around(self._source_context)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.backbone.device
 
     @property
     def num_classes(self) -> int:
-        """Classes C of the head."""
+        """Number of classes C."""
         return self.backbone.num_classes
 
     @functools.cached_property
     def pixels(self) -> PixelSpace:
-        """The way from preprocessed images to pixels in [0, 1] and back."""
+        """The conversion between preprocessed images and pixels in [0, 1]."""
         preprocessing = preprocessing_of(self.model)
         if self.front is None:
             return PixelSpace(preprocessing.mean, preprocessing.std)
         return PixelSpace(*self.front.normalisation(preprocessing.input_size))
 
     def enter(self, images: Tensor) -> Tensor:
-        """Return images (B, 3, H, W) as the classifier inside its wrappers gets them.
+        """Return the input of the classifier inside its wrappers, for images (B, 3, H, W).
 
         Raises:
-            ValueError: If they are no batch that it takes.
+            ValueError: If this is not a batch of valid images.
         """
         check_images(images, self.backbone.input_size if self.front is None else None)
         return images if self.front is None else self.front(images)
 
     def head(self, logits: Tensor) -> Tensor:
-        """Turn what the classifier returns into logits (..., C), float32, centred if that is asked.
+        """Return float32 logits (..., C) from the classifier's output, centred if configured.
 
-        Every logit that a loss or an answer sees passes here, those of masked views, too.
+        All logits that losses and answers use pass through here, also those of masked views.
         """
         logits = logits.float()
         return logits if self.centre is None else logits - self.centre.offset
 
     @property
     def offset(self) -> Tensor:
-        """What is taken away from the adapted model's logits of the moment: shape (C,), or 0."""
+        """The current offset of the adapted model's logits: shape (C,), or 0."""
         return torch.zeros((), device=self.device) if self.centre is None else self.centre.offset
 
     @property
     def source_offset(self) -> Tensor:
-        """The same of the source model's."""
+        """The current offset of the source model's logits: shape (C,), or 0."""
         return torch.zeros((), device=self.device) if self.source_centre is None else self.source_centre.offset
 
     def expect(self, fit: Tensor) -> None:
-        """Have the next plain logits be those of a new batch, of which these images (B,) are fit to learn from."""
+        """Start a new batch, whose plain logits come next; the mask (B,) selects images that count for centring."""
         self.batch_norms.expect(len(fit) if fit.all() else 0)
         if self.centre is not None:
             self.centre.expect(fit)
 
     def note(self, plain: Tensor) -> Tensor:
-        """Return the plain view's logits (B, C) as the classifier returned them, after following them if they are new.
+        """Update the centre by the plain view's uncentred logits (B, C), if they are new; return them unchanged.
 
-        To be called before anything of the same batch passes `head`.
+        Call it before other logits of the same batch pass through `head`.
         """
         if self.centre is not None:
             self.centre.note(plain)
         return plain
 
     def plain(self, logits: Tensor) -> Tensor:
-        """Return logits (B, C) of the plain view, as the classifier returned them, for losses and answers."""
+        """Return the plain view's logits (B, C) for losses and answers, from those that the classifier returned."""
         return self.head(self.note(logits))
 
     def note_parts(self, images: Tensor, size: int) -> None:
-        """Follow a whole new batch before the first part of it is learned from."""
+        """Update the centre by a whole new batch before its first part is learned from."""
         if self.centre is not None and self.centre.waits:
             with torch.no_grad():
                 for part in images.split(size):
@@ -157,7 +157,7 @@ class Net:
             return self._logits(images).float()
 
     def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:
-        """Return the source weights' logits (B, C), centred; both centres take note of the fit ones (B,)."""
+        """Return the source weights' logits (B, C), centred; images selected by `fit` (B,) update both centres."""
         if self.source_centre is None or self.centre is None:
             return logits
         if fit is not None:
@@ -192,7 +192,7 @@ class Net:
             )
 
     def with_offset(self, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a delta of weights with what the centre takes from the head's bias."""
+        """Return a delta of weights with the centre's offset subtracted from the head's bias."""
         if self.centre is None or not self.centre.offset.ndim:
             return delta
         offset = self.centre.offset
@@ -203,7 +203,7 @@ class Net:
         return [(name, centre) for name, centre in pairs if centre is not None]
 
     def part_size(self, batch_size: int) -> int:
-        """Return how many images of a batch go through at a time."""
+        """Return the number of images of a batch that are processed at a time."""
         return min(self.micro_batch or batch_size, batch_size)
 
 
@@ -217,7 +217,7 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
 
 
 def _head_biases(backbone: Backbone) -> dict[str, Tensor]:
-    """The biases (C,) of a classifier, by name: one, two of a distilled model, or none that is known."""
+    """Return a classifier's biases (C,) by name: one, two for a distilled model, or none if unknown."""
     named = {f"{place}.bias": getattr(layer, "bias", None) for place, layer in backbone.classifiers.items()}
     return {name: bias.detach() for name, bias in named.items() if isinstance(bias, nn.Parameter)}
 
