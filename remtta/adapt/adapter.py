@@ -33,7 +33,7 @@ from remtta.options.run_options import Smooth
 from remtta.runs.batch import BatchResult, Counts, in_turn
 from remtta.runs.budget import TimeBudget
 from remtta.runs.policy import FitFrames
-from remtta.runs.session import Listener, Session
+from remtta.runs.session import Session
 from remtta.runs.states import load_whole
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
@@ -293,7 +293,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
             yield from told.results
 
 
-class _FrameResults(Listener):
+class _FrameResults:
     """Collects the results of a session's last batch, without those of frames that were predicted early."""
 
     def __init__(self, adapter: Adapter) -> None:
@@ -320,6 +320,12 @@ class _FrameResults(Listener):
             )
             for frame, probs in zip(readable, logits.float().softmax(-1).numpy(), strict=True)
         ]
+
+    def finished(self, result: BatchResult) -> None:
+        """Do nothing."""
+
+    def deliver(self, result: BatchResult) -> None:
+        """Do nothing: `stream` yields the results."""
 
 
 def _pictures(images: Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:

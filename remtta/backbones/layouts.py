@@ -218,9 +218,9 @@ def _runs_with_fewer(
 
 
 def _attends(inside: Inside, num_tokens: int) -> bool:
-    size, device = inside.trace.input_size, next(inside.module.parameters()).device
+    size, weight = inside.trace.input_size, next(inside.module.parameters())
     with torch.no_grad(), FirstAttention(num_tokens) as noted:
-        inside.logits(torch.zeros(1, 3, *size, device=device))
+        inside.logits(weight.new_zeros(1, 3, *size))
     return noted.row is not None
 
 

@@ -241,6 +241,10 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
             "nothing to adapt: Sequential has no normalisation layers; the method fast",
         ),
         (lambda: small().double(), "norms.0.weight is torch.float64"),
+        (
+            lambda: Described(tiny_vit().half(), lambda o: 2 * o),
+            "blocks.0.norm1.weight is torch.float16; adapt a float32",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(make: Any, told: str) -> None:
