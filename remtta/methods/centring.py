@@ -82,8 +82,9 @@ class Centre:
             return
         fit, whole = self._expected, torch.cat(self._parts)
         self._expected, self._parts = None, []
-        if fit.any():
-            self._follow(whole if fit.all() else whole[fit.to(whole.device)])
+        counted = fit.to(whole.device) & torch.isfinite(whole).all(1)
+        if counted.any():
+            self._follow(whole[counted])
 
     def follow(self, source: Centre) -> None:
         """Use the source model's answers and share for the next batch.

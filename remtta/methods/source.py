@@ -73,9 +73,10 @@ class CentredSource(Objective[Config]):
     @torch.no_grad()
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         logits = self.predict(images)
-        if self.net.batch_norms.moves:
-            self.net.batch_norms.follow()
-        self.net.weights.commit()
+        if torch.isfinite(logits).all():
+            if self.net.batch_norms.moves:
+                self.net.batch_norms.follow()
+            self.net.weights.commit()
         return logits.unsqueeze(0)
 
     def passes(self) -> tuple[float, float]:

@@ -120,10 +120,9 @@ class Session(Generic[C]):
         with self._stoppable():
             self._work(batch)
 
-    def _predict_early(self, batch: Batch) -> None:
+    def _predict_early(self, batch: Batch) -> None:  # its rows say whether the batch will be learned from
         self._counts_before = self._counts_before or replace(self.counts)
-        result = self._answer(replace(batch, learn=False))
-        result = replace(result, batch=batch, adapted=self.adapter.learns)  # what is intended, for the row
+        result = replace(self._answer(replace(batch, learn=False)), batch=batch, adapted=self.adapter.learns)
         self._write(result)
         self._listener.deliver(result)
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from remtta import REM, REMConfig, apply_delta
 from remtta.backbones.any_classifier import AnyClassifier
+from remtta.backbones.batchnorm import running_statistics
 from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta
@@ -188,7 +189,7 @@ def test_a_functional_net_adapts_by_its_norms_and_masks_the_image(trace: bool) -
     method = build_method("remtta", net, method_config("remtta", {"lr": 0.01}, batch_size=4))
     for seed in range(2):
         method(images_of(32, seed)[:4])
-    assert list(method.delta()) == [*adapted_norms(backbone), "fc.bias"]
+    assert list(method.delta()) == [*adapted_norms(backbone), *running_statistics(backbone.batch_norms), "fc.bias"]
 
 
 def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_no_map(
@@ -217,7 +218,8 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
     method = build_method("fast", nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head))  # by colour
     for seed in range(4):
         method(images_of(32, seed))
-    assert method.net.offset.abs().max() > 0.1 and list(method.delta()) == (["3.bias"] if bias else [])
+    moved = ["0.running_mean", "0.running_var", *(["3.bias"] if bias else [])]
+    assert method.net.offset.abs().max() > 0.1 and list(method.delta()) == moved
 
 
 @pytest.mark.parametrize(
@@ -238,8 +240,8 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
         (lambda: small().double(), "norms.0.weight is torch.float64"),
         (lambda: tiny_vit(num_classes=0), "no classifier head"),
         (
-            lambda: Around(tiny_vit(), scale=2).half(),
-            "model.blocks.0.norm1.weight is torch.float16; adapt a float32 model",
+            lambda: Described(tiny_vit().half(), lambda o: 2 * o),
+            "blocks.0.norm1.weight is torch.float16; adapt a float32",
         ),
     ],
 )

@@ -139,6 +139,17 @@ def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for
         torch.testing.assert_close((layer.running_mean, layer.running_var), (mean, variance), atol=1e-4, rtol=1e-4)
 
 
+def test_a_batch_that_is_not_finite_leaves_recent_statistics_as_they_were() -> None:
+    method, images = make("fast"), pictures(4)
+    method(images)
+    method.net.batch_norms.expect(0)
+    expected, delta = method.predict(images), method.delta()
+    method(images * torch.nan)
+    method.net.batch_norms.expect(0)
+    assert torch.equal(method.predict(images), expected)
+    assert all(torch.equal(change, delta[name]) for name, change in method.delta().items())
+
+
 def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     layer = nn.BatchNorm2d(2).double().eval()
     x = torch.randn(3, 2, 2, 1, dtype=torch.double, requires_grad=True)
@@ -179,8 +190,8 @@ def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
     for seed in range(2):
         method(pictures(3, seed))
     assert caplog.messages == [
-        "batch statistics of 3 images are poor, so the source's count as 13 more images; larger batches or "
-        "--set bn=recent are safer"
+        "batch statistics of 3 images are poor, so the source's statistics count as 13 more images; larger "
+        "batches or --set bn=recent are safer"
     ]
 
 

@@ -98,6 +98,14 @@ def test_a_batch_in_parts_is_followed_as_a_whole() -> None:
     assert torch.equal(parts.offset, whole.offset) and not parts.waits
 
 
+def test_logits_that_are_not_finite_do_not_count() -> None:
+    logits, one, other = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
+    broken = torch.cat([logits, torch.full((1, CLASSES), torch.nan)])
+    follow(one, logits)
+    follow(other, broken, batch_size=21)
+    assert torch.equal(one.offset, other.offset)
+
+
 def test_it_goes_on_from_its_state() -> None:
     logits = logits_of(shuffled(120))
     whole, first, second = (Centre(CPU) for _ in range(3))
