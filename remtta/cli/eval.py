@@ -156,11 +156,10 @@ def evaluate(
         cases = [(*name, *_severity(severity)) for name in checkpoints for severity in severities]
         check_folders(output, cases, may_exist=options.resume or options.overwrite)
         start, fixed = load_start(methods.shared.delta), _with_protocol(model, options)
-        adapts = any(method_of(name) != "source" for name in configs)
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
             chosen = _with_classes(root, replace(fixed, checkpoint=path), data)
-            classifier = load_classifier(chosen, running.device, start=start, adapts=adapts, quiet=running.quiet)
+            classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
             datasets = {
                 (*name, *_severity(severity)): _open(root, classifier, data, levels, options)
                 for severity, levels in severities.items()

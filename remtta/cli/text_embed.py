@@ -37,7 +37,7 @@ def text_embed(
         from remtta.models.text_embeddings import save_text_embeddings
         from remtta.models.zero_shot import zero_shot_head
 
-        head = zero_shot_head(load_classifier(model, running.device, adapts=False, quiet=running.quiet))
+        head = zero_shot_head(load_classifier(model, running.device, quiet=running.quiet))
         save_text_embeddings(target.output, head, name)
         if not running.quiet:
             about = f"{len(head.texts.names)} classes by {len(head.texts.templates)} templates"

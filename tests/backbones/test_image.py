@@ -11,8 +11,8 @@ from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor
 
 from remtta import REM, REMConfig
+from remtta.backbones.any_classifier import paint_out
 from remtta.backbones.families import backbone_of
-from remtta.backbones.image import paint_out
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
 from remtta.methods.method import build_method
