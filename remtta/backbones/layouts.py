@@ -68,7 +68,7 @@ def lay_out(inside: Inside, places: Places | None = None) -> Layout:
     place, axis = _last_map(trace.calls, blocks, norms, size)
     if said is None and place is not None:
         shape = trace.calls[place][1]
-        return Layout(blocks, stem, _positions(shape, axis), map=place, channel_axis=axis)
+        return Layout(blocks, stem, positions(shape, axis), map=place, channel_axis=axis)
     height, width = said or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
     grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
     return Layout(blocks, stem, grid, map=place, channel_axis=axis)
@@ -241,12 +241,13 @@ def _last_map(
         if len(shape) == 4:
             wide = shape[1] * size[1] == shape[2] * size[0] and shape[2] * size[1] != shape[3] * size[0]
             axis = -1 if wide else 1
-            if math.prod(_positions(shape, axis)) > 1:
+            if math.prod(positions(shape, axis)) > 1:
                 return place, axis
         if place in (*blocks[-1:], done):
             break
     return None, 1
 
 
-def _positions(shape: Sequence[int], axis: int) -> Size:
+def positions(shape: Sequence[int], axis: int) -> Size:
+    """Return the rows and columns of a map of this shape, whose channels are on this axis."""
     return (shape[1], shape[2]) if axis == -1 else (shape[2], shape[3])
