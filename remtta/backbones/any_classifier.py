@@ -13,10 +13,9 @@ from torch.nn import functional as F
 
 from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
-from remtta.backbones.image import paint_out
-from remtta.backbones.layouts import FirstAttention, Layout, hooked, lay_out, logits_of_kept, with_input
+from remtta.backbones.layouts import FirstAttention, Layout, Places, lay_out, logits_of_kept, with_input
 from remtta.errors import ModelError
-from remtta.models.inside import Inside
+from remtta.models.inside import Inside, hooked
 
 _HELD = 4  # tensors of the largest size that a layer holds at a time
 
@@ -28,15 +27,16 @@ class AnyClassifier(Backbone):
 
     Args:
         inside: The classifier in its wrappers.
+        places: Places of its blocks and its stem; None to find them.
     """
 
-    def __init__(self, inside: Inside) -> None:
-        self.module, self._inside = inside.module, inside
+    def __init__(self, inside: Inside, places: Places | None = None) -> None:
+        self.module, self._inside, self._places = inside.module, inside, places
 
     @property
     def _layout(self) -> Layout:
         if self._inside.given not in _LAYOUTS:
-            _LAYOUTS[self._inside.given] = lay_out(self._inside)
+            _LAYOUTS[self._inside.given] = lay_out(self._inside, self._places)
         return _LAYOUTS[self._inside.given]
 
     @property
@@ -115,7 +115,13 @@ class AnyClassifier(Backbone):
             )
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
-        """Logits (B, C), and a score (B, N) of each patch, which are those of `Transformer` and `ImageBackbone`."""
+        """Return the logits (B, C), and a score (B, N) of each patch.
+
+        "attention" is that of the first token, "features" the L2 norm of the tokens entering the last block or of the
+        last map's features, and "gradcam" the contribution of that map's features to the predicted class.
+
+        Source: Ranked Entropy Minimization, arXiv:2505.16441, "Experiments on Different Network Architectures".
+        """
         layout = self._layout
         if kind == "attention":
             assert layout.prefix is not None
@@ -139,14 +145,24 @@ class AnyClassifier(Backbone):
 
     @torch.inference_mode(False)  # the caller may be inside one
     def _with_gradcam(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        axis, wanted = self._layout.channel_axis, torch.is_grad_enabled()
+        wanted = torch.is_grad_enabled()
         with torch.enable_grad():
             logits, features = self._with_map(images.clone() if images.is_inference() else images)
-            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=wanted)
-        places = [1, 2] if axis == -1 else [2, 3]
-        weights = gradient.float().mean(places, keepdim=True)
-        scores = (weights * features.detach().float()).sum(axis)
+            scores = self._activation(logits, features, keep_graph=wanted)
         return logits if wanted else logits.detach(), self._on_patches(scores, images)
+
+    def _activation(self, logits: Tensor, features: Tensor, *, keep_graph: bool = False) -> Tensor:
+        """Return Grad-CAM (B, rows, columns) of the predicted class over a feature map.
+
+        Each channel is weighted by the gradient of the class's logit, averaged over all positions. Grad-CAM then clips
+        negative values; that is left out, since it only creates ties in the order.
+
+        Source: Grad-CAM, arXiv:1610.02391, Eq. 1 and 2.
+        """
+        (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=keep_graph)
+        axis = self.channel_axis
+        weights = gradient.movedim(axis, -1).flatten(1, 2).float().mean(1)[:, None, None]  # (B, 1, 1, D)
+        return (weights * features.detach().movedim(axis, -1).float()).sum(-1)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and the last feature map; with gradients on, logits can be differentiated by it."""
@@ -170,3 +186,13 @@ class AnyClassifier(Backbone):
     def _grid(self, images: Tensor) -> tuple[int, int]:
         (height, width), (rows, columns) = self.patch_size, images.shape[2:]
         return math.ceil(rows / height), math.ceil(columns / width)
+
+
+def paint_out(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Set the patches of images (B, 3, H, W) to zero except those kept (B, K), indices on the grid in row-major order.
+
+    The paper says that CNNs mask pixels or patches of the input, but not with what value; zero after normalisation is
+    the mean colour of the preprocessing. If the grid does not divide H or W, patches differ in size by a pixel.
+    """
+    stays = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
+    return images * F.interpolate(stays.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")

@@ -91,8 +91,7 @@ def qkv_bias(attn: Any) -> Tensor | None:
     """Return the bias of an attention's queries, keys and values, concatenated."""
     if getattr(attn, "q_bias", None) is not None:
         return torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
-    bias: Tensor | None = attn.qkv.bias
-    return bias
+    return attn.qkv.bias
 
 
 def _scaling_attention_row(block: ParallelScalingBlock, tokens: Tensor) -> Tensor:

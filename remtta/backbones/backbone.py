@@ -101,8 +101,7 @@ class Backbone(Protocol):
 
     def forward(self, images: Tensor) -> Tensor:
         """The same, by a forward pass of the module in which every block is called."""
-        logits: Tensor = self.module(images)
-        return logits
+        return self.module(images)
 
     def check_scores(self, kind: Scores) -> None:
         """Raise ModelError if this model has no scores of this kind."""

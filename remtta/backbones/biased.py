@@ -63,8 +63,7 @@ class _BiasedViT(Transformer):
 
     def _run(self, block: Any, tokens: Tensor, place: _Place) -> Tensor:
         if place.kept is None:
-            after: Tensor = block(tokens, **{self.shared_argument: place.shared})
-            return after
+            return block(tokens, **{self.shared_argument: place.shared})
         bias = self._bias(block.attn, place.shared)
         if bias is not None:
             bias = gather_bias(bias, place.kept, self.num_prefix_tokens)
@@ -96,8 +95,7 @@ class BEiT(_BiasedViT):
         mixed = _attend(block.attn, block.norm1(tokens), bias)
         tokens = tokens + (mixed if block.gamma_1 is None else block.gamma_1 * mixed)
         hidden = block.mlp(block.norm2(tokens))
-        after: Tensor = tokens + (hidden if block.gamma_2 is None else block.gamma_2 * hidden)
-        return after
+        return tokens + (hidden if block.gamma_2 is None else block.gamma_2 * hidden)
 
 
 class RelativeViT(_BiasedViT):
@@ -121,8 +119,7 @@ class RelativeViT(_BiasedViT):
     def _run_kept(self, block: Any, tokens: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(block, RelPosBlock):
             tokens = tokens + block.ls1(_attend(block.attn, block.norm1(tokens), bias))
-            after: Tensor = tokens + block.ls2(block.mlp(block.norm2(tokens)))
-            return after
+            return tokens + block.ls2(block.mlp(block.norm2(tokens)))
         tokens = tokens + block.norm1(_attend(block.attn, tokens, bias))
         after = tokens + block.norm2(block.mlp(tokens))
         return after
@@ -143,5 +140,4 @@ def _attend(attn: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     if hasattr(attn, "q_norm"):
         q, k = attn.q_norm(q), attn.k_norm(k)
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    attended: Tensor = attn.proj(mixed.transpose(1, 2).flatten(2))
-    return attended
+    return attn.proj(mixed.transpose(1, 2).flatten(2))

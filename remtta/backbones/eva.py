@@ -54,8 +54,7 @@ class RotaryViT(Transformer):
         return True
 
     def _run(self, block: Any, tokens: Tensor, place: Tensor | None) -> Tensor:
-        after: Tensor = block(tokens, rope=place)
-        return after
+        return block(tokens, rope=place)
 
     def _class_attention(self, tokens: Tensor, place: Tensor | None) -> Tensor:
         return class_attention(self.blocks[-1], tokens, rope=place)

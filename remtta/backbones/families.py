@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 import timm
-import torch
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit
@@ -27,8 +25,6 @@ from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, UsageError
 from remtta.models.inside import look_inside
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
-
-_log = logging.getLogger("remtta")
 
 FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
@@ -90,7 +86,7 @@ def compile_blocks(model: nn.Module) -> None:
         ModelError: If the model is in no family; hooks and compiled blocks do not go together.
     """
     backbone = backbone_of(model)
-    if isinstance(backbone, AnyClassifier):
+    if type(backbone) is AnyClassifier:
         name = type(backbone.module).__name__
         raise ModelError(f"{name} is in no family whose blocks remtta can compile; leave --compile out")
     for block in backbone.blocks:
@@ -106,26 +102,6 @@ def modules_in_families() -> list[str]:
         for module, content in modules.items()
         if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
     ]
-
-
-def check_adaptable(name: str, model_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Raise ModelError for a timm architecture that no method adapts, before its weights are downloaded or read.
-
-    Folders, hub repositories and unknown names are left to `load_model`.
-    """
-    architecture = name.partition(".")[0]
-    if architecture not in timm.list_models():
-        return
-    try:
-        with torch.device("meta"):  # allocates no memory
-            model = timm.create_model(architecture, pretrained=False, **(model_kwargs or {}))
-    except Exception as error:  # `load_model` fails in the same way, and reports it
-        _log.debug("%s cannot be checked beforehand: %s", name, error)
-        return
-    try:
-        backbone_of(model)
-    except ModelError as error:
-        raise ModelError(f"{name} cannot be adapted: {error}") from error
 
 
 def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:

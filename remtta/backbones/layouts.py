@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from remtta.backbones.attention import softmax_row
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
 from remtta.models.described import Described
-from remtta.models.inside import Inside
+from remtta.models.inside import Inside, hooked
 
 _PATCH = 16  # pixels
 _MIN_PATCHES = 7  # on a side, of images that are smaller than so many of them
@@ -29,6 +28,8 @@ _TOLERANCE = 1e-4  # of the largest logit
 _log = logging.getLogger("remtta")
 
 Size = tuple[int, int]
+Places = tuple[Sequence[str], Sequence[str]]
+"""Of the blocks, in the order of the forward pass, and of the norms before the first of them, or what holds these."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,11 @@ class Layout:
     channel_axis: int = 1
 
 
-def lay_out(inside: Inside) -> Layout:
-    """Find the blocks by the places of the norms, then what can be masked and by which scores."""
+def lay_out(inside: Inside, places: Places | None = None) -> Layout:
+    """Find the blocks by the norms, unless `places` has their paths; then what can be masked, and by which scores."""
     trace, size = inside.trace, inside.trace.input_size
     norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]
-    blocks = _blocks(norms, trace.head or "")
-    first = next((number for number, place in enumerate(norms) if blocks and _is_in(place, blocks[0])), 0)
-    stem = [place for place in norms[:first] if not any(_is_in(place, block) for block in blocks)]
+    blocks, stem = places or _places(norms, trace.head or "")
     wanted = inside.given.patch_size if isinstance(inside.given, Described) else None
     found = _tokens(inside, blocks)
     if found is not None and wanted in (None, tuple(side // n for side, n in zip(size, found[1], strict=True))):
@@ -69,7 +68,7 @@ def lay_out(inside: Inside) -> Layout:
     place, axis = _last_map(trace.calls, blocks, norms, size)
     if wanted is None and place is not None:
         shape = trace.calls[place][1]
-        return Layout(blocks, stem, _positions(shape, axis), map=place, channel_axis=axis)
+        return Layout(blocks, stem, positions(shape, axis), map=place, channel_axis=axis)
     height, width = wanted or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
     grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
     return Layout(blocks, stem, grid, map=place, channel_axis=axis)
@@ -90,15 +89,6 @@ def with_input(inside: Inside, layer: nn.Module, images: Tensor) -> tuple[Tensor
     entered: list[Tensor] = []
     with hooked(layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0]))):
         return inside.logits(images), entered[-1]
-
-
-@contextlib.contextmanager
-def hooked(hook: Any) -> Iterator[None]:
-    """Remove a hook at the end of the block."""
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 class FirstAttention(TorchFunctionMode):
@@ -143,6 +133,12 @@ def _joint_row(query: Tensor, key: Tensor, value: Tensor, width: int, heads: int
     q = F.linear(query[:1].transpose(0, 1), weight[:width], biases[0])
     k = F.linear(key.transpose(0, 1), weight[width : 2 * width], biases[1])
     return softmax_row(*(each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k)))
+
+
+def _places(norms: Sequence[str], head: str) -> Places:
+    blocks = _blocks(norms, head)
+    first = next((number for number, place in enumerate(norms) if blocks and _is_in(place, blocks[0])), 0)
+    return blocks, [place for place in norms[:first] if not any(_is_in(place, block) for block in blocks)]
 
 
 def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
@@ -239,18 +235,19 @@ def _last_map(
     size: Size,
 ) -> tuple[str | None, int]:
     """Return the path of the layer after all blocks that returns the last feature map, and its channel axis."""
-    done = max((norms.index(place), place) for place in norms if _is_in(place, blocks[-1]))[1] if blocks else ""
+    done = next((place for place in reversed(norms) if blocks and _is_in(place, blocks[-1])), "")
     for place in reversed(list(calls)):
         shape = calls[place][1]
         if len(shape) == 4:
             wide = shape[1] * size[1] == shape[2] * size[0] and shape[2] * size[1] != shape[3] * size[0]
             axis = -1 if wide else 1
-            if math.prod(_positions(shape, axis)) > 1:
+            if math.prod(positions(shape, axis)) > 1:
                 return place, axis
         if place in (*blocks[-1:], done):
             break
     return None, 1
 
 
-def _positions(shape: Sequence[int], axis: int) -> Size:
+def positions(shape: Sequence[int], axis: int) -> Size:
+    """Return the rows and columns of a map of this shape, whose channels are on this axis."""
     return (shape[1], shape[2]) if axis == -1 else (shape[2], shape[3])

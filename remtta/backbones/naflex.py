@@ -64,8 +64,7 @@ class FlexibleViT(RotaryViT):
         pixels = pixels.flatten(3)
         if self._embeds.norm_input is not None:
             pixels = self._embeds.norm_input(pixels)
-        patches: Tensor = self._embeds.norm(self._embeds.proj(pixels))
-        return patches
+        return self._embeds.norm(self._embeds.proj(pixels))
 
     def _placed(self, patches: Tensor) -> tuple[Tensor, Tensor | None]:
         embeds, grid = self._embeds, list(patches.shape[1:3])
@@ -91,5 +90,4 @@ class FlexibleViT(RotaryViT):
         return bool(self.module.pool_include_prefix)
 
     def _run(self, block: Any, tokens: Tensor, place: Tensor | None) -> Tensor:
-        after: Tensor = block(tokens) if place is None else block(tokens, rope=place)
-        return after
+        return block(tokens) if place is None else block(tokens, rope=place)

@@ -60,8 +60,7 @@ class Transformer(Backbone):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        blocks: Sequence[nn.Module] = self.module.blocks
-        return blocks
+        return self.module.blocks
 
     @property
     def channel_axis(self) -> int:
@@ -114,8 +113,7 @@ class Transformer(Backbone):
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Return patches (B, N, D), or (B, rows, columns, D) if the model accepts any size."""
-        patches: Tensor = self.module.patch_embed(images)
-        return patches
+        return self.module.patch_embed(images)
 
     def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
         """Return the tokens (B, P + N, D) entering the first block, and each block's further argument."""
@@ -176,13 +174,11 @@ class Transformer(Backbone):
 
     def norm(self, tokens: Tensor) -> Tensor:
         """Apply the final norm."""
-        normed: Tensor = self.module.norm(tokens)
-        return normed
+        return self.module.norm(tokens)
 
     def head(self, tokens: Tensor) -> Tensor:
         """Return the logits (B, C) from tokens after the final norm."""
-        logits: Tensor = self.module.forward_head(tokens)
-        return logits
+        return self.module.forward_head(tokens)
 
     def _classify_with_pool(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the pool's attention to the patches, from all tokens after the final norm."""

@@ -56,15 +56,13 @@ class ViT(Transformer):
         return gather_patches(tokens, kept, self.num_prefix_tokens)
 
     def _placed(self, patches: Tensor) -> Tensor:
-        tokens: Tensor = self.module.norm_pre(self.module._pos_embed(patches))
-        return tokens
+        return self.module.norm_pre(self.module._pos_embed(patches))
 
     def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[None]]:
         return embedded if kept is None else self.keep(embedded, kept), [None] * len(self.blocks)
 
     def _run(self, block: Any, tokens: Tensor, place: None) -> Tensor:
-        after: Tensor = block(tokens)
-        return after
+        return block(tokens)
 
     def _classify_last(self, tokens: Tensor, place: None) -> Tensor:
         last, num_read = self.module.blocks[-1], self.num_tokens_read
@@ -90,5 +88,4 @@ def _first_tokens(block: Block, tokens: Tensor, count: int) -> Tensor:
     if attn.gate is not None:
         mixed = mixed * attn.gate(read).sigmoid()
     out = tokens[:, :count] + block.ls1(attn.proj(mixed))
-    first: Tensor = out + block.ls2(block.mlp(block.norm2(out)))
-    return first
+    return out + block.ls2(block.mlp(block.norm2(out)))

@@ -153,8 +153,7 @@ def _model(options: BenchOptions) -> Any:
 
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> Tensor:
-    logits: Tensor = model(images)
-    return logits
+    return model(images)
 
 
 def _timed(step: Step, device: torch.device) -> tuple[float, float]:

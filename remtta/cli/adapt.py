@@ -83,8 +83,7 @@ def adapt(
         check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
         start = load_start(method.shared.delta)
         running.set_threads(1 if own.divides else None)
-        adapts = method.method != "source"
-        loaded = load_classifier(model, running.device, start=start, adapts=adapts, quiet=running.quiet)
+        loaded = load_classifier(model, running.device, start=start, quiet=running.quiet)
         running.compile(loaded)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
         viewers = during.enter_context(own.viewers(folder, run))

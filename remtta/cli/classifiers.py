@@ -78,25 +78,19 @@ def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
     return adapted
 
 
-def load_classifier(
-    model: ModelOptions, device: str, *, start: Delta | None = None, adapts: bool, quiet: bool = False
-) -> nn.Module:
-    """Load the model; if it `adapts` but cannot, raise before its weights are loaded or downloaded.
+def load_classifier(model: ModelOptions, device: str, *, start: Delta | None = None, quiet: bool = False) -> nn.Module:
+    """Load the model.
 
     If there is a `start`, the model is the one on which it was made. Unless `quiet`, progress is shown for the class
     embeddings of a zero-shot model.
 
     Raises:
-        RemttaError: If the model cannot be adapted or loaded, or is not the delta's.
+        RemttaError: If the model cannot be loaded, or is not the delta's.
     """
-    from remtta.backbones.families import check_adaptable
     from remtta.deltas.base_model import base_options
     from remtta.models.loading import load
 
     if start is not None:
         model = base_options(start, model)
-    name = model.name or DEFAULT_MODEL
-    if adapts:
-        check_adaptable(name, dict(model.model_kwargs))
     with text_progress(hidden=quiet) as on_texts:
         return load(model, device=device, on_texts=on_texts)

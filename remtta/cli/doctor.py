@@ -60,7 +60,7 @@ def doctor(
         class_map = None if data.class_map is None else read_class_map(data.class_map)
 
         running.set_threads()
-        classifier = load_classifier(model, running.device, adapts=False)
+        classifier = load_classifier(model, running.device)
         limit = stream.limit or _LIMIT
         report = examine(classifier, source, limit=limit, class_map=class_map, wait=interrupts.check)
         printed.show(report, lambda: "\n".join(map(printable, _page(report, labels_of(classifier)))))

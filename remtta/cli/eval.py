@@ -155,13 +155,12 @@ def evaluate(
         cases = [(*name, *severity) for name in checkpoints for severity in severities]
         check_folders(output, cases, may_exist=options.resume or options.overwrite)
         start = load_start(methods.shared.delta)
-        adapts = any(method_of(name) != "source" for name in configs)
         source_data = methods.shared.source_data
         how = {"methods": configs, "delta": start, "source_data": source_data, "interrupts": interrupts}
         tables: dict[Case, Mapping[str, Any]] = {}
         for name, path in checkpoints.items():
             chosen = _with_classes(root, replace(_with_protocol(model, options), checkpoint=path), data)
-            classifier = load_classifier(chosen, running.device, start=start, adapts=adapts, quiet=running.quiet)
+            classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
             datasets = {
                 (*name, *severity): _open(root, classifier, data, levels, options)
                 for severity, levels in severities.items()

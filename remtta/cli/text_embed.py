@@ -35,7 +35,7 @@ def text_embed(
         from remtta.models.text_embeddings import save_text_embeddings
         from remtta.models.zero_shot import zero_shot_head
 
-        head = zero_shot_head(load_classifier(model, running.device, adapts=False, quiet=running.quiet))
+        head = zero_shot_head(load_classifier(model, running.device, quiet=running.quiet))
         save_text_embeddings(target.output, head, name)
         about = f"{len(head.texts.names)} classes by {len(head.texts.templates)} templates"
         running.tell(f"{target.output}: {about}")

@@ -21,8 +21,7 @@ def defocus_blur(image: Array, rng: np.random.Generator, scale: float, *, radius
     """Put the lens out of focus: spread every point over a disk with a slightly smoothed edge."""
     edge = math.ceil((1 if radius <= _WIDE_RADIUS else 2) * scale)
     kernel = disk(radius * scale, sigma * scale, edge)
-    blurred: Array = cv2.filter2D(image, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
-    return blurred
+    return cv2.filter2D(image, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
 
 
 def disk(radius: float, sigma: float, edge: int) -> Array:
@@ -31,8 +30,7 @@ def disk(radius: float, sigma: float, edge: int) -> Array:
     steps = np.arange(-reach, reach + 1)
     inside = (steps[:, None] ** 2 + steps**2 <= radius**2).astype(np.float32)
     window = (2 * edge + 1, 2 * edge + 1)
-    kernel: Array = cv2.GaussianBlur(inside / inside.sum(), window, sigma, borderType=cv2.BORDER_CONSTANT)
-    return kernel
+    return cv2.GaussianBlur(inside / inside.sum(), window, sigma, borderType=cv2.BORDER_CONSTANT)
 
 
 def glass_blur(

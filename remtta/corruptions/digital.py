@@ -41,15 +41,13 @@ def saturate(image: Array, rng: np.random.Generator, scale: float, *, factor: fl
     hue = np.divide(chroma, spread, out=np.empty_like(chroma), where=coloured)
     hue = np.where(coloured, hue, np.array([0, 1, 1], dtype=np.float32))
     saturation = np.divide(spread, value, out=np.zeros_like(value), where=value > 0)
-    saturated: Array = value * (1 - hue * (saturation * np.float32(factor) + np.float32(added)).clip(0, 1))
-    return saturated
+    return value * (1 - hue * (saturation * np.float32(factor) + np.float32(added)).clip(0, 1))
 
 
 def contrast(image: Array, rng: np.random.Generator, scale: float, *, factor: float) -> Array:
     """Move every channel towards its mean over the image."""
     mean = image.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-    flatter: Array = (image - mean) * np.float32(factor) + mean
-    return flatter
+    return (image - mean) * np.float32(factor) + mean
 
 
 def elastic_transform(
@@ -63,8 +61,7 @@ def elastic_transform(
     fields = [_displacement(image, rng, scale, strength, sigma) for _ in range(2)]
     columns = fields[0] + np.arange(width, dtype=np.float32)
     rows = fields[1] + np.arange(height, dtype=np.float32)[:, None]
-    moved: Array = cv2.remap(sheared, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
-    return moved
+    return cv2.remap(sheared, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
 
 
 def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Array:
@@ -74,10 +71,7 @@ def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Arra
     corners = np.array([[1, 1], [1, -1], [-1, -1]]) * half + [width / 2, height / 2]
     moved = corners + rng.uniform(-shift, shift, corners.shape)
     matrix = cv2.getAffineTransform(corners.astype(np.float32), moved.astype(np.float32))
-    sheared: Array = cv2.warpAffine(
-        image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101
-    )
-    return sheared
+    return cv2.warpAffine(image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
 
 
 def _displacement(image: Array, rng: np.random.Generator, scale: float, strength: float, sigma: float) -> Array:

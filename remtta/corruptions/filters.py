@@ -38,8 +38,7 @@ def fit(layer: Array, image: Array) -> Array:
     if layer.shape[:2] == (height, width):
         return layer
     smaller = height * width < layer.shape[0] * layer.shape[1]
-    resized: Array = cv2.resize(layer, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_LINEAR)
-    return resized
+    return cv2.resize(layer, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_LINEAR)
 
 
 def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool = False) -> Array:
@@ -74,8 +73,7 @@ def motion(layer: Array, radius: float, sigma: float, angle: float) -> Array:
         sigma: Standard deviation in pixels of the one-sided Gaussian.
         angle: Direction of the line, in degrees.
     """
-    blurred: Array = cv2.filter2D(layer, -1, motion_kernel(radius, sigma, angle), borderType=cv2.BORDER_REPLICATE)
-    return blurred
+    return cv2.filter2D(layer, -1, motion_kernel(radius, sigma, angle), borderType=cv2.BORDER_REPLICATE)
 
 
 def motion_kernel(radius: float, sigma: float, angle: float) -> Array:
@@ -96,11 +94,9 @@ def zoomed(layer: Array, zoom: float) -> Array:
     shift_x, shift_y = ((side - 1) / 2 * (1 - 1 / zoom) for side in (width, height))
     to_source = np.array([[1 / zoom, 0, shift_x], [0, 1 / zoom, shift_y]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    enlarged: Array = cv2.warpAffine(layer, to_source, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    return enlarged
+    return cv2.warpAffine(layer, to_source, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
 def grey(image: Array) -> Array:
     """Return the luma (ITU-R BT.601), shape (H, W)."""
-    weighed: Array = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-    return weighed
+    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)

@@ -50,8 +50,7 @@ def _drawn(number: int) -> Array:
     height = 0.5 * haze**1.5 + 1.2 * haze * ridges + (0.35 + 0.7 * haze) * feathers
     sparkle = 0.04 * haze * rng.standard_normal(height.shape, dtype=np.float32)
     density = (height + sparkle).clip(0, 1)[..., None].astype(np.float32)
-    texture: Array = _SHADOW + density * (_LIGHT - _SHADOW)
-    return texture
+    return _SHADOW + density * (_LIGHT - _SHADOW)
 
 
 def _periodic_noise(rng: np.random.Generator, slope: float, shortest: float = 2.0, longest: float = 400.0) -> Array:
@@ -61,21 +60,18 @@ def _periodic_noise(rng: np.random.Generator, slope: float, shortest: float = 2.
     frequency[0, 0] = 1
     band = (frequency >= 1 / longest) & (frequency <= 1 / shortest)
     noise = np.fft.irfft2(spectrum * np.where(band, frequency**-slope, 0), (_DRAWN_SIZE, _DRAWN_SIZE))
-    scaled: Array = (noise / noise.std()).astype(np.float32)
-    return scaled
+    return (noise / noise.std()).astype(np.float32)
 
 
 def _stretched(noise: Array) -> Array:
     low, high = np.quantile(noise, (0.02, 0.98))
-    stretched: Array = ((noise - low) / (high - low)).clip(0, 1).astype(np.float32)
-    return stretched
+    return ((noise - low) / (high - low)).clip(0, 1).astype(np.float32)
 
 
 def _ridges(rng: np.random.Generator, wavelength: float) -> Array:
     """Return thin bright lines at the zero crossings of smooth noise, like borders between crystals."""
     noise = _periodic_noise(rng, 1.0, shortest=wavelength / 2, longest=2 * wavelength)
-    lines: Array = np.exp(-np.abs(noise) * 4).astype(np.float32)
-    return lines
+    return np.exp(-np.abs(noise) * 4).astype(np.float32)
 
 
 def _feathers(rng: np.random.Generator) -> Array:
@@ -94,8 +90,7 @@ def _feather(rng: np.random.Generator, length: float) -> Array:
     middle = _DRAWN_SIZE / 2
     _grow(tile, rng, middle, middle, float(rng.uniform(0, 2 * math.pi)), length, level=0)
     sharp = tile.astype(np.float32) / 255
-    feather: Array = 0.7 * sharp + 0.6 * cv2.GaussianBlur(sharp, (0, 0), 2.0)
-    return feather
+    return 0.7 * sharp + 0.6 * cv2.GaussianBlur(sharp, (0, 0), 2.0)
 
 
 def _grow(

@@ -14,8 +14,7 @@ from remtta.corruptions.filters import Array
 
 def gaussian_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:
     """Add Gaussian noise, like a sensor in low light."""
-    noisy: Array = image + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32)
-    return noisy
+    return image + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32)
 
 
 def shot_noise(image: Array, rng: np.random.Generator, scale: float, *, photons: float) -> Array:
@@ -33,5 +32,4 @@ def impulse_noise(image: Array, rng: np.random.Generator, scale: float, *, share
 
 def speckle_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:
     """Add Gaussian noise proportional to the value."""
-    noisy: Array = image * (1 + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32))
-    return noisy
+    return image * (1 + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32))

@@ -38,12 +38,7 @@ def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
 
 
 def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
-    """Prepare a destination folder and write its record.
-
-    Args:
-        destination: Root of the tree.
-        source: Folder or image that it is made from.
-        options: How the images are corrupted.
+    """Prepare the root of a tree and write its record.
 
     Returns:
         Corruption to severities: those of the tree so far and those requested now.
@@ -99,18 +94,7 @@ def finish(
 def write_record(
     destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
 ) -> None:
-    """Write corrupt.json.
-
-    Args:
-        destination: Root of the tree.
-        source: Folder or image that it is made from.
-        options: How the images are corrupted.
-        contents: Corruption to severities in the tree.
-        outcome: Exit reason, counts and unreadable images of the latest run.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
+    """Write corrupt.json, with the tree's corruptions and severities, and the outcome of the latest run."""
     corruptions = {name: {"severities": contents[name], **_parameters(name)} for name in contents}
     record = {
         "remtta": __version__,

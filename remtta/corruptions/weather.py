@@ -40,8 +40,7 @@ def snow(
     flakes = filters.fit(filters.motion(flakes, radius, sigma, rng.uniform(-135, -45)), image)
     white = np.maximum(image, 1.5 * filters.grey(image)[..., None] + np.float32(0.5))
     scene = np.float32(keep) * image + np.float32(1 - keep) * white
-    snowy: Array = scene + (flakes + flakes[::-1, ::-1])[..., None]
-    return snowy
+    return scene + (flakes + flakes[::-1, ::-1])[..., None]
 
 
 def frost(image: Array, rng: np.random.Generator, scale: float, *, keep: float, ice: float) -> Array:
@@ -56,8 +55,7 @@ def frost(image: Array, rng: np.random.Generator, scale: float, *, keep: float, 
 def _tiled(texture: Array, height: int, width: int, top: int = 0, left: int = 0) -> Array:
     """Return a piece of any size out of a seamless square texture."""
     rows, columns = (top + np.arange(height)) % len(texture), (left + np.arange(width)) % len(texture)
-    piece: Array = texture[rows[:, None], columns]
-    return piece
+    return texture[rows[:, None], columns]
 
 
 def fog(image: Array, rng: np.random.Generator, scale: float, *, amount: float, decay: float) -> Array:
@@ -85,8 +83,7 @@ def plasma(size: int, decay: float, rng: np.random.Generator) -> Array:
         grid = _refined(grid, np.float32(reach), rng)
         reach /= decay**2
     grid -= grid.min()
-    stretched: Array = grid / max(grid.max(), np.finfo(np.float32).tiny)
-    return stretched
+    return grid / max(grid.max(), np.finfo(np.float32).tiny)
 
 
 def _refined(grid: Array, reach: np.float32, rng: np.random.Generator) -> Array:
@@ -127,8 +124,7 @@ def spatter(
     drops = filters.gaussian((liquid > 0).astype(np.float32), strength)
     drops[drops < _MUD_THRESHOLD] = 0
     cover = filters.fit(drops, image)[..., None]
-    spattered: Array = image * (1 - cover) + cover * _MUD
-    return spattered
+    return image * (1 - cover) + cover * _MUD
 
 
 def _water(liquid: Array, strength: float) -> Array:
@@ -138,5 +134,4 @@ def _water(liquid: Array, strength: float) -> Array:
     relief = cv2.equalizeHist(cv2.blur(distance, (3, 3)).astype(np.uint8))
     shaded = cv2.blur(cv2.filter2D(relief, cv2.CV_8U, _EMBOSS), (3, 3))
     light = liquid * shaded
-    glints: Array = (light * np.float32(strength) / max(light.max(), np.finfo(np.float32).tiny)).astype(np.float32)
-    return glints
+    return (light * np.float32(strength) / max(light.max(), np.finfo(np.float32).tiny)).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ TOLERANCE = 1e-4
 """Largest difference of a logit from torch's, relative to the largest logit if that exceeds 1."""
 
 BATCHES = (1, 7)
+
+_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
@@ -62,24 +65,21 @@ class AdaptedModel:
         return torch.randn(count, 3, *self.card.preprocessing.input_size, generator=generator)
 
     @torch.inference_mode()
-    def check(self, program: str, answer: Callable[[np.ndarray], Any]) -> float:
+    def check(self, program: str, answer: Callable[[Tensor], Any]) -> None:
         """Compare another program's logits with torch's, for batches of 1 and 7.
 
         Args:
             program: Its name, for the message.
             answer: Returns logits (B, C) of images (B, 3, H, W).
 
-        Returns:
-            The largest difference, relative to the largest logit if that exceeds 1.
-
         Raises:
-            RemttaError: If it is larger than `TOLERANCE`.
+            RemttaError: If a difference, relative to the largest logit if that exceeds 1, is larger than `TOLERANCE`.
         """
         worst = 0.0
         for count in BATCHES:
             images = self.images(count)
             expected = self.model(images).numpy()
-            got = np.asarray(answer(images.numpy()))
+            got = np.asarray(answer(images))
             if got.shape != expected.shape:
                 raise RemttaError(
                     f"{program} returns {tuple(got.shape)} for {counted(count, 'image')}, torch {tuple(expected.shape)}"
@@ -87,7 +87,7 @@ class AdaptedModel:
             worst = max(worst, float(np.abs(got - expected).max() / max(1.0, np.abs(expected).max())))
         if not worst <= TOLERANCE:
             raise RemttaError(f"in {program} the logits differ from torch's by {worst:.1e}; nothing was exported")
-        return worst
+        _log.info("%s: logits within %.1e of torch's", program, worst)
 
 
 def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remtta.backbones.norms import norm_modules
 from remtta.errors import DeltaError, RemttaError, UsageError, needed
@@ -17,8 +17,6 @@ from remtta.export.adapted import AdaptedModel
 FILE = "model.onnx"
 _MAX_BYTES = 2**31 - 1  # of a protobuf message
 _INT8 = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
-
-_log = logging.getLogger("remtta")
 
 
 def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) -> None:
@@ -45,7 +43,7 @@ def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) ->
             f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds at most 2; use --format timm"
         )
     content = proto.SerializeToString()
-    _log.info("onnxruntime: logits within %.1e of torch's", adapted.check("onnxruntime", _runner(content)))
+    adapted.check("onnxruntime", _runner(content))
     (folder / FILE).write_bytes(content)
 
 
@@ -57,9 +55,9 @@ def _runner(content: bytes) -> Any:
     except Exception as error:  # its own exceptions, which onnxruntime does not expose
         raise RemttaError(f"onnxruntime cannot load it: {_first_line(error)}") from error
 
-    def answer(images: np.ndarray) -> Any:
+    def answer(images: Tensor) -> Any:
         try:
-            return session.run(None, {name: images})[0]
+            return session.run(None, {name: images.numpy()})[0]
         except Exception as error:
             raise RemttaError(f"onnxruntime cannot run it on {len(images)} images: {_first_line(error)}") from error
 

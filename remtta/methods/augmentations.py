@@ -99,7 +99,7 @@ def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
     """Transform like torchvision's RandomAffine, keeping the padding of half a side that hides black corners."""
     height, width = pixels.shape[-2:]
     pixels = T.pad(pixels, [width // 2, height // 2], padding_mode=edges)
-    moved: Tensor = T.affine(
+    return T.affine(
         pixels,
         angle=uniform(generator, -15, 15),
         translate=[round(uniform(generator, -1, 1) * size / 16) for size in (pixels.shape[-1], pixels.shape[-2])],
@@ -107,7 +107,6 @@ def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
         shear=[0.0, 0.0],
         interpolation=_BILINEAR,
     )
-    return moved
 
 
 def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
@@ -148,8 +147,7 @@ def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
         high, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < high <= height and 0 < wide <= width:
             top, left = integer(generator, 0, height - high), integer(generator, 0, width - wide)
-            crop: Tensor = T.resized_crop(pixels, top, left, high, wide, [height, width], antialias=True)
-            return crop
+            return T.resized_crop(pixels, top, left, high, wide, [height, width], antialias=True)
     return pixels
 
 
@@ -171,7 +169,7 @@ def _affine(
 ) -> Tensor:
     degrees = [math.degrees(math.atan(factor)) for factor in shear]
     corner = [0.0, 0.0] if any(shear) else None  # fixed point: the corner for a shear, the centre for a rotation
-    moved: Tensor = T.affine(
+    return T.affine(
         pixels,
         angle,
         list(shift),
@@ -181,7 +179,6 @@ def _affine(
         fill=list(border),
         center=corner,
     )
-    return moved
 
 
 def _shift(pixels: Tensor, generator: torch.Generator, border: Colour, axis: int) -> Tensor:

@@ -84,8 +84,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
             layer = self.networks.layer(number)
-            changed: Tensor = layer(leaving, layer.scores(leaving, domains))
-            return changed
+            return layer(leaving, layer.scores(leaving, domains))
 
         return change
 
@@ -104,8 +103,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
             layer = self.networks.layer(number)
             scores = layer.scores(leaving, domains, generator)
             shared.append(mutual_information(scores.softmax(-1).unflatten(0, (_NUM_DOMAINS, -1)).mean(1)))
-            changed: Tensor = layer(leaving, scores)
-            return changed
+            return layer(leaving, scores)
 
         with self.net.context(images.device):
             logits, domain_logits = self.run(views, change), self.networks.discriminator(views)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,12 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
 from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
+from remtta.models.inside import hooked
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
 """Maps a part's index, its input and its output to the next part's input."""
@@ -149,16 +150,14 @@ class SideNetworks(Objective[Config]):
 
     def run(self, images: Tensor, change: Change) -> Tensor:
         """Return logits (B, C) with the output of each part changed."""
-        with _changed(self.parts(), change):
+        with hooked(*_hooks(self.parts(), change)):
             logits = self.net.backbone.forward(images)
         return self.net.plain(logits)
 
 
-@contextlib.contextmanager
-def _changed(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[None]:
-    """Hook the first and last block of each part, for one forward pass."""
+def _hooks(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[RemovableHandle]:
+    """Hook the first and last block of each part."""
     entering: dict[int, Tensor] = {}
-    hooks: list[Any] = []
     for number, part in enumerate(parts):
 
         def enter(block: nn.Module, inputs: Any, number: int = number) -> None:
@@ -167,9 +166,5 @@ def _changed(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[N
         def leave(block: nn.Module, inputs: Any, output: Tensor, number: int = number) -> Tensor:
             return change(number, entering[number], output)
 
-        hooks += [part[0].register_forward_pre_hook(enter), part[-1].register_forward_hook(leave)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        yield part[0].register_forward_pre_hook(enter)
+        yield part[-1].register_forward_hook(leave)

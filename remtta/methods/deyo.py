@@ -82,5 +82,4 @@ def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Te
     patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, grid * grid, 3, h, w)
     patches = patches[torch.arange(len(images), device=images.device).unsqueeze(1), orders]
     rows = patches.unflatten(1, (grid, grid)).permute(0, 3, 1, 4, 2, 5)  # (B, 3, grid, h, grid, w)
-    shuffled: Tensor = rows.flatten(4, 5).flatten(2, 3)
-    return shuffled
+    return rows.flatten(4, 5).flatten(2, 3)

@@ -120,8 +120,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
             network, frozen = self.networks[number], leaving.detach()
             if "distance" in self._terms:
                 distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
-            changed: Tensor = network(entering, leaving)
-            return changed
+            return network(entering, leaving)
 
         with self.net.context(images.device):
             logits = self.run(images, change)

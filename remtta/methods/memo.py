@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,13 +14,9 @@ from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
 
-Border = Literal["red", "grey", "black"]
-_HALF = 128 / 255
-_BORDERS: dict[Border, tuple[float, float, float]] = {
-    "red": (_HALF, 0.0, 0.0),
-    "grey": (_HALF, _HALF, _HALF),
-    "black": (0.0, 0.0, 0.0),
-}
+_RED = (128 / 255, 0.0, 0.0)  # beyond the image's edges in a view: what Pillow makes of the official code's 128
+
+_augmented = partial(augmix, border=_RED)
 
 
 @dataclass(frozen=True)
@@ -33,14 +28,11 @@ class MEMOConfig(WholeModelConfig):
 
     Attributes:
         num_augmentations: Number of augmented views of each image.
-        border: Colour beyond the image's edges in a view: "red", (128, 0, 0) of 255, which is what Pillow makes of the
-            official code's 128; "grey", 128 in every channel; "black", as in AugMix.
         keep_optimizer: Keep the optimizer's state from image to image, as in the official code, instead of resetting it
             with the weights.
     """
 
     num_augmentations: Count = 64
-    border: Border = "red"
     keep_optimizer: bool = False
     bn: BatchNorms = "running"  # the views are of one image
     lr: Positive = 1e-5
@@ -65,7 +57,6 @@ class MEMO(Objective[MEMOConfig]):
 
     def __init__(self, net: Net, config: MEMOConfig) -> None:
         super().__init__(net, config)
-        self._augmentation = partial(augmix, border=_BORDERS[config.border])
         self._split = config.micro_batch is not None and config.micro_batch < config.num_augmentations
 
     def passes(self) -> tuple[float, float]:
@@ -102,7 +93,7 @@ class MEMO(Objective[MEMOConfig]):
     def _views(self, image: Tensor) -> Tensor:
         """Return augmented views (V, 3, H, W) of an image."""
         drawn = range(self.config.num_augmentations)
-        return torch.stack([self.net.pixels.augment(image, self._augmentation, self.net.generator) for _ in drawn])
+        return torch.stack([self.net.pixels.augment(image, _augmented, self.net.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
         """Accumulate gradients of the marginal entropy of views (V, 3, H, W)."""

@@ -22,31 +22,24 @@ def classifiers_of(model: Any) -> dict[str, nn.Module]:
     return {place: module for place, module in model.named_modules() if any(module is layer for layer in layers)}
 
 
-def restrict_classes(model: Any, numbers: Sequence[int]) -> None:
-    """Restrict a timm classifier to some of its classes, in this order and in place.
+@contextlib.contextmanager
+def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
+    """Restrict a timm classifier to some of its classes, in this order, within the block, if there are numbers.
 
     Losses and thresholds of every method then refer only to these classes.
 
     Raises:
         ModelError: If its logits are not computed by linear layers.
     """
-    labels = labels_of(model)
-    cut = {place: _restricted(head, place, numbers) for place, head in _heads(model).items()}
-    _put(model, cut)
-    model.num_classes = len(numbers)
-    names = None if labels is None else [labels[number] for number in numbers]
-    model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(numbers), "label_names": names}
-
-
-@contextlib.contextmanager
-def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
-    """Apply `restrict_classes` within the block, if there are numbers; restore the model afterwards."""
     if numbers is None:
         yield
         return
-    whole, num_classes, config = _heads(model), model.num_classes, model.pretrained_cfg
+    whole, num_classes, config, labels = _heads(model), model.num_classes, model.pretrained_cfg, labels_of(model)
+    names = None if labels is None else [labels[number] for number in numbers]
     try:
-        restrict_classes(model, numbers)
+        _put(model, {place: _restricted(head, place, numbers) for place, head in whole.items()})
+        model.num_classes = len(numbers)
+        model.pretrained_cfg = {**config, "num_classes": len(numbers), "label_names": names}
         yield
     finally:
         _put(model, whole)

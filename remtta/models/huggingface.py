@@ -136,8 +136,7 @@ def build_folder(
         "label_names": None if names == placeholders else names,
         "model_type": kind,
     }
-    built: nn.Module = model
-    return built
+    return model
 
 
 def _family(folder: TransformersFolder) -> tuple[str, Family]:

@@ -61,8 +61,7 @@ def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> d
 
 def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
     kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
-    model: nn.Module = VisionTransformer(**kwargs)
-    return model
+    return VisionTransformer(**kwargs)
 
 
 def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
@@ -116,8 +115,7 @@ def _swin(config: Config, size: Size, num_classes: int) -> nn.Module:
     )
     for norm in (model.patch_embed.norm, *(stage.downsample.norm for stage in model.layers[1:])):
         norm.eps = _STEM_EPS["swin"]
-    built: nn.Module = model
-    return built
+    return model
 
 
 def _convnext(config: Config, size: Size, num_classes: int) -> nn.Module:
@@ -131,8 +129,7 @@ def _convnext(config: Config, size: Size, num_classes: int) -> nn.Module:
         norm_eps=_STEM_EPS["convnext"],
     )
     model.head.norm.eps = float(config["layer_norm_eps"])
-    built: nn.Module = model
-    return built
+    return model
 
 
 _GELU: Config = {"hidden_act": ("gelu",)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from remtta.errors import ModelError
 from remtta.models.described import Described, logits_in, output_of
@@ -53,13 +55,11 @@ class Front:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the input of the classifier inside."""
-        hook = self._inner.register_forward_pre_hook(_stop)
-        try:
-            self._model(images)
-        except _Reached as reached:
-            return reached.images
-        finally:
-            hook.remove()
+        with hooked(self._inner.register_forward_pre_hook(_stop)):
+            try:
+                self._model(images)
+            except _Reached as reached:
+                return reached.images
         raise ModelError(f"{type(self._model).__name__} does not call the {type(self._inner).__name__} in it any more")
 
     @torch.no_grad()
@@ -191,9 +191,15 @@ def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, An
         return note
 
     hooks = [layer.register_forward_hook(noting(name)) for name, layer in model.named_modules()]
+    with torch.no_grad(), hooked(*hooks):
+        return model(images), calls
+
+
+@contextlib.contextmanager
+def hooked(*hooks: RemovableHandle) -> Iterator[None]:
+    """Remove hooks at the end of the block."""
     try:
-        with torch.no_grad():
-            return model(images), calls
+        yield
     finally:
         for hook in hooks:
             hook.remove()

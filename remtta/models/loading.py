@@ -176,8 +176,7 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
 def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:
     """Write preprocessing, labels and origin into a model's `pretrained_cfg`."""
     model.pretrained_cfg = model.default_cfg = config
-    found: nn.Module = model
-    return found
+    return model
 
 
 def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:

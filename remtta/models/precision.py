@@ -71,8 +71,7 @@ class LinearLayers(TorchFunctionMode):
         if input.device.type != "cpu" or weight.dtype != torch.float32 or not known or not input.numel():
             return F.linear(input, weight, bias)
         used = self._in_bf16(weight) if bf16 else weight.detach()
-        result: Tensor = _Linear.apply(input, weight, bias, used)
-        return result
+        return _Linear.apply(input, weight, bias, used)
 
     def _in_bf16(self, weight: Tensor) -> Tensor:
         if not isinstance(weight, nn.Parameter) or weight.requires_grad or weight.is_inference():
@@ -145,8 +144,7 @@ def _product(dtype: torch.dtype) -> Product:
 
 
 def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(input, weight, bias, "none", [], "")
-    return result
+    return torch.ops.mkldnn._linear_pointwise.default(input, weight, bias, "none", [], "")
 
 
 class ForwardContext:

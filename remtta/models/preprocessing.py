@@ -33,14 +33,13 @@ class Preprocessing:
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """Return timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
-        transform: Callable[[Image.Image], Tensor] = create_transform(
+        return create_transform(
             input_size=(3, *self.input_size),
             interpolation=self.interpolation,
             crop_pct=self.crop_pct,
             crop_mode=self.crop_mode,
             normalize=False,
         )
-        return transform
 
     def resized_bytes(self, width: int, height: int) -> int:
         """Return the bytes needed to resize an image; for a line one pixel high, a multiple of the line."""

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from remtta.errors import OutputError
 from remtta.files import cache_folder, write_atomically
 from remtta.models.hashing import state_sha256
+from remtta.models.inside import hooked
 from remtta.models.prompts import filled
 
 OnTexts = Callable[[int, int], None]
@@ -83,11 +84,8 @@ class TextTower:
         def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             return torch.cat([output[:, :start], vectors.expand(len(output), -1, -1), output[:, end:]], dim=1)
 
-        handle = self.words.register_forward_hook(replaced)
-        try:
+        with hooked(self.words.register_forward_hook(replaced)):
             yield
-        finally:
-            handle.remove()
 
     def _embed(self, tokens: Tensor) -> Tensor:
         embeddings: Tensor = self.model.encode_text(tokens, normalize=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from remtta.errors import UsageError
 from remtta.methods.augmentations import _OPERATIONS, _affine, augmix
 from remtta.methods.losses import marginal_entropy
 from remtta.methods.memo import MEMO, MEMOConfig
-from remtta.methods.settings import method_config
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 
@@ -24,7 +22,6 @@ CONFIG = MEMOConfig(num_augmentations=4, lr=0.05, optimizer="sgd", momentum=0.0)
 
 
 RED = (128 / 255, 0.0, 0.0)
-GREY = (128 / 255, 128 / 255, 128 / 255)
 
 
 def _views(image: Tensor, generator: torch.Generator, border: tuple[float, float, float] = RED) -> Tensor:
@@ -64,11 +61,8 @@ def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -
     assert (*memo.objective.passes(), memo.objective.num_models) == (5, 4, 2)
 
 
-@pytest.mark.parametrize(("border", "colour"), [("grey", GREY), ("black", (0.0, 0.0, 0.0)), ("red", RED)])
-def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches(
-    border: Any, colour: tuple[float, float, float]
-) -> None:
-    memo = made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, momentum=0.9, keep_optimizer=True, border=border))
+def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches() -> None:
+    memo = made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, momentum=0.9, keep_optimizer=True))
     drawn = torch.Generator()
     drawn.set_state(memo.net.generator.get_state())
     model = tiny_vit()
@@ -77,7 +71,7 @@ def test_an_optimizer_that_is_kept_runs_on_over_images_and_batches(
     expected = []
     for image in torch.cat([random_images(2, 0), random_images(1, 1)]):
         optimizer.zero_grad()
-        mean = model(_views(image, drawn, colour)).softmax(1).mean(0)
+        mean = model(_views(image, drawn)).softmax(1).mean(0)
         (-(mean * mean.log()).sum()).backward()
         optimizer.step()
         with torch.no_grad():
@@ -162,8 +156,6 @@ def test_augmix_repeats_with_the_seed_and_stays_in_range() -> None:
     assert all(0 <= float(out.min()) <= float(out.max()) <= 1 + 1e-6 for out in draws)
 
 
-def test_no_views_and_an_unknown_border_are_refused() -> None:
-    with pytest.raises(UsageError, match="border must be red, grey or black, got white"):
-        method_config("memo", {"border": "white"}, batch_size=8)
+def test_no_views_are_refused() -> None:
     with pytest.raises(UsageError, match="num_augmentations must be >= 1, got 0"):
         MEMOConfig(num_augmentations=0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remtta import REM, REMConfig
 from remtta.errors import ModelError
-from remtta.models.heads import restrict_classes, restricted_classes
+from remtta.models.heads import restricted_classes
 from tests.backbones.test_families import images_for, make
 from tests.backbones.tiny_models import FAMILIES, pictures, tiny
 from tests.conftest import NUM_CLASSES, tiny_vit
@@ -41,5 +41,6 @@ def _model_and_images(family: str) -> tuple[Any, Tensor]:
 def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
     model: Any = tiny_vit()
     model.head = nn.Sequential(model.head)
-    with pytest.raises(ModelError, match="the model's head is not a linear layer, so its classes cannot be restricted"):
-        restrict_classes(model, [0, 2])
+    refusal = "the model's head is not a linear layer, so its classes cannot be restricted"
+    with pytest.raises(ModelError, match=refusal), restricted_classes(model, [0, 2]):
+        pass

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from timm.data import create_transform
 from torch import nn
 
-from remtta.backbones.families import backbone_of, check_adaptable
-from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
+from remtta.backbones.families import backbone_of
+from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256, tensors_sha256
@@ -255,15 +255,6 @@ def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> No
     with pytest.raises(UsageError) as caught:
         _load(checkpoint, labels=["cat", "dog"])
     assert str(caught.value) == "the label file names 2 classes, but the model has 7"
-
-
-def test_what_no_method_adapts_is_refused_before_anything_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", _no_network)
-    with pytest.raises(ModelError, match="pools no tokens"):
-        check_adaptable(NAME, {**TINY, "global_pool": ""})
-    for name in (NAME, "vit_bse_patch16_224", "local-dir:nowhere", "remtta-demo", "mixer_b16_224"):
-        check_adaptable(name, TINY)
-    check_adaptable(NAME, {"colour": "red"})  # load_model tells
 
 
 def test_a_preprocessing_that_a_file_does_not_name_is_told(

@@ -75,8 +75,7 @@ class Named:
         if not isinstance(self.place, str):
             return _outside(self.place)
         module, _, kind = self.place.rpartition(".")
-        found: type[Objective[Any]] = getattr(import_module(f"remtta.methods.{module}"), kind)
-        return found
+        return getattr(import_module(f"remtta.methods.{module}"), kind)
 
     @property
     def config(self) -> type[MethodConfig]:
