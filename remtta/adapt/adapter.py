@@ -33,7 +33,7 @@ from remtta.options.run_options import Smooth
 from remtta.runs.batch import BatchResult, Counts, in_turn
 from remtta.runs.budget import TimeBudget
 from remtta.runs.policy import FitFrames
-from remtta.runs.session import Session
+from remtta.runs.session import Listener, Session
 from remtta.runs.states import load_whole
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
@@ -293,7 +293,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
             yield from listener.results
 
 
-class _FrameResults:
+class _FrameResults(Listener):
     """Collects the results of a session's last batch, without those of frames that were predicted early."""
 
     def __init__(self, adapter: Adapter) -> None:

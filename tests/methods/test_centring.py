@@ -45,7 +45,7 @@ def varied_vit() -> nn.Module:
     with torch.no_grad():
         model.head.weight *= 5
         model.head.bias -= model(random_images(64)).mean(0) - torch.linspace(-0.5, 0.5, NUM_CLASSES)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def centred(name: str = "rem", **settings: object) -> ObservedMethod:
