@@ -64,7 +64,7 @@ def test_promtool_takes_the_configuration_and_the_alerts(tmp_path: Path) -> None
     assert done.returncode == 0 and "5 rules found" in done.stdout + done.stderr, done.stderr
 
 
-def test_the_camera_that_is_none_is_adapted_to_and_the_run_found_healthy(tmp_path: Path) -> None:
+def test_a_run_on_the_simulated_camera_is_healthy(tmp_path: Path) -> None:
     pictures = script("container/camera").jpegs(draw_folder(tmp_path / "in", range(3), "{}.png", 64, 64))
     server = script("container/camera").server(pictures, 0, 20.0)
     watcher = threading.Thread(target=server.serve_forever, args=(0.05,))

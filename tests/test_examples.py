@@ -159,7 +159,7 @@ def test_a_panned_walk_is_frames_of_each_photograph_in_conditions_that_set_in(
     assert len({open_dataset(name.parent, num_classes=3).domains[0].load(7).tobytes() for name in names}) == 1
 
 
-def test_own_loop_goes_on_from_its_state(
+def test_own_loop_continues_from_its_state(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     video, state = str(draw_video(tmp_path / "clip.avi", FIVE_EACH)), str(tmp_path / "adapter.pt")
@@ -171,7 +171,7 @@ def test_own_loop_goes_on_from_its_state(
     assert told[0][3].startswith("largest change of a weight: 0.0") and told[0][3] != told[1][3]
 
 
-def test_a_service_learns_from_requests_and_goes_on_where_it_was(
+def test_a_service_learns_from_requests_and_continues_where_it_was(
     frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = pytest.importorskip("fastapi.testclient")

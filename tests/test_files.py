@@ -137,7 +137,7 @@ def test_a_folder_is_written_to_by_one_process_at_a_time(tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
-def test_a_folder_in_use_is_told_before_anything_else(how: Any, frames: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_is_reported_before_anything_else(how: Any, frames: Path, tmp_path: Path) -> None:
     adapt_stream(tiny_vit(), frames, tmp_path / "run")
     lock = FolderLock(tmp_path / "run")
     assert is_locked(tmp_path / "run")

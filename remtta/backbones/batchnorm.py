@@ -75,8 +75,8 @@ class BatchStatistics(TorchFunctionMode):
     def forget(self) -> None:
         """Begin with no recent images, or with the running statistics in the model where they are not the source's."""
         self._expected, self._batch = 0, dict[str, Moments]()
-        now = {name: _running(norm, RECENT) for name, norm in self._norms.items()}
-        self._past = {name: each for name, each in now.items() if not torch.equal(each.mean, self._source[name].mean)}
+        now = {name: _running(norm, RECENT) for name, norm in self._norms.items()} if self.moves else {}
+        self._past = {name: each for name, each in now.items() if self._moved(name, each.mean)}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -189,6 +189,9 @@ class BatchStatistics(TorchFunctionMode):
             self._batch[name] = seen if before is None else _pooled(before, seen)
         _, mean, variance = _pooled(own, source, *past)
         return mean, variance
+
+    def _moved(self, name: str, mean: Tensor) -> bool:
+        return not mean.is_meta and not torch.equal(mean, self._source[name].mean)
 
     def _recent(self) -> dict[str, Moments]:
         """Return the recent statistics by layer, the last batch's included."""

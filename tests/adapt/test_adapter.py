@@ -115,7 +115,7 @@ def test_frames_that_are_answered_before_their_batch_is_full_are_yielded_and_lea
     assert all(torch.equal(tensor, usual.delta()[name]) for name, tensor in early.delta().items())
 
 
-def test_a_state_goes_on_in_another_adapter_to_the_same_answers() -> None:
+def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
     one, other, third = adapter_of(), adapter_of(), adapter_of()
     first, second, last = batches(3)
     one(first), one(second)
@@ -170,7 +170,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
     assert all(name.startswith("body.") for name in adapter.delta())
 
 
-def test_what_is_wrong_is_refused_and_small_batches_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="unknown method"):
         adapter_of(method="remta")
     with pytest.raises(UsageError, match="a setting of tent must be one of"):

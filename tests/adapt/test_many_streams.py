@@ -271,7 +271,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     assert_as_alone(tmp_path / "site" / "roof", alone / "roof")
 
 
-def test_a_worker_that_is_begun_again_goes_on_with_what_it_began_and_replaces_what_was_there(
+def test_a_worker_that_is_begun_again_continues_with_what_it_began_and_replaces_what_was_there(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def twice(work: Any, shared: Any, tasks: Any, **how: Any) -> Iterator[tuple[int, Any]]:

@@ -147,7 +147,7 @@ def test_a_delta_of_a_model_from_elsewhere_asks_for_one_like_it(made: Made, chec
     apply_delta(load_base(delta, name="vit_tiny_patch16_224", **given), delta)
 
 
-def test_starting_from_a_delta_goes_on_counting_and_the_record_names_it(made: Made, tmp_path: Path) -> None:
+def test_starting_from_a_delta_continues_counting_and_the_record_names_it(made: Made, tmp_path: Path) -> None:
     frames, file = made.frames, made.run / "delta.safetensors"
     start = load_delta(file)
     adapt_stream(tiny_vit(), frames, tmp_path / "two", **OPTIONS, delta=start)

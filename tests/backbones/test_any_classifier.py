@@ -245,7 +245,7 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_to_do(make: Any, told: str) -> None:
+def test_unsupported_models_are_refused_with_a_remedy(make: Any, told: str) -> None:
     with pytest.raises(RemttaError, match=told):
         REM(make())
 
@@ -259,7 +259,7 @@ def test_what_cannot_work_is_refused_with_what_to_do(make: Any, told: str) -> No
         ("map", lambda o: o.mean((2, 3))),
     ],
 )
-def test_what_a_model_returns_is_made_logits_as_one_says(returned: str, output: Any) -> None:
+def test_output_selects_the_logits(returned: str, output: Any) -> None:
     method, plain = build_method("rem", small(returned, output)), build_method("rem", small())
     for images in (images_of(32, 1), images_of(32, 2)):
         found, expected = method(images), plain(images)

@@ -45,7 +45,7 @@ def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **setti
 
 
 @pytest.mark.parametrize("family", ["resnet", "resnetv2", "mobilevitv2", "efficientnet", "regnet", "convnext", "swin"])
-def test_the_batchs_statistics_alone_are_what_tent_has(family: str) -> None:
+def test_the_batchs_statistics_alone_equal_tents(family: str) -> None:
     model = tiny(family)
     expected = as_tent(model)(pictures(4)).detach()
     method = make("tent", model, bn_prior=0, lr=1e-6)
@@ -176,7 +176,7 @@ def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | 
     assert all(torch.isfinite(change).all() for change in method.delta().values())
 
 
-def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     for settings, family, count in (
         ({"bn_prior": 0}, "resnet", 3),
         ({"bn": "running"}, "resnet", 3),
@@ -195,7 +195,7 @@ def test_small_batches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
-def test_by_running_statistics_an_image_owes_nothing_to_its_batch() -> None:
+def test_with_running_statistics_a_prediction_is_independent_of_its_batch() -> None:
     method, model = make("tent", bn="running", lr=0.01), tiny("resnet")
     images = pictures(4)
     with torch.no_grad():
@@ -280,7 +280,7 @@ def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None
         make("tent", tiny("convnext")).load_delta({"bn1.running_mean": torch.zeros(64)})
 
 
-def test_micro_batches_are_told_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
     rem = make("rem", mask_ratios=(0.0, 0.5), bn_prior=0)
     assert (rem.part_size(50), make("rem", bn="running").part_size(50)) == (50, 4)
     assert make("rem", tiny("convnext")).part_size(50) == 4  # of 256 positions each
@@ -340,7 +340,7 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
     assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
 
 
-def test_frozen_and_folded_batch_norms_are_told() -> None:
+def test_frozen_and_folded_batch_norms_are_reported() -> None:
     frozen = freeze_batch_norm_2d(tiny("resnet"))
     with pytest.raises(ModelError, match=r"no normalisation layers; \d+ batch norms of the model are frozen"):
         adapted_norms(backbone_of(frozen))

@@ -322,7 +322,7 @@ def norms_of(model: Any, blocks: int) -> set[str]:
 
 
 @every_model
-def test_a_run_moves_the_norms_of_the_first_blocks_and_goes_on_from_its_state(name: str) -> None:
+def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(name: str) -> None:
     model, source = make(name), make(name).state_dict()
     config = REMConfig((0.0, 0.25), lr=0.01)
     through, resumed = REM(model, config), REM(make(name), config)

@@ -52,7 +52,7 @@ def run(method: Method, seed: int, count: int = 5) -> Tensor:
 
 
 @pytest.mark.parametrize(("family", "name"), RUNNING)
-def test_a_method_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(family: str, name: str) -> None:
+def test_a_method_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(family: str, name: str) -> None:
     through, resumed = make(family, name), make(family, name)
     start = through.predict(pictures(5, 9))
     assert torch.isfinite(run(through, 0)).all()
@@ -82,7 +82,7 @@ def test_methods_that_reach_in_between_are_refused(name: str) -> None:
         make("resnet", name)
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_and_its_delta_gives_the_model_back(tmp_path: Path) -> None:
+def test_a_stopped_run_continues_bit_for_bit_and_its_delta_gives_the_model_back(tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(10))
     config, through = config_of("rem", bn="recent"), tiny("resnet")
     options = {"batch_size": 3, "save_every": 1}

@@ -64,7 +64,7 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
         (["--model", "vit_tiny_patch16_224", "--model-kwargs", "deepness=3"], "does not take these model arguments"),
     ],
 )
-def test_wrong_use_is_told(args: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_reported(args: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("bench", *args) == 2
     assert message in capfd.readouterr().err
 

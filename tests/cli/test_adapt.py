@@ -31,7 +31,7 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     ]
 
 
-def test_resume_goes_on_in_the_folder_it_is_given(
+def test_resume_continues_in_the_folder_it_is_given(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
@@ -85,7 +85,7 @@ def test_the_folder_that_was_chosen_is_the_only_line_on_standard_output(
         assert capfd.readouterr().out.count("\n") == out
 
 
-def test_an_answer_and_a_guard_without_effect_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_and_a_guard_without_effect_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw_image(0).save(tmp_path / "a.png")
     options = ("--model", "remtta-demo", "-o", tmp_path / "run", "--method", "source")
     assert remtta_here("adapt", tmp_path / "a.png", *options, "--answer", "both", "--guard", "stop") == 0

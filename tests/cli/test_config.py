@@ -110,7 +110,7 @@ def test_a_run_takes_its_options_from_a_file(
         (None, "run.yaml: no such file"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_in_one_line(
+def test_what_is_wrong_in_a_file_is_reported_in_one_line(
     content: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,7 +121,7 @@ def test_what_is_wrong_in_a_file_is_told_in_one_line(
     assert not {path.name for path in tmp_path.iterdir()} - {"run.yaml"}
 
 
-def test_wrong_options_are_told_when_printing_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_reported_when_printing_too(capfd: pytest.CaptureFixture[str]) -> None:
     code, line = refusal_of(capfd, "adapt", "--lr", "abc", "--print-config")
     assert code == 2 and "'--lr'" in line
 

@@ -70,7 +70,7 @@ def names_of(command: Callable[..., None]) -> list[str]:
     return list(flat(command).members)  # type: ignore[attr-defined]
 
 
-def test_options_stand_where_their_groups_do() -> None:
+def test_options_are_in_the_order_of_their_groups() -> None:
     def command(path: Annotated[Path, typer.Argument()], outer: Outer, names: Names) -> None: ...
 
     inner = ["first", "size", "keep", "needed", "rate", "steps"]
@@ -81,7 +81,7 @@ def test_options_stand_where_their_groups_do() -> None:
     assert "[default: (0,1)]" in text and "[default: 0.5]" in text
 
 
-def test_what_is_not_given_is_as_the_dataclass_has_it(told: list[Any]) -> None:
+def test_defaults_are_those_of_the_dataclass(told: list[Any]) -> None:
     def command(path: Annotated[Path, typer.Argument()], outer: Outer, names: Names) -> None:
         """Do it."""
         told.extend((path, outer, names))
@@ -128,7 +128,7 @@ def test_bad_values_are_usage_errors(args: tuple[str, ...], text: str) -> None:
         (("--pairs", "a"), "--pairs takes key=value pairs, got 'a'"),
     ],
 )
-def test_what_the_dataclass_refuses_is_refused(args: tuple[str, ...], text: str) -> None:
+def test_values_out_of_bounds_are_refused(args: tuple[str, ...], text: str) -> None:
     def command(names: Names) -> None: ...
 
     done = run(command, *args)

@@ -115,7 +115,7 @@ def with_header(source: Path, target: Path, **changes: str) -> None:
         save_file({name: file.get_tensor(name) for name in file.keys()}, target, header)  # noqa: SIM118
 
 
-def test_what_a_header_says_is_not_obeyed_by_the_terminal(run: Path, tmp_path: Path) -> None:
+def test_control_characters_in_a_header_are_escaped(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "delta.safetensors"
     texts = dict.fromkeys(("model", "method", "created", "base_sha256", "remtta_version"), ESCAPE)
     with_header(run / "delta.safetensors", path, **texts)
@@ -147,7 +147,7 @@ def header_of(path: Path) -> dict[str, str]:
         ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is not a number"),
     ],
 )
-def test_a_damaged_record_is_told(run: Path, tmp_path: Path, name: str, value: object, reason: str) -> None:
+def test_a_damaged_record_is_reported(run: Path, tmp_path: Path, name: str, value: object, reason: str) -> None:
     record = json.loads((run / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**record, name: value}))
     assert told(tmp_path) == (1, "", f"Error: {tmp_path / 'run.json'} is damaged: {reason}\n")
@@ -231,7 +231,7 @@ def test_no_delta_makes_it_fail(
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}", b'{"counts": {}}'])
 @pytest.mark.parametrize("name", ["run.json", "results.json"])
-def test_what_is_no_record_is_told(name: str, content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_record_is_reported(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     code, _, err = told(tmp_path)
     assert code == 1 and f"{name} is damaged: " in err

@@ -37,7 +37,7 @@ def test_what_a_run_needs_is_imported_without_the_garbage_collector(
     gc.freeze()
 
 
-def test_what_takes_seconds_is_said_before_it_begins(
+def test_slow_imports_are_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "remtta")
@@ -73,7 +73,7 @@ text-embed --model vit_base_patch16_224 --output x.safetensors
 """
 
 
-def test_wrong_use_is_told_without_torch(tmp_path: Path) -> None:
+def test_wrong_use_is_reported_without_torch(tmp_path: Path) -> None:
     (tmp_path / "a.png").touch()
     code = (
         "import sys\nfrom remtta.cli import main\n"

@@ -112,7 +112,7 @@ def test_a_name_that_fits_nothing_is_refused(name: str, told: str, capfd: pytest
 @pytest.mark.parametrize(
     ("adapted", "told"), [((0, 1, 2), "blocks 0-2 of 4"), ((0, 2, 3), "blocks 0,2-3 of 4"), ((), "nothing")]
 )
-def test_blocks_are_told_as_options_take_them(adapted: tuple[int, ...], told: str) -> None:
+def test_blocks_are_printed_in_the_form_of_adapt_layers(adapted: tuple[int, ...], told: str) -> None:
     assert Support("m", "k", True, blocks=4, adapted=adapted).adapts == told
 
 

@@ -109,7 +109,7 @@ def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1e999}'])
-def test_a_class_map_that_is_none_is_told_in_a_line(
+def test_an_invalid_class_map_is_reported_in_one_line(
     content: str, tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "map.json").write_text(content)

@@ -26,7 +26,7 @@ def site(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> l
     return ["adapt", "cams.txt", "--streams", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "2"]
 
 
-def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
+def test_after_a_kill_every_stream_continues_as_if_nothing_had_happened(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [*site, "--save-every", "3", "-o", "site"]
@@ -65,7 +65,7 @@ def test_after_a_kill_every_stream_goes_on_as_if_nothing_had_happened(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_workers_that_are_killed_and_stopped_go_on_as_if_nothing_had_happened(
+def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     draw_folder(Path("more"), range(36))

@@ -106,6 +106,6 @@ def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) ->
     assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
 
 
-def test_a_value_that_there_is_not_is_told_with_those_that_there_are(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_value_is_reported_with_the_valid_ones(capfd: pytest.CaptureFixture[str]) -> None:
     told = "Error: Invalid value for '--smooth': 'sometimes' is not one of 'off', 'auto'."
     assert refusal_of(capfd, "adapt", "frames", "--smooth", "sometimes") == (2, told)

@@ -226,7 +226,7 @@ def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path
     assert _refusal(path).startswith(f"{path} is not a readable safetensors file: ")
 
 
-def test_zero_is_an_argument_and_what_is_empty_is_none() -> None:
+def test_zero_is_a_value_but_empty_is_not() -> None:
     options = {"num_classes": 7, "model_kwargs": {"img_size": 32}, "use_ema": False}
     delta = Delta({}, "vit", "0" * 64, "rem", model_options=options, preprocessing={"crop_pct": 0.9})
     expected = ModelOptions("vit", num_classes=7, model_kwargs={"img_size": 32}, crop_pct=0.0)

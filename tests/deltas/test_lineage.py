@@ -54,6 +54,6 @@ def test_a_runs_delta_says_where_it_comes_from(frames: Path, tmp_path: Path) -> 
         {"parents": [{"file_sha256": "", "method": "", "frames": "1", "updates": 1, "created": ""}]},
     ],
 )
-def test_a_damaged_lineage_is_told(lineage: object) -> None:
+def test_a_damaged_lineage_is_reported(lineage: object) -> None:
     with pytest.raises(ValueError, match="its lineage is malformed"):
         parsed_lineage(json.dumps(lineage))

@@ -30,7 +30,7 @@ def test_numbers_names_and_alphabetical_order() -> None:
     assert map_classes(["b", "c", "a"], num_classes=3).numbers == {"a": 0, "b": 1, "c": 2}
     with pytest.raises(UsageError, match=r"their number \(2\) is not the model's \(3\); give --class-map"):
         map_classes(["a", "b"], num_classes=3)
-    with pytest.raises(UsageError, match="beyond the model's 3 classes"):
+    with pytest.raises(UsageError, match="not among the model's 3 classes"):
         map_classes(["0", "3"], num_classes=3)
 
 

@@ -52,7 +52,9 @@ def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: l
         ),
     ],
 )
-def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path) -> None:
+def test_layouts_are_distinguished(
+    make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path
+) -> None:
     dataset = open_tree(make(tmp_path / "data"))
     assert (dataset.layout, [domain.title for domain in dataset.domains]) == (layout, titles)
 
@@ -67,7 +69,7 @@ def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, title
         ({"image_list": ["class_a/0.png", "class_a/9.png"]}, UsageError, "lacks 1 of .* 2 images, such as class_a/9"),
     ],
 )
-def test_what_is_missing_is_told_before_any_work(
+def test_what_is_missing_is_reported_before_any_work(
     changes: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
     root = write_tree(tmp_path / "c")
@@ -128,7 +130,7 @@ def test_an_image_list_gives_the_images_and_their_order(tmp_path: Path) -> None:
         read_image_list(tmp_path / "bare.txt")
 
 
-def test_the_only_severity_is_taken_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_only_severity_is_evaluated_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tree(tmp_path / "c", ["fog", "snow"], severities=(3,), each=1)
     with caplog.at_level("INFO", logger="remtta"):
         assert [domain.title for domain in open_tree(tmp_path / "c").domains] == ["snow3", "fog3"]

@@ -166,7 +166,7 @@ def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path) -> None:
         choose_preprocessing(model, open_tree(tmp_path / "other"))
 
 
-def test_errors_of_recurring_domains_are_told_by_round_too(tree: Dataset, tmp_path: Path) -> None:
+def test_errors_of_recurring_domains_are_reported_by_round_too(tree: Dataset, tmp_path: Path) -> None:
     options = EvalOptions(scenario="recurring", visits=2, unseen=("fog",))
     [told] = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=options)[
         "methods"

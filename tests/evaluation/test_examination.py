@@ -37,7 +37,7 @@ def finding(logits: torch.Tensor, **changes: object) -> Finding:
     return Finding(Candidate("", Preprocessing(**{**vars(HALF), **changes})), logits)
 
 
-def test_what_is_right_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_right_preprocessing_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("doctor", signs, "--model", "remtta-demo", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["fits"]
@@ -53,7 +53,7 @@ def test_what_is_right_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> 
     }
 
 
-def test_what_is_wrong_is_found_and_ends_in_an_exit_code(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_preprocessing_is_found_and_gives_exit_code_3(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--model", "remtta-demo", "--limit", "16", "--mean", "0", "--std", "1"]
     assert remtta_here("doctor", signs, *args) == 3
     page = capsys.readouterr().out
@@ -70,12 +70,12 @@ def test_classes_in_another_order_are_found(signs: Path) -> None:
     assert report["class_order"]["accuracy"] == 0 and report["class_order"]["mistaken"]["stop"] == 7
 
 
-def test_too_few_images_say_nothing(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_few_images_are_refused(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told = refusal_of(capfd, "doctor", signs / "stop", "--model", "remtta-demo")
     assert told == (1, f"Error: {signs / 'stop'}: 5 readable images, and the doctor needs 16")
 
 
-def test_a_source_that_is_none_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_source_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert refusal_of(capfd, "doctor", "nowhere", "--model", "remtta-demo") == (
         2,
         "Error: nowhere: no such file or folder",
@@ -91,7 +91,7 @@ def test_candidates_have_each_preprocessing_once() -> None:
     assert len(candidates_of(own)) == 12
 
 
-def test_without_labels_more_told_apart_is_better_but_not_of_another_crop() -> None:
+def test_without_labels_higher_mutual_information_is_better_except_for_crops() -> None:
     blurred, sharp = EYE.repeat(8, 1) / 9, EYE.repeat(8, 1)
     better = better_than([finding(blurred), finding(sharp, mean=(0.4,) * 3)], None)
     assert better is not None
@@ -110,7 +110,7 @@ def test_labels_decide_where_there_are_enough() -> None:
     assert better_than([finding(right), finding(wrong, mean=(0.4,) * 3)], labels) is None
 
 
-def test_too_few_images_per_class_say_nothing_of_the_order() -> None:
+def test_too_few_images_per_class_leave_the_order_unchecked() -> None:
     findings = [finding(EYE.repeat(3, 1))]
     labels = torch.arange(6).repeat(3)
     assert class_order(findings, labels, [str(number) for number in labels.tolist()], "number") is None

@@ -71,7 +71,7 @@ def test_after_a_kill_resuming_gives_the_same_results(
     assert sorted(os.listdir(tmp_path / "killed")) == sorted(os.listdir(tmp_path / "whole"))
 
 
-def test_a_full_disk_is_told_and_with_room_the_evaluation_goes_on(
+def test_a_full_disk_is_reported_and_with_room_the_evaluation_continues(
     tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_methods_are_added_to_one_that_was_stopped(
     assert len(rows_of(run)) == 3 * 24
 
 
-def test_what_keeps_an_evaluation_from_going_on_is_told_in_a_line(tree: Dataset, tmp_path: Path) -> None:
+def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Dataset, tmp_path: Path) -> None:
     run, resume = tmp_path / "run", EvalOptions(resume=True)
     evaluate(tiny_vit(), tree, run, methods=methods_of("source", "tent", "rem"))
 

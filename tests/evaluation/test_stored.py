@@ -131,7 +131,7 @@ def test_the_command_measures_on_a_stored_stream_as_it_comes(
     assert json_of(tmp_path / "out" / "results.json")["settings"]["data"]["layout"] == "CCC shards"
 
 
-def test_what_is_no_such_stream_is_refused(stream: Path, tmp_path: Path) -> None:
+def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave --domains, --severity, --image-list, --class-map out"):
         open_tree(stream, domains=["snow"])
     with pytest.raises(UsageError):

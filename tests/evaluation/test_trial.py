@@ -132,7 +132,7 @@ def test_an_evaluation_into_a_folder_of_other_things_removes_none(tree: Dataset,
 
 
 @pytest.mark.parametrize("scenario", ["continual", "mixed"])
-def test_a_domain_of_which_no_image_can_be_read_is_told(scenario: str, tree: Dataset, tmp_path: Path) -> None:
+def test_a_domain_of_which_no_image_can_be_read_is_reported(scenario: str, tree: Dataset, tmp_path: Path) -> None:
     [fog] = [domain for domain in tree.domains if domain.name == "fog"]
     for source in fog.sources:
         Path(source).write_bytes(b"no image")
@@ -162,7 +162,7 @@ def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: D
     assert by != "config" or not any(row["update"] for row in rows)
 
 
-def test_trained_numbers_are_told_also_where_they_are_no_weights(tree: Dataset, tmp_path: Path) -> None:
+def test_trained_numbers_are_reported_also_where_they_are_no_weights(tree: Dataset, tmp_path: Path) -> None:
     methods = {"source": SourceConfig(), "vdp": VDPConfig()}
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods)["methods"]
     # Two prompts of 3 x 8 x 8.

@@ -13,7 +13,7 @@ from tests.conftest import draw_folder
 from tests.models.tiny_clip import tiny_clip
 
 
-def test_an_evaluation_takes_class_names_from_folders_and_its_delta_goes_on(
+def test_an_evaluation_takes_class_names_from_folders_and_its_delta_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

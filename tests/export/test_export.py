@@ -153,7 +153,7 @@ def test_peft_loads_the_adapter_on_the_base_to_the_same_logits(place: Path) -> N
     assert (place / "1_peft" / "adapter_model.safetensors").stat().st_size < 20_000
 
 
-def test_peft_is_refused_what_it_does_not_keep(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_peft_is_refused_for_other_weights_than_norms_and_head(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     delta = delta_at(place / "stem.safetensors", 1, patch_embed__proj__bias=torch.ones(48))
     options: list[str | Path] = ["--format", "peft", "-o", place / "no", "--checkpoint", place / "tiny.safetensors"]
     assert refusal_of(capfd, "export", delta, *options)[1].startswith(
@@ -172,7 +172,7 @@ def test_timm_and_remtta_load_the_folder(place: Path) -> None:
     assert str(place) not in (place / "1_timm" / "config.json").read_text()
 
 
-def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(
+def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(model: nn.Module, folder: str, **more: object) -> None:
@@ -200,7 +200,7 @@ def test_an_export_that_is_killed_half_way_leaves_nothing_that_looks_whole(place
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_what_is_there_stays_and_what_is_missing_is_told(
+def test_what_is_there_stays_and_what_is_missing_is_reported(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(place / "1_onnx", tmp_path / "out")

@@ -71,7 +71,7 @@ def test_fewer_classes_by_chance_alone_cost_nothing() -> None:
     assert tells.estimates["answers"] == 0.8  # a single image tells nothing of how diverse classes are
 
 
-def test_a_model_that_collapses_to_a_class_with_certainty_is_told() -> None:
+def test_a_model_that_collapses_to_a_class_with_certainty_is_reported() -> None:
     logits = 3 * seen(500)[0]
     collapsed = logits.clone()
     collapsed[:, 0] += 50
@@ -130,7 +130,7 @@ def test_a_state_brings_everything_back() -> None:
     assert second.events() == whole.events()
 
 
-def test_a_run_tells_its_accuracy_and_goes_on_as_calibrated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     frames, clean = tmp_path / "frames", tmp_path / "clean"
     for folder, count in ((frames, 120), (clean, 40)):
         draw_folder(folder, range(count), "{:03}.png")

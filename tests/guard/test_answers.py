@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -73,7 +72,7 @@ def test_the_window_comes_back_from_its_state_bit_for_bit() -> None:
     assert all(torch.equal(value, again.state()[name]) for name, value in window.state().items())
 
 
-def test_of_many_classes_what_is_told_apart_decides() -> None:
+def test_with_many_classes_mutual_information_decides() -> None:
     classes = [number % 5 for number in range(40)]
     source = prediction(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     collapsed = source.clone()
@@ -86,7 +85,7 @@ def test_of_many_classes_what_is_told_apart_decides() -> None:
     assert better.lead == pytest.approx(better.gap / better.information)
 
 
-def test_a_parked_camera_is_known_by_what_the_source_has_seen_for_long() -> None:
+def test_a_parked_camera_is_detected_by_the_sources_predictions() -> None:
     mixed = torch.arange(400) % 10
     assert parked_class(mixed, 10) is None
     mostly = torch.where(torch.arange(400) % 2 == 0, 7, mixed)
@@ -98,7 +97,7 @@ def test_a_parked_camera_is_known_by_what_the_source_has_seen_for_long() -> None
     assert float((noise == 7).float().mean()) > 0.4 and parked_class(noise, 10) is None
 
 
-def test_of_one_class_who_sees_more_of_it_is_ahead() -> None:
+def test_on_one_class_the_model_that_predicts_it_more_leads() -> None:
     """The same predictions, of a camera that has seen nothing else, and of one that was pointed elsewhere before."""
     source = prediction([3, 3, 1, 3, 2, 3, 3, 0] * 13)
     adapted = prediction([3] * 104)
@@ -232,7 +231,7 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_
 
 
 @pytest.mark.parametrize("method", ["cotta", "remtta"])  # of rem: tests/runs/test_resume.py
-def test_a_run_that_was_stopped_goes_on_to_the_same_answers(method: str, frames: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_continues_to_the_same_answers(method: str, frames: Path, tmp_path: Path) -> None:
     options = {"guard": GuardOptions("rollback", "both", least=3, renewed=1)}
     go = partial(
         adapt_tiny,
@@ -296,7 +295,7 @@ def test_an_evaluation_compares_them(tmp_path: Path) -> None:
     assert results["remtta"]["config"]["lr"] > results["rem"]["config"]["lr"]
 
 
-def test_a_methods_name_says_all(
+def test_a_methods_name_selects_its_settings(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "4"]
@@ -327,20 +326,6 @@ def test_a_methods_name_says_all(
     ):
         code, line = refusal_of(capfd, "adapt", frames, *tiny, *options, *none)
         assert code == 2 and told in line
-
-
-def test_a_run_that_named_a_preset_goes_on_where_its_settings_are_the_same(
-    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tiny = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 4 -q --output {tmp_path / 'run'}".split()]
-    assert remtta_here("adapt", frames, *tiny, "--limit", "8") == 0
-    record = record_of(tmp_path / "run")
-    record["method"]["name"], record["options"]["preset"] = "rem", "remtta"  # as it was recorded
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
-    assert remtta_here("adapt", frames, *tiny, "--resume") == 0
-    capfd.readouterr()
-    code, line = refusal_of(capfd, "adapt", frames, *tiny, "--resume", "--method", "rem")
-    assert code == 2 and "--resume needs the settings the run began with: method.lr was 0.002" in line
 
 
 def test_a_doubt_ends_within_its_patience() -> None:

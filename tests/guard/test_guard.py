@@ -92,7 +92,7 @@ def test_adaptation_that_does_no_harm_is_left_alone() -> None:
     torch.testing.assert_close(guarded.delta(), plain.delta(), rtol=0, atol=0)
 
 
-def test_warn_tells_once_and_changes_nothing() -> None:
+def test_warn_reports_once_and_changes_nothing() -> None:
     guarded, plain = tent(lr=3.0), tent(lr=3.0)
     guard = Guard(guarded, GuardOptions(**QUICK, action="warn"))
     for number in range(8):
@@ -104,7 +104,7 @@ def test_warn_tells_once_and_changes_nothing() -> None:
     assert len(warnings) == 1 and "nothing is undone" in describe(warnings[0])
 
 
-def test_warn_tells_of_harm_that_came_by_degrees() -> None:
+def test_warn_reports_gradual_harm() -> None:
     """A doubt always comes before: it must not be taken for a warning."""
     guard = Guard(tent(lr=0.3), GuardOptions(**QUICK, action="warn"))
     run(guard, 40)
@@ -139,7 +139,7 @@ def test_predictions_on_past_frames_that_are_not_finite_are_an_alarm(monkeypatch
 
 
 @pytest.mark.parametrize("name", ["roid", "cmf"])
-def test_what_a_prediction_owes_to_its_batch_is_no_harm(name: str) -> None:
+def test_the_influence_of_batch_statistics_is_not_harm(name: str) -> None:
     """ROID corrects for the classes of the batch; the source's predictions, by which it is judged, have no such."""
     method = build_method(name, tiny_vit(), method_config(name, {"lr": 1e-12}, batch_size=8))
     assert method.trains
@@ -180,7 +180,7 @@ def test_alarms_are_forgiven_and_the_learning_rate_comes_back() -> None:
     assert method._descent.optimizer.param_groups[0]["lr"] == pytest.approx(3.0)
 
 
-def test_it_goes_on_from_its_state_as_if_it_had_not_stopped() -> None:
+def test_it_continues_from_its_state_as_if_it_had_not_stopped() -> None:
     def fresh() -> Guard:
         return Guard(tent(lr=0.3), GuardOptions(**QUICK, retries=50))
 

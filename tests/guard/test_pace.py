@@ -32,7 +32,7 @@ def frames(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_third_batch_is_learned_from_and_a_run_goes_on_bit_for_bit(frames: Path, tmp_path: Path) -> None:
+def test_every_third_batch_is_learned_from_and_a_run_continues_bit_for_bit(frames: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"config": CONFIG, "options": {"batch_size": 2}}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     adapt_tiny(frames, whole, "tent", **settings)

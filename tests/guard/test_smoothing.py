@@ -45,7 +45,7 @@ def error(logits: Tensor, labels: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("prefers", "gain"), [(0.0, 0.2), (3.0, 0.04)])
-def test_labels_that_persist_are_told_better(prefers: float, gain: float) -> None:
+def test_persisting_labels_are_predicted_better(prefers: float, gain: float) -> None:
     labels = in_runs()
     logits = guesses(labels, prefers=prefers)
     assert error(observe(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
@@ -107,7 +107,7 @@ def video(folder: Path) -> Path:
     return folder
 
 
-def test_a_run_keeps_what_each_frame_was_taken_for_and_goes_on_bit_for_bit(
+def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)

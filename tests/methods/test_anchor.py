@@ -42,6 +42,6 @@ def test_the_pull_holds_the_weights_near_the_source_for_good() -> None:
 
 
 @pytest.mark.parametrize("anchor", [-0.1, 1.0, float("nan")])
-def test_a_share_that_is_none_is_refused(anchor: float) -> None:
+def test_an_invalid_share_is_refused(anchor: float) -> None:
     with pytest.raises(UsageError, match=r"anchor must be in \[0, 1\), got"):
         REMConfig(anchor=anchor)

@@ -134,7 +134,7 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
     assert {name.rpartition(".")[2] for name in learned} == {"down", "down_bias", "up", "up_bias"}
 
 
-def test_becotta_warms_up_to_tell_domains_apart_and_share_experts_out() -> None:
+def test_becotta_warms_up_to_separate_domains_and_distribute_experts() -> None:
     clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit(depth=4))
 
     def shared(synergy: float) -> tuple[float, float]:

@@ -54,7 +54,7 @@ def centred(name: str = "rem", **settings: object) -> ObservedMethod:
     )
 
 
-def test_what_a_shift_adds_to_all_logits_is_taken_out() -> None:
+def test_a_constant_offset_of_all_logits_is_removed() -> None:
     labels = shuffled(400)
     shift = 0.7 * torch.randn(CLASSES, generator=torch.Generator().manual_seed(5))
     logits = logits_of(labels)
@@ -106,7 +106,7 @@ def test_logits_that_are_not_finite_do_not_count() -> None:
     assert torch.equal(one.offset, other.offset)
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_it_continues_from_its_state() -> None:
     logits = logits_of(shuffled(120))
     whole, first, second = (Centre(CPU) for _ in range(3))
     expected = follow(whole, logits)
@@ -180,7 +180,7 @@ def test_the_delta_carries_the_offset() -> None:
     assert not any(tensor.any() for tensor in adapter.method.delta().values())
 
 
-def test_the_source_models_answers_tell_the_labels() -> None:
+def test_labels_are_estimated_from_the_source_models_answers() -> None:
     """A class that takes over in the adapted model is no class that the stream shows."""
     labels = shuffled(400)
     logits = logits_of(labels)

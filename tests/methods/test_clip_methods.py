@@ -127,7 +127,7 @@ def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
+def test_it_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
     through, resumed = build(name, copy.deepcopy(model)), build(name, copy.deepcopy(model))
     start = through.predict(random_images(4, 9))
     through(random_images(4))
@@ -142,7 +142,7 @@ def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, 
     assert torch.equal(resumed.predict(random_images(4, 9)), start)
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_and_writes_no_delta(model: Any, tmp_path: Path) -> None:
+def test_a_stopped_run_continues_bit_for_bit_and_writes_no_delta(model: Any, tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(7))
     config = method_config("tpt", SETTINGS["tpt"], batch_size=3)
     assert_goes_on(model, frames, tmp_path, method="tpt", config=config, options=OPTIONS)

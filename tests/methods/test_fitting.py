@@ -73,7 +73,7 @@ def test_more_memory_lets_more_images_fit_until_all_do() -> None:
     assert fitting_micro_batch(method(), (32, 32), 8, 2**40) is None
 
 
-def test_too_little_for_one_image_is_told_with_what_it_needs() -> None:
+def test_too_little_for_one_image_is_reported_with_what_it_needs() -> None:
     with pytest.raises(UsageError, match=r"--max-memory 100M is too little: one image at a time needs about 10\dM"):
         fitting_micro_batch(method(), (32, 32), 8, USED)
 
@@ -153,6 +153,6 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["G", "-1G", "1.2.3M", "nan", "1e3", "5X"])
-def test_what_is_no_size_is_wrong_use(text: str, frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_size_is_refused(text: str, frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("adapt", frames, *TINY_OPTIONS, f"--max-memory={text}") == 2
     assert "write it as 800M or 1.5G" in capfd.readouterr().err

@@ -184,7 +184,7 @@ def test_the_constants_of_cma_es_are_pycmas(dim: int, population: int, expected:
     assert found == pytest.approx(expected, rel=1e-8)
 
 
-def test_cma_es_goes_on_from_its_state_between_two_renewals_of_its_axes() -> None:
+def test_cma_es_continues_from_its_state_between_two_renewals_of_its_axes() -> None:
     through, generator = CMAES(100, 4), torch.Generator().manual_seed(0)
     assert through._renew_every > 1
     for _ in range(through._renew_every + 1):

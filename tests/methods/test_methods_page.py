@@ -46,7 +46,7 @@ def test_every_method_with_an_official_code_has_its_rows() -> None:
     assert named == set(map(algorithm_of, METHOD_TABLE)) - set(PLAIN)
 
 
-def test_every_method_is_told_to_be_compared_with_an_official_code_or_not() -> None:
+def test_the_page_says_of_every_method_whether_it_was_compared_with_an_official_code() -> None:
     section = PAGE[PAGE.index("## Compared with the official codes") : PAGE.index("## The official codes")]
     named = set(re.findall(r"`([\w-]+)`", section))
     assert named >= set(map(algorithm_of, METHOD_TABLE)) - set(PLAIN)

@@ -114,7 +114,7 @@ def test_micro_batches_give_the_same_update(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ON_VITS)
-def test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
+def test_a_method_continues_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
     through, resumed = make(name), make(name)
     fresh = copy.deepcopy(through.state())
     run(through, 0)

@@ -75,7 +75,7 @@ def test_episodic_predicts_every_batch_with_the_source_weights(vit: nn.Module) -
             torch.testing.assert_close(rem(images), source(images))
 
 
-def test_load_delta_goes_on_from_saved_weights_and_reset_still_means_the_source(vit: nn.Module) -> None:
+def test_load_delta_continues_from_saved_weights_and_reset_still_means_the_source(vit: nn.Module) -> None:
     source = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     rem = REM(vit, REMConfig(lr=0.01))
     rem(random_images(5))
@@ -148,7 +148,7 @@ def test_images_of_another_kind_are_refused(vit: nn.Module, images: Any, got: st
     assert str(caught.value).endswith(f"got {got}")
 
 
-def test_views_that_hide_the_same_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_views_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.1, 0.2)))
     assert not caplog.records
     REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.001, 0.002)))

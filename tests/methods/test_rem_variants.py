@@ -162,7 +162,7 @@ def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"confident_below": 0.6}], ids=str)
-def test_a_saved_state_goes_on_with_the_same_masks_and_weights(settings: dict[str, Any]) -> None:
+def test_a_saved_state_continues_with_the_same_masks_and_weights(settings: dict[str, Any]) -> None:
     settings = {"masking": "random", **settings}
     rem = make(**settings)
     for seed in range(3):
@@ -202,7 +202,7 @@ def test_unsure_images_get_no_graph() -> None:
     assert rows[False] == 8 + 2 * (8 - confident)
 
 
-def test_an_image_that_is_not_finite_does_not_spoil_what_the_confident_teach() -> None:
+def test_an_image_that_is_not_finite_does_not_affect_the_others() -> None:
     rem = make(confident_below=0.7)
     rem(batch(0))
     broken = batch(1)

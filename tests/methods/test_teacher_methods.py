@@ -99,7 +99,7 @@ def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentatio
     assert torch.equal(unsure.last_views[0], predicted)
 
 
-def test_cotta_goes_on_bit_for_bit_with_augmentations_and_restored_weights() -> None:
+def test_cotta_continues_bit_for_bit_with_augmentations_and_restored_weights() -> None:
     config = CoTTAConfig(lr=0.05, augment_below=1.0, num_augmentations=2, restore=0.1)
     through = made(CoTTA, tiny_vit(), config)
     through(random_images(3, 0))
@@ -133,7 +133,7 @@ def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
     torch.testing.assert_close(loss, _symmetric(views[0], views[0]))
 
 
-def test_restoring_puts_back_about_the_share_it_is_told() -> None:
+def test_about_the_requested_share_is_restored() -> None:
     weights, source = {"a": torch.ones(200, 100)}, {"a": torch.zeros(200, 100)}
     restore_at_random(weights, source, 0.1, torch.Generator().manual_seed(0))
     assert set(weights["a"].unique().tolist()) == {0.0, 1.0}

@@ -93,7 +93,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["watt", "rem-watt"])
-def test_it_goes_on_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
+def test_it_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
     def make() -> Method:
         settings: dict[str, Any] = {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False}
         if name == "rem-watt":

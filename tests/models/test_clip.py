@@ -140,7 +140,7 @@ def test_classes_can_be_restricted_and_come_back(tmp_path: Path, vision: dict[st
     assert torch.equal(model(images), whole) and len(zero_shot_head(model).texts.names) == len(NAMES)
 
 
-def test_what_cannot_be_had_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> None:
     name, _ = tiny_clip(tmp_path / "model")
     coca, _ = tiny_clip(tmp_path / "coca", {**VISION, "attentional_pool": True, "attn_pooler_heads": 2})
     (tmp_path / "bad.txt").write_text("no place\n")

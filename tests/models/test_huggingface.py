@@ -263,7 +263,9 @@ def test_a_processor_that_timm_has_none_of_is_refused(content: Any, reason: str,
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_processor_the_usual_preprocessing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_processor_the_usual_preprocessing_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ours = preprocessing_of(load_model(_saved(_vit(), tmp_path)))
     assert (ours.mean, ours.std, ours.interpolation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
     assert "has no preprocessor_config.json; where --mean," in caplog.text

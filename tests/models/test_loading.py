@@ -133,7 +133,7 @@ class _Runs:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, _Runs) else str(value),
 )
-def test_a_damaged_folder_is_told_in_a_line(
+def test_a_damaged_folder_is_reported_in_one_line(
     changes: Any, told: str, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(local_dir)
@@ -169,7 +169,7 @@ def test_a_damaged_folder_is_told_in_a_line(
     ],
     ids=str,
 )
-def test_a_model_that_cannot_be_is_told_in_a_line(changes: dict[str, Any], told: str, checkpoint: Path) -> None:
+def test_a_model_that_cannot_be_is_reported_in_one_line(changes: dict[str, Any], told: str, checkpoint: Path) -> None:
     arguments = {"name": NAME, "checkpoint": checkpoint, "num_classes": NUM_CLASSES, "model_kwargs": TINY}
     with pytest.raises(UsageError) as caught:
         load_model(**{**arguments, **changes})
@@ -257,7 +257,7 @@ def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> No
     assert str(caught.value) == "the label file names 2 classes, but the model has 7"
 
 
-def test_a_preprocessing_that_a_file_does_not_name_is_told(
+def test_a_preprocessing_that_a_file_does_not_name_is_reported(
     checkpoint: Path, local_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "remtta")
@@ -310,7 +310,7 @@ def test_a_preprocessing_that_cannot_be_is_refused(override: dict[str, Any], mes
     assert str(caught.value) == message
 
 
-def test_weights_that_cannot_be_downloaded_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_downloaded_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **kwargs: object) -> None:
         raise LocalEntryNotFoundError("cannot find the file in the local cache\nand outgoing traffic is disabled")
 

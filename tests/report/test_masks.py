@@ -58,7 +58,7 @@ def hatched(run: Path) -> dict[int, str]:
     return addresses
 
 
-def test_frames_stand_beside_what_the_adapted_model_would_see_of_them(runs: Path) -> None:
+def test_masked_frames_are_shown_beside_the_originals(runs: Path) -> None:
     expected = hatched(runs / "stills")
     (runs / "frames" / "0.png").unlink()
     assert remtta_here("report", runs / "stills", "--masks", "-o", runs / "stills.html", "-q") == 0
@@ -78,13 +78,13 @@ def test_frames_of_a_video_are_shown(runs: Path, tmp_path: Path) -> None:
     assert {words.partition(",")[0] for words, _ in pictures(tmp_path / "video.html")} == set("0123")
 
 
-def test_frames_that_are_all_gone_are_told(tmp_path: Path) -> None:
+def test_frames_that_are_all_gone_are_reported(tmp_path: Path) -> None:
     row = {"source": str(tmp_path / "gone.png")}
     with pytest.raises(RemttaError, match=r"none of the 1 frames can be read again, such as .*gone\.png"):
         masked_frames(load_model("remtta-demo"), REMConfig(), lambda: None, [row])
 
 
-def test_what_has_no_masks_is_refused_in_a_line(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_masks_are_refused(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "x.html"
     (tmp_path / "table").mkdir()
     for folders in ([runs / "stills", runs / "video"], [tmp_path / "table"]):

@@ -139,7 +139,7 @@ def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
     assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
 
 
-def test_a_full_disk_is_told_in_a_line_and_leaves_the_page_that_was_there(
+def test_a_full_disk_is_reported_in_one_line_and_leaves_the_page_that_was_there(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(path: Path, data: bytes) -> int:
@@ -155,7 +155,7 @@ def test_a_full_disk_is_told_in_a_line_and_leaves_the_page_that_was_there(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
 
 
-def test_what_cannot_be_reported_is_told(
+def test_what_cannot_be_reported_is_reported(
     folders: list[Path], page: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "x.html"

@@ -73,7 +73,7 @@ def test_an_evaluations_rows_have_columns_of_their_own(run: Path, capfd: pytest.
     assert list(read) == list(EVALUATION) and (read["method"], read["entropies"]) == ("rem", "[0.5, 1.0]")
 
 
-def test_what_is_no_table_of_one_run_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_format_takes_a_single_run_only(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, error = refusal_of(capfd, "inspect", run, "--format", "csv", "--json")
     assert code == 2 and "--format prints the predictions of one run" in error
     with pytest.raises(RemttaError, match=r"predictions\.jsonl, line 1 is damaged: its prob is not a number"):

@@ -105,7 +105,7 @@ def test_realtime_goes_by_the_frames_that_can_be_read() -> None:
     assert TimeBudget(realtime=True).allows([broken, *batch([0.0, 0.5])])
 
 
-def test_latencies_are_told_within_four_percent() -> None:
+def test_latencies_are_reported_within_four_percent() -> None:
     latencies = Latencies()
     assert latencies.percentiles_ms() is None
     for milliseconds in range(1, 101):
@@ -122,7 +122,7 @@ def test_latencies_are_told_within_four_percent() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_time_that_is_none_is_refused(value: float) -> None:
+def test_an_invalid_time_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match="ms and finite"):
         TimeBudget(value)
 

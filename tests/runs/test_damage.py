@@ -42,7 +42,7 @@ def killed(frames: Path, folder: Path) -> list[Path]:
     return [shutil.copytree(frames.parent / f"killed{n}", folder.with_name(f"{folder.name}{n}")) for n in range(4)]
 
 
-def test_a_flipped_bit_in_the_state_is_told(frames: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_state_is_reported(frames: Path, tmp_path: Path) -> None:
     stopped(frames, tmp_path / "run")
     path = tmp_path / "run" / STATE
     content = bytearray(path.read_bytes())
@@ -53,7 +53,7 @@ def test_a_flipped_bit_in_the_state_is_told(frames: Path, tmp_path: Path) -> Non
     assert path.read_bytes() == content
 
 
-def test_rows_that_were_changed_since_they_were_saved_are_told(frames: Path, tmp_path: Path) -> None:
+def test_rows_that_were_changed_since_they_were_saved_are_reported(frames: Path, tmp_path: Path) -> None:
     stopped(frames, tmp_path / "run")
     path = tmp_path / "run" / PREDICTIONS
     changed = path.read_bytes().replace(b'"class": ', b'"class":9', 1)
@@ -100,7 +100,7 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
         ("method", 3, "its method is not an object"),
     ],
 )
-def test_a_record_that_is_none_is_told_and_nothing_written(
+def test_an_invalid_record_is_reported_and_nothing_is_written(
     name: str, value: object, reason: str, frames: Path, tmp_path: Path
 ) -> None:
     stopped(frames, tmp_path / "run")
@@ -112,7 +112,7 @@ def test_a_record_that_is_none_is_told_and_nothing_written(
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
-def test_rows_of_an_evaluation_that_were_changed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_an_evaluation_that_were_changed_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_domain(tmp_path / "tree")
     dataset = open_dataset(tmp_path / "tree", num_classes=7, labels=None)
 
@@ -179,7 +179,7 @@ def test_rows_that_no_pipe_can_still_hold_are_not_passed_on_again(
 
 
 @pytest.mark.parametrize("position", ["[]", "7", "null"])
-def test_a_state_without_a_position_is_told(position: str, frames: Path, tmp_path: Path) -> None:
+def test_a_state_without_a_position_is_reported(position: str, frames: Path, tmp_path: Path) -> None:
     stopped(frames, tmp_path / "run")
     path = tmp_path / "run" / STATE
     _, state = load_state(path)

@@ -144,6 +144,6 @@ def test_frames_of_a_live_source_wait_for_two_seconds_at_most_unless_told_otherw
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused(value: float) -> None:
+def test_an_invalid_time_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match="must be >= 0"):
         RunOptions(flush_after=value)

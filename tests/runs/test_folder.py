@@ -21,7 +21,7 @@ def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) 
     assert list(root.iterdir()) == [folders[7]]  # the others are empty, and nobody's any more
 
 
-def test_a_folder_that_was_named_stays_as_it_is_and_one_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_was_named_stays_as_it_is_and_one_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     with run_folder(tmp_path / "named") as folder:
         assert not folder.exists()
     with run_folder(None, tmp_path / "runs"):

@@ -93,7 +93,7 @@ def test_a_source_that_stays_lost_ends_the_run_with_all_its_frames_predicted(tmp
     assert "could not be opened" in record_of(tmp_path)["exit_reason"]
 
 
-def test_a_run_goes_on_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
+def test_a_run_continues_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     adapt_tiny(cam([noise(0)], [noise(1), noise(2)], [noise(3)], limit=4), tmp_path)
     assert load_position(tmp_path / STATE, Place)[0].gaps == 2
     # As a kill before the first save would leave it.
@@ -125,7 +125,7 @@ def finite(count: int, limit: int | None = None) -> Stream:
     return Stream("http://host/clip.mp4", "url", islice(source.frames(), limit), live_source=source)
 
 
-def test_a_finite_video_behind_an_address_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_finite_video_behind_an_address_continues_where_it_was(tmp_path: Path) -> None:
     adapt_tiny(finite(9), tmp_path / "whole")
     for limit in (6, None, None):
         summary = adapt_tiny(finite(9, limit), tmp_path / "run", resume=True)

@@ -73,7 +73,7 @@ def finish(frames: Path, folder: Path, *, stopped: bool = False) -> None:
 
 
 @pytest.mark.parametrize("method", CONFIGS)
-def test_a_stopped_run_goes_on_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_continues_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
     adapt_tiny(frames, tmp_path / "whole", method)
     with Interrupts() as interrupts:
         stopped = adapt_tiny(frames, tmp_path / "parts", method, on_batch=StopAfter(1), interrupts=interrupts)
@@ -168,7 +168,7 @@ def test_rows_that_were_passed_on_are_not_passed_on_again(frames: Path, tmp_path
     assert len(second.getvalue().splitlines()) == 12 - len(first.getvalue().splitlines())
 
 
-def test_predictions_that_come_out_differently_stay_and_are_told(
+def test_predictions_that_come_out_differently_stay_and_are_reported(
     frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
@@ -181,7 +181,7 @@ def test_predictions_that_come_out_differently_stay_and_are_told(
     assert "from frame 3 on, some predictions differ" in caplog.text
 
 
-def test_a_finished_run_goes_on_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
+def test_a_finished_run_continues_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
     frames = Path(shutil.copytree(frames, tmp_path / "frames"))
     run = tmp_path / "run"
     adapt_tiny(frames, run)
@@ -223,7 +223,7 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
     assert record_of(run)["exit_reason"] == "completed"
 
 
-def test_a_run_of_a_version_without_some_options_goes_on(frames: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     finish(frames, run)
     record = record_of(run)
@@ -275,7 +275,7 @@ def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: P
         adapt_tiny(frames, run, resume=True)
 
 
-def test_another_video_of_the_same_name_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_video_of_the_same_name_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def clip(length: int, first: int = 0) -> Stream:
         frames = (Frame("clip", partial(draw_image, first + number), number=number) for number in range(length))
         return Stream("clip", "video", frames)
@@ -300,7 +300,7 @@ def camera(count: int) -> Stream:
     return Stream("0", "camera", frames())
 
 
-def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
+def test_a_live_stream_continues_with_what_it_shows_now(tmp_path: Path) -> None:
     run = tmp_path / "run"
     adapt_tiny(camera(9), run, options={"save_every": 2})
     place, state = load_position(run / STATE, Place)
@@ -317,7 +317,9 @@ def test_a_live_stream_goes_on_with_what_it_shows_now(tmp_path: Path) -> None:
 
 @settings(max_examples=settings().max_examples // 2)  # each may be a run
 @given(data=st.data())
-def test_damaged_resume_files_are_told_and_never_believed(data: st.DataObject, frames: Path, tmp_path: Path) -> None:
+def test_damaged_resume_files_are_reported_and_never_believed(
+    data: st.DataObject, frames: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     if not run.exists():
         finish(frames, run)
@@ -409,6 +411,6 @@ def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: 
     finish(frames, tmp_path / "run")
     (tmp_path / "run" / RECORD).unlink()
     before = (tmp_path / "run" / PREDICTIONS).read_bytes()
-    with pytest.raises(UsageError, match=r"has no run\.json, so its run cannot be resumed; --overwrite"):
+    with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot be resumed; --overwrite"):
         adapt_tiny(frames, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before

@@ -70,7 +70,7 @@ def test_a_method_that_changes_norms_saves_the_same_with_the_option(frames: Path
     assert all(torch.equal(tensor, full[name]) for name, tensor in plain.items())
 
 
-def test_a_run_that_starts_from_a_full_delta_goes_on_from_what_predicted(frames: Path, tmp_path: Path) -> None:
+def test_a_run_that_starts_from_a_full_delta_continues_from_what_predicted(frames: Path, tmp_path: Path) -> None:
     first = tiny_vit()
     _run(first, frames, tmp_path / "first", "cotta", save_full=True)
     model = tiny_vit()

@@ -56,14 +56,14 @@ def test_a_password_in_the_address_is_used(server: str) -> None:
     assert why_not_open(f"http://me:no@{server}/private") == "the server answers 401 Unauthorized"
 
 
-def test_the_reason_is_told_without_the_password(server: str) -> None:
+def test_the_reason_is_reported_without_the_password(server: str) -> None:
     told = rf"^http://\*\*\*@{server}/404 cannot be opened as a video \(the server answers 404 Not Found\); check"
     with pytest.raises(StreamError, match=told):
         next(open_stream(f"http://me:secret@{server}/404").frames)
 
 
 @pytest.mark.parametrize("scheme", ["http", "rtsp", "rtmp"])
-def test_a_refused_connection_is_told_as_such(scheme: str) -> None:
+def test_a_refused_connection_is_reported_as_such(scheme: str) -> None:
     with socket.socket() as unused:  # bound, and not listening
         unused.bind(("127.0.0.1", 0))
         told = why_not_open(f"{scheme}://127.0.0.1:{unused.getsockname()[1]}/live")
@@ -151,7 +151,7 @@ def test_what_the_probe_does_not_know_it_does_not_tell(failure: Exception, monke
     assert why_not_open("rtsp://127.0.0.1:554/x") is None
 
 
-def test_a_host_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_nobody_knows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror
 

@@ -79,13 +79,13 @@ def silent(clock: Clock, *scripts: Script) -> LiveSource:
     return LiveSource(0, options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
 
 
-def test_a_read_that_took_ffmpegs_whole_timeout_is_told_as_a_stall() -> None:
+def test_a_read_that_took_ffmpegs_whole_timeout_is_reported_as_a_stall() -> None:
     frames = list(islice(silent(Clock(), [10], [20]).frames(), 2))
     assert frames[1].gap == Gap(15.51, "no frame within 15 s", 1)
 
 
 @pytest.mark.parametrize(("script", "what"), [(REFUSED, "answer"), ([], "frame")])
-def test_a_server_that_is_silent_from_the_start_is_told_as_one(script: Script, what: str) -> None:
+def test_a_server_that_is_silent_from_the_start_is_reported_as_one(script: Script, what: str) -> None:
     with pytest.raises(StreamError, match=rf"^camera 0: no {what} within 15 s; check the camera or the network$"):
         next(silent(Clock(), script).frames())
 
@@ -138,7 +138,7 @@ def test_a_frame_that_cannot_be_decoded_stands_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_parts_that_the_decoder_refuses_are_undecodable_frames_of_a_stream_that_goes_on(stride: int) -> None:
+def test_parts_that_the_decoder_refuses_are_undecodable_frames_of_a_stream_that_continues(stride: int) -> None:
     camera = FakeCamera([0, REFUSED_PART, REFUSED_PART, 30, 40], [50])
     frames = list(islice(web(camera, Clock(), stride=stride).frames(), 6 // stride))
     assert numbers(frames) == [0, 1, 2, 3, 4, 5][::stride]

@@ -62,7 +62,7 @@ def test_without_patience_the_first_loss_is_the_end() -> None:
     assert len(camera.captures) == 1
 
 
-def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     told = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or wait for it with"
     clock = Clock()
     source = LiveSource(

@@ -120,7 +120,7 @@ def test_libtiff_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == ""
 
 
-def test_what_was_left_out_of_a_folder_is_told_and_recorded(
+def test_what_was_left_out_of_a_folder_is_reported_and_recorded(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a.heic", "b.HEIC", "notes.txt", "._frame_1.png", ".hidden/x.png", "README"):

@@ -187,7 +187,7 @@ def test_paths_are_taken_as_they_come(tmp_path: Path) -> None:
     ("source", "kind"),
     [("0", "camera"), ("rtsp://camera.invalid/live", "url"), ("http://camera.invalid/*.mjpg", "url")],
 )
-def test_cameras_and_addresses_are_told_from_files(
+def test_cameras_and_addresses_are_reported_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -290,7 +290,7 @@ def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
     assert in_time(lambda: names(stream)) == expected
 
 
-def test_the_wrong_separator_is_told_at_once(pipe: tuple[int, int]) -> None:
+def test_the_wrong_separator_is_reported_at_once(pipe: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="end in NUL, not in newline; add -0"):
         paths_in(b"a.png\0b.png\0")
     with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):

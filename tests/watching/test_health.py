@@ -52,7 +52,7 @@ def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
     health.close()
 
 
-def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_the_state_of_a_live_run(vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remtta.adapt.one_stream.HealthFile", partial(HealthFile, every_s=0.01))
     path = tmp_path / "health.json"
     camera = FakeCamera([noise(0), noise(1)], [noise(2)])
@@ -81,7 +81,7 @@ def test_it_tells_how_a_live_run_is(vit: nn.Module, tmp_path: Path, monkeypatch:
     assert last == {"state": "completed", "guard": "trust", "guard_alarms": 0, "estimate": None, **counts}
 
 
-def test_the_end_of_a_run_is_told_with_its_reason(vit: nn.Module, tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_reported_with_its_reason(vit: nn.Module, tmp_path: Path) -> None:
     source = LiveSource(0, LiveOptions(), connect=FakeCamera(None))
     with pytest.raises(StreamError):
         adapt_stream(

@@ -93,7 +93,7 @@ def test_counts_grow_and_agree_with_the_run_and_the_file(
     assert info.labels["method"] == "rem"
 
 
-def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
+def test_counts_are_reported_while_a_camera_is_away_and_continue_after_a_stop(
     served: tuple[Metrics, str], tmp_path: Path, no_thread_is_left: None
 ) -> None:
     metrics, url = served
@@ -122,7 +122,7 @@ def test_counts_are_told_while_a_camera_is_away_and_go_on_after_a_stop(
     assert value(scrape(url), "remtta_gaps_total") == second.place.gaps >= 3
 
 
-def test_each_stream_of_a_site_is_told_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:
+def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:
     metrics, url = served
     streams = {
         name: open_stream(draw_folder(tmp_path / name, range(size), "{}.png")) for name, size in (("a", 2), ("b", 5))
@@ -143,7 +143,7 @@ def test_a_histogram_counts_what_is_below_each_edge() -> None:
 
 
 @pytest.mark.parametrize("address", ["host", "host:", "host:x", ":0", ":70000", ":²"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="--metrics takes PORT or HOST:PORT"):
         parse_metrics_address(address)
 
@@ -154,7 +154,7 @@ def test_addresses() -> None:
     assert parse_metrics_address("[::1]:1") == ("::1", 1)
 
 
-def test_what_cannot_be_had_is_told_in_a_line_before_anything_is_loaded(
+def test_what_cannot_be_had_is_reported_in_one_line_before_anything_is_loaded(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:

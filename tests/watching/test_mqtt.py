@@ -75,7 +75,7 @@ def test_a_broker_that_is_killed_delays_no_prediction_and_misses_none(
     assert noted == {"to": topic.shown, "sent_bytes": (run / "predictions.jsonl").stat().st_size}
 
 
-def test_what_no_broker_took_is_sent_when_the_run_goes_on(
+def test_what_no_broker_took_is_sent_when_the_run_continues(
     frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(publishing, "PATIENCE_S", 0.1)
@@ -102,7 +102,7 @@ def test_addresses_are_taken_apart_and_shown_without_a_password() -> None:
             parse_topic(text)
 
 
-def test_what_cannot_be_had_is_told_in_a_line(
+def test_what_cannot_be_had_is_reported_in_one_line(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cams.txt").write_text(f"a={frames}\n")

@@ -54,7 +54,7 @@ def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
     assert len(pictures_of(path)) in (8, 9) and len(rows_of(run)) == 9
 
 
-def test_a_run_that_goes_on_adds_a_video_beside_the_first(tmp_path: Path) -> None:
+def test_a_run_that_continues_adds_a_video_beside_the_first(tmp_path: Path) -> None:
     path = tmp_path / "out.mp4"
     assert check_video(path, tmp_path / "run", overwrite=False, resume=True) == path
     path.touch()
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_adds_a_video_beside_the_first(tmp_path: Path) -> Non
     assert check_video(path, tmp_path / "run", overwrite=False, resume=True).name == "out-2.mp4"
 
 
-def test_a_video_that_cannot_be_made_is_told_in_a_line(
+def test_a_video_that_cannot_be_made_is_reported_in_one_line(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there.mp4").touch()
