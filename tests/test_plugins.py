@@ -72,7 +72,7 @@ def test_a_package_s_methods_are_listed_without_importing_it(example: None, site
 @pytest.mark.parametrize(
     "holds",
     [
-        registry.test_a_method_goes_on_from_its_state_as_if_it_had_not_stopped,
+        registry.test_a_method_continues_from_its_state_as_if_it_had_not_stopped,
         registry.test_predicting_changes_nothing_and_equals_the_next_prediction,
         registry.test_a_batch_of_one_and_a_reset,
         registry.test_a_caller_in_inference_mode_changes_nothing,
