@@ -64,7 +64,7 @@ class BatchStatistics(TorchFunctionMode):
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None) -> None:
         super().__init__()
-        self._norms, self._kind, self._prior = norms, kind, prior
+        self._norms, self._prior = norms, prior
         self.mixes = kind != "running" and bool(norms)
         self.moves = kind == "recent" and bool(norms)
         self._names = {id(norm.running_mean): name for name, norm in norms.items()}
