@@ -1,4 +1,4 @@
-"""What the documents point to is there: links, headings, files, modules, and the options of the commands they show."""
+"""The documents point to things that exist: links, headings, files, modules, and options of the commands they show."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_commands_they_show_are_taken(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def is_taken(command: str, words: list[str]) -> bool:
-    """Whether the command line has these options and arguments, with such values; nothing is run.
+    """Return whether the command line accepts these options and arguments; nothing is run.
 
     Raises:
         Exception: Saying what it refuses.

@@ -30,7 +30,7 @@ NAME = "tent-every"
 
 
 def install(site: Path, package: str, points: Mapping[str, str], group: str = METHODS) -> None:
-    """Have a package with these entry points, as pip leaves it."""
+    """Install a package with these entry points, as pip leaves it."""
     folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nSummary: In a line\n")

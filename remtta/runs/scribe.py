@@ -72,12 +72,12 @@ class Scribe(Listener):
 
     @property
     def begun(self) -> bool:
-        """Whether its files are open."""
+        """True if its files are open."""
         return self._rows is not None
 
     @property
     def _eventful(self) -> bool:
-        """Whether events are possible."""
+        """True if events are possible."""
         guard, options = self._plan.adapter.guard, self._plan.options
         return self._plan.stream.live or options.expire_below is not None or (guard is not None and guard.watches)
 

@@ -1,4 +1,4 @@
-"""What batch norms normalise by while a model adapts."""
+"""The statistics that batch norms use while a model adapts."""
 
 from __future__ import annotations
 

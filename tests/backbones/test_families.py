@@ -271,7 +271,7 @@ def last_row(model: Any, images: Tensor) -> Tensor:
 
 
 def pool_map(model: Any, images: Tensor) -> Tensor:
-    """What the attention pool attends to (B, patches), head by head."""
+    """Return the attention of the pool (B, patches), computed head by head."""
     tokens, pool = model.forward_features(images), model.attn_pool
     prefix = model.num_prefix_tokens
     skip = 0 if isinstance(model, Eva) or model.pool_include_prefix else prefix

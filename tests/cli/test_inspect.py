@@ -1,4 +1,4 @@
-"""What inspect says of runs and evaluations, and of files that are not what they should be."""
+"""The output of inspect for runs and evaluations, and for invalid files."""
 
 from __future__ import annotations
 

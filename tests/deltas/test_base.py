@@ -1,4 +1,4 @@
-"""What may be built from what a delta's header says."""
+"""The models that a delta's header may ask for."""
 
 from __future__ import annotations
 

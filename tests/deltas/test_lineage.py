@@ -1,4 +1,4 @@
-"""What differs between two deltas, and where one comes from."""
+"""The differences between two deltas, and the origin of one."""
 
 from __future__ import annotations
 

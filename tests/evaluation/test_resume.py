@@ -30,7 +30,7 @@ class _Die(BaseException):
 
 
 def kill_at(call: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], folder: Path) -> None:
-    """Have an evaluation in a folder die in the middle of an update, with half a row written."""
+    """Let an evaluation in a folder die in the middle of an update, with half a row written."""
     calls = itertools.count(1)
 
     def dying(*args: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What an evaluation leaves in its rows, records and files, and in the model."""
+"""The rows, records and files of an evaluation, and the state of its model afterwards."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from remtta.guard.observer import Answers, Observer
 
 
 def observe(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
-    """What an observer makes of logits (B, C) of the next frames; `more` is other fields of `Answers`."""
+    """Return an observer's answers for logits (B, C) of the next frames; `more` sets other fields of `Answers`."""
     none = torch.empty(len(logits), 0)
     method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=torch.zeros(()), source_offset=torch.zeros(())))
     answers = Answers(cast(Any, method), none, torch.ones(len(logits), dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""How often answers are right is estimated without labels."""
+"""Accuracy is estimated without labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step reads back from the device; each read makes the host wait for the device."""
+"""The values that a step reads back from the device; each read makes the host wait."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain_logits(own: Any, images: Tensor, names: list[str], templates: tuple[str, ...]) -> Tensor:
-    """What open_clip itself says, class by class."""
+    """Return open_clip's own logits, class by class."""
     tokenizer = open_clip.SimpleTokenizer(context_length=12)
     means = [own.encode_text(tokenizer([t.format(n) for t in templates]), normalize=True).mean(0) for n in names]
     logits: Tensor = (

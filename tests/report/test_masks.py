@@ -1,4 +1,4 @@
-"""What the largest mask hides, beside the frames of the page."""
+"""The patches that the largest mask hides, beside the frames of the page."""
 
 from __future__ import annotations
 

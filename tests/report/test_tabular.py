@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def fields(heading: str) -> set[str]:
-    """What the first column of the table below a heading names."""
+    """Return the first column of the table below a heading."""
     table = PAGE.partition(heading)[2].partition("\n\n| field")[2].partition("\n\n")[0]
     return {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split(" | ")[0])}
 

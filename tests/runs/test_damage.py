@@ -1,4 +1,4 @@
-"""What happened to a run's files behind its back is told, and what can be made again is."""
+"""Damage to a run's files is reported, and repaired where possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stopped(frames: Path, folder: Path) -> None:
 
 
 def killed(frames: Path, folder: Path) -> list[Path]:
-    """What kills -9 after every batch would have left, of a run that saves every other update."""
+    """Return what a run that saves every other update leaves if it is killed after each batch."""
     shutil.copytree(frames.parent / "whole", folder)
     return [shutil.copytree(frames.parent / f"killed{n}", folder.with_name(f"{folder.name}{n}")) for n in range(4)]
 

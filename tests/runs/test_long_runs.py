@@ -1,4 +1,4 @@
-"""What only long runs would show: leaks, clocks that jump, and one kill after another."""
+"""Faults that only long runs show: leaks, clocks that jump, and one kill after another."""
 
 from __future__ import annotations
 

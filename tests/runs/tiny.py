@@ -50,7 +50,7 @@ def adapt_in_parts(stops: Sequence[int], *run: Any, **more: Any) -> None:
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, room: int, look: Callable[[], object] = int) -> None:
-    """Have the disk be full after so many more bytes; `look` is called before each write."""
+    """Fill the disk after so many more bytes; `look` is called before each write."""
     write = os.write
 
     def full(descriptor: int, data: Any) -> int:

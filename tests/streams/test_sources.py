@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def in_time(action: Callable[[], T], seconds: float = 10) -> T:
-    """What the action returns or raises; fails where it would hang."""
+    """Return or raise as the action does; fail if it hangs."""
     outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def act() -> None:
@@ -215,7 +215,7 @@ def standard_input(pipe: tuple[int, int]) -> Iterator[int]:
 
 
 def paths_in(data: bytes, null_separated: bool = False) -> list[str]:
-    """What `read_paths` makes of a pipe that held this and was closed."""
+    """Return what `read_paths` reads from a pipe with this content."""
     read_end, write_end = os.pipe()
     try:
         with os.fdopen(write_end, "wb") as sink:

@@ -84,7 +84,7 @@ class Named:
 
     @property
     def preset(self) -> Preset:
-        """How it runs unless told otherwise."""
+        """Its default settings, guard action and answer."""
         return self.own if isinstance(self.place, str) else self.objective.preset
 
 

@@ -175,7 +175,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class Preset:
-    """How a method runs unless told otherwise, beside the defaults of its config.
+    """The defaults of a method beside those of its config.
 
     Attributes:
         settings: Settings that override those defaults. The anchor may be "auto"; the learning rate is reduced in
