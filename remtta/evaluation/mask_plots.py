@@ -40,7 +40,8 @@ def draw_masks(
     columns = mask_cells(folder, results["methods"], model, dataset, domains, inputs)
     if not columns:
         return None
-    figure.set_size_inches(1.5 + 1.2 * len(columns), 0.3 + 1.5 * len(domains))
+    figure.set_size_inches(1.5 + 1.2 * len(columns), 0.3 + 1.6 * len(domains))
+    figure.set_layout_engine("constrained")  # captions do not run into the row below
     rows = list(zip(*columns.values(), strict=True))
     draw_grid(figure, rows, [domain.title[:22] for domain in domains], list(columns))
     return figure
