@@ -30,7 +30,7 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
-from remtta.runs.batch import BatchResult, Counts, in_turn
+from remtta.runs.batch import BatchResult, Counts
 from remtta.runs.budget import TimeBudget
 from remtta.runs.policy import FitFrames
 from remtta.runs.session import Listener, Session
@@ -288,7 +288,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(opened), contextlib.closing(decoded):
-        for batch in in_turn(batches.of(decoded)):
+        for batch in batches.of(decoded):
             session.run([batch])
             yield from listener.results
 
@@ -320,12 +320,6 @@ class _FrameResults(Listener):
             )
             for frame, probs in zip(readable, logits.float().softmax(-1).numpy(), strict=True)
         ]
-
-    def finished(self, result: BatchResult) -> None:
-        """Do nothing."""
-
-    def deliver(self, result: BatchResult) -> None:
-        """Do nothing: `stream` yields the results."""
 
 
 def _pictures(images: Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from remtta.evaluation.ledger import Position
 from remtta.methods.method import Method
-from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.batch import BatchResult
 from remtta.runs.budget import OUT_OF_TIME
 from remtta.runs.session import Policy
+from remtta.streams.batches import Batch
 
 _TIMED_BATCHES = 3  # timed per side of the measured cost ratio
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,13 +28,13 @@ from remtta.guard.observed import ObservedMethod
 from remtta.methods.losses import entropy, total_variation
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.options import RunOptions
-from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.batch import BatchResult
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record, hyperparameters
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.session import Listener, Policy, Session
-from remtta.streams.batches import Batches
+from remtta.streams.batches import Batch, Batches
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
@@ -172,15 +173,15 @@ class Trial(Listener):
         plan = self._plan
         positions = {int(number): position for position, number in enumerate(plan.numbers)}
         for batch in self._stream_batches.of(frames):
-            broken = next((frame for frame in batch if frame.error), None)
+            broken = next((frame for frame in batch.frames if frame.error), None)
             if broken and plan.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (--resume --on-error skip leaves such images out)")
             known = [
                 positions[int(plan.dataset.domains[domain].labels[place])]
-                for (domain, place), frame in zip(self._items(batch), batch, strict=True)
+                for (domain, place), frame in zip(self._items(batch.frames), batch.frames, strict=True)
                 if frame.image is not None
             ]
-            yield Batch(batch, torch.tensor(known, dtype=torch.int64), learn=self._visit.learns)
+            yield replace(batch, labels=torch.tensor(known, dtype=torch.int64), learn=self._visit.learns)
 
     def _count(self, rows: Iterable[Row]) -> None:
         for row in rows:

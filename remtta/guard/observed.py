@@ -19,6 +19,7 @@ class ObservedMethod:
     """Predicts and learns with a method; observers monitor it and may change predictions.
 
     Attributes:
+        guard: The guard, if there is one.
         frozen: Whether it only predicts from now on: no weight changes any more, nor what logits are centred by.
 
     Args:
@@ -28,16 +29,12 @@ class ObservedMethod:
 
     def __init__(self, method: Method, observers: Sequence[Observer] = ()) -> None:
         self.method, self.observers, self.frozen = method, observers, False
+        self.guard = self.find(Guard)
         self._waiting: Answers | None = None  # predicted with `later`; `learn` adapts to them
 
     def find(self, kind: type[T]) -> T | None:
         """Return the observer of a class, or None."""
         return next((each for each in self.observers if isinstance(each, kind)), None)
-
-    @property
-    def guard(self) -> Guard | None:
-        """The guard, if there is one."""
-        return self.find(Guard)
 
     @property
     def retired(self) -> bool:

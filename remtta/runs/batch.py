@@ -1,15 +1,14 @@
-"""Batches and their results."""
+"""The counts of a run, and the result of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from remtta.guard.observer import Answers
-from remtta.streams.batches import Early
-from remtta.streams.prefetch import DecodedFrame
+from remtta.streams.batches import Batch
 
 
 @dataclass
@@ -37,49 +36,6 @@ class Counts:
     by_source: int = 0
     by_both: int = 0
     smoothed: int = 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Frames that are predicted, and perhaps learned from, together.
-
-    Attributes:
-        frames: In stream order; K of them are readable.
-        labels: Class indices (K,) of the readable ones, if known.
-        learn: Whether the method may learn from them.
-        early: Whether they are only predicted now, and come again with the rest of their batch.
-        num_reported: Number of leading frames whose predictions were already reported early.
-    """
-
-    frames: Sequence[DecodedFrame]
-    labels: Tensor | None = None
-    learn: bool = True
-    early: bool = False
-    num_reported: int = 0
-
-    @property
-    def readable(self) -> list[DecodedFrame]:
-        """The frames with an image."""
-        return [frame for frame in self.frames if frame.image is not None]
-
-    @property
-    def unreported(self) -> Sequence[DecodedFrame]:
-        """The frames whose predictions are still to be reported."""
-        return self.frames[self.num_reported :]
-
-    @property
-    def num_reported_readable(self) -> int:
-        """Number of already reported frames with an image."""
-        return sum(frame.image is not None for frame in self.frames[: self.num_reported])
-
-
-def in_turn(frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
-    """Yield the batches of a stream; frames that were predicted early are reported already when their batch comes."""
-    num_reported = 0
-    for each in frames:
-        early = isinstance(each, Early)
-        yield Batch(each, early=early, num_reported=0 if early else num_reported)
-        num_reported = num_reported + len(each) if early else 0
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.batch import BatchResult
 from remtta.runs.budget import OUT_OF_TIME, TimeBudget
 from remtta.runs.session import Policy
+from remtta.streams.batches import Batch
 from remtta.streams.fitness import not_to_learn_from
 
 
@@ -17,14 +18,14 @@ class FitFrames(Policy):
 
     Args:
         budget: Decides whether there is time.
-        fingerprint: Fingerprint of the last readable video frame before the first batch.
 
     Attributes:
-        fingerprint: The same after the last finished batch.
+        fingerprint: Fingerprint of the last readable video frame of the last finished batch.
     """
 
-    def __init__(self, budget: TimeBudget, fingerprint: str | None = None) -> None:
-        self.fingerprint = self._newest = fingerprint
+    def __init__(self, budget: TimeBudget) -> None:
+        self.fingerprint: str | None = None
+        self._newest: str | None = None
         self._budget = budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:

@@ -16,7 +16,6 @@ from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
-from remtta.runs.batch import Batch, in_turn
 from remtta.runs.budget import TimeBudget
 from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
@@ -29,7 +28,7 @@ from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
-from remtta.streams.batches import Batches
+from remtta.streams.batches import Batch, Batches
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 
@@ -72,7 +71,6 @@ class Run:
             self.summary,
             self.record,
             self._policy,
-            save=lambda result: self._saver.after(result),
             interrupts=interrupts,
             pipe=pipe,
             viewers=viewers,
@@ -105,9 +103,8 @@ class Run:
             with self._interrupts.held():
                 self._resume()
             self._stop_if_ended()
-            batches = self._stream_batches
             unseen = unseen_frames(stream, summary.place, self.plan.card.preprocessing.transform())
-            decoded = batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
+            decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
@@ -117,7 +114,7 @@ class Run:
                 with self._interrupts.held():  # a half-claimed folder could not be finished
                     self._begin(first)
                     begun = True
-                self._session.run(self._batches(batches.of(itertools.chain([first] if first else [], frames))))
+                self._session.run(self._batches(itertools.chain([first] if first else [], frames)))
             if summary.num_predicted == 0:
                 raise StreamError(
                     f"{stream.name}: none of {counted(summary.num_frames, 'frame')} could be read (see {PREDICTIONS})"
@@ -173,12 +170,14 @@ class Run:
         if first and first.read_at and self.summary.num_resumed:
             self._scribe.write_event(first.index, {"event": "resumed"})
 
-    def _batches(self, frames: Iterable[list[DecodedFrame]]) -> Iterator[Batch]:
+    def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         """Yield the stream's batches; code after each `yield` runs once the batch is finished."""
-        for batch in in_turn(frames):
+        for batch in self._stream_batches.of(frames):
             yield batch
             if batch.early:
                 continue
+            with self._interrupts.held():
+                self._saver.after_batch()
             self._stop_if_ended()
             broken = next((frame for frame in batch.frames if frame.error), None)
             if broken and self.plan.options.on_error == "stop":
@@ -195,9 +194,9 @@ class Run:
     def _predict_waiting(self) -> None:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
-        if early and self.summary.signum is not None and self._scribe.begun and self._session.quick:
+        if early.frames and self.summary.signum is not None and self._scribe.begun and self._session.quick:
             with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
-                self._session.answer(Batch(early, early=True))
+                self._session.run([early])
 
     def _stop_if_ended(self) -> None:
         guard = self.plan.adapter.guard

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
 from remtta.errors import DeltaError
-from remtta.runs.batch import BatchResult
 from remtta.runs.folder import STATE
 from remtta.runs.place import Place
 from remtta.runs.record import Plan, Record, delta_of
@@ -61,18 +60,18 @@ class Saver:
 
     def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session[Place]) -> None:
         self._plan, self._summary, self._record, self._session = plan, summary, record, session
-        self._rhythm = SaveRhythm()
+        self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
 
-    def after(self, result: BatchResult) -> None:
-        """Save what is due after a batch, which is already counted.
+    def after_batch(self) -> None:
+        """Save what is due after a batch.
 
         Raises:
             OutputError: If a file cannot be written.
         """
-        options, updates = self._plan.options, self._session.counts.updates
-        crossed = (updates - result.new_updates) // options.save_every != updates // options.save_every
-        if crossed or self._rhythm.allows(options.save_every_s):
+        options, before = self._plan.options, self._num_saves
+        self._num_saves = self._session.counts.updates // options.save_every
+        if self._num_saves != before or self._rhythm.allows(options.save_every_s):
             if not self._rhythm.slow or self._rhythm.allows():
                 self._save_state()
             self._save_delta()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -40,7 +40,6 @@ class Scribe(Listener):
         plan: The run's plan.
         record: Stores the latencies.
         policy: Stores the fingerprint of the last frame.
-        save: Saves what is due after a batch.
         interrupts: Ends the wait for a blocked reader.
         pipe: A binary stream that receives the prediction lines as well.
         viewers: Called with every batch's frames and rows.
@@ -57,13 +56,12 @@ class Scribe(Listener):
         record: Record,
         policy: FitFrames,
         *,
-        save: Callable[[BatchResult], None],
         interrupts: Interrupts,
         pipe: BinaryIO | None,
         viewers: Sequence[Viewer],
     ) -> None:
         self._plan, self._record, self._policy = plan, record, policy
-        self._save, self._interrupts, self._pipe, self._viewers = save, interrupts, pipe, viewers
+        self._interrupts, self._pipe, self._viewers = interrupts, pipe, viewers
         self._form = RowFormat(plan.card.labels, topk=plan.options.topk, logits=plan.options.logits)
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
@@ -152,7 +150,7 @@ class Scribe(Listener):
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
 
     def finished(self, result: BatchResult) -> None:
-        """Write events and durations, and save what is due."""
+        """Write events, and note durations."""
         summary, place, frames = self.summary, self.summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.fingerprint = self._policy.fingerprint
@@ -171,7 +169,6 @@ class Scribe(Listener):
             _log.log(level, "frame %d: %s", frames[0].index, describe(event))
         self._hint_at_stride(result)
         self._note_place()
-        self._save(result)
 
     def deliver(self, result: BatchResult) -> None:
         """Send a batch's predictions down the pipe, if any, and to the viewers."""

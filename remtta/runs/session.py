@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,10 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
-from remtta.runs.batch import Batch, BatchResult, Counts
+from remtta.runs.batch import BatchResult, Counts
 from remtta.runs.budget import OUT_OF_TIME
 from remtta.runs.states import restore_state
+from remtta.streams.batches import Batch
 
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
@@ -106,25 +106,15 @@ class Session(Generic[C]):
             RemttaError: If predictions are not finite.
         """
         for batch in batches:
-            self.adapter.in_turn(partial(self._take, batch))
+            self.adapter.in_turn(partial(self._predict_early if batch.early else self._process, batch))
 
-    def answer(self, batch: Batch) -> None:
-        """Predict and report frames now; they are learned from with the rest of their batch, if that comes."""
-        self.adapter.in_turn(partial(self._predict_early, batch))
-
-    def _take(self, batch: Batch) -> None:
-        if batch.early:
-            with self._interrupts.held():
-                self._predict_early(batch)
-            return
-        with self._stoppable():
-            self._work(batch)
-
-    def _predict_early(self, batch: Batch) -> None:  # its rows say whether the batch will be learned from
-        self._counts_before = self._counts_before or replace(self.counts)
-        result = replace(self._answer(replace(batch, learn=False)), batch=batch, adapted=self.adapter.learns)
-        self._write(result)
-        self._listener.deliver(result)
+    def _predict_early(self, batch: Batch) -> None:
+        """Predict and report frames; their rows say whether they will be learned from with the rest of their batch."""
+        with self._interrupts.held():
+            self._counts_before = self._counts_before or replace(self.counts)
+            result = replace(self._answer(replace(batch, learn=False)), batch=batch, adapted=self.adapter.learns)
+            self._write(result)
+            self._listener.deliver(result)
 
     def resume_from(self, path: Path, counts: C, state: Mapping[str, Tensor]) -> None:
         """Resume from what a file holds, before the first batch.
@@ -153,17 +143,18 @@ class Session(Generic[C]):
         self.committed = self.adapter.method.committed
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
 
-    @contextlib.contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Defer a stop until the batch is done, if batches are fast; otherwise keep the state to be saved on a stop."""
-        if not self.quick and self.adapter.method.norms_only:  # do not hold gigabytes of state twice
+    def _process(self, batch: Batch) -> None:
+        """Predict and learn from a batch. A stop waits for a fast one; before a slow one, the state is kept for it."""
+        if self.quick:
+            with self._interrupts.held():
+                self._work(batch)
+            return
+        if self.adapter.method.norms_only:  # do not hold gigabytes of state twice
             self._before = self._counts_before or replace(self.counts), self.adapter.state()
-        with self._interrupts.held() if self.quick else contextlib.nullcontext():
-            self._busy = True
-            yield
+        self._work(batch)
 
     def _work(self, batch: Batch) -> None:
-        started = time.monotonic()
+        started, self._busy = time.monotonic(), True
         result = self._answer(batch)
         if self._answer_early:
             with self._interrupts.held():

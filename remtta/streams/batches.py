@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+
+from torch import Tensor
 
 from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
@@ -34,8 +37,38 @@ def flush_after(stream: Stream, options: RunOptions) -> float | None:
     return options.flush_after
 
 
-class Early(list[DecodedFrame]):
-    """Frames that have waited long enough to be predicted early; they come again with their batch."""
+@dataclass(frozen=True)
+class Batch:
+    """Frames that are predicted, and perhaps learned from, together.
+
+    Attributes:
+        frames: In stream order; K of them are readable.
+        labels: Class indices (K,) of the readable ones, if known.
+        learn: Whether the method may learn from them.
+        early: Whether they are only predicted now, and come again with the rest of their batch.
+        num_reported: Number of leading frames whose predictions were already reported early.
+    """
+
+    frames: Sequence[DecodedFrame]
+    labels: Tensor | None = None
+    learn: bool = True
+    early: bool = False
+    num_reported: int = 0
+
+    @property
+    def readable(self) -> list[DecodedFrame]:
+        """The frames with an image."""
+        return [frame for frame in self.frames if frame.image is not None]
+
+    @property
+    def unreported(self) -> Sequence[DecodedFrame]:
+        """The frames whose predictions are still to be reported."""
+        return self.frames[self.num_reported :]
+
+    @property
+    def num_reported_readable(self) -> int:
+        """Number of already reported frames with an image."""
+        return sum(frame.image is not None for frame in self.frames[: self.num_reported])
 
 
 class Batches:
@@ -92,8 +125,8 @@ class Batches:
             paused=lambda: self._is_lost() or self._due,
         )
 
-    def of(self, frames: Iterable[DecodedFrame]) -> Iterator[list[DecodedFrame]]:
-        """Yield batches of readable frames, with unreadable ones in their places.
+    def of(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
+        """Yield batches of readable frames, with unreadable ones in their places; and early ones of waiting frames.
 
         A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
         fails, or a live source is lost for a while, the frames before that are still yielded.
@@ -124,9 +157,10 @@ class Batches:
         if self._waiting:
             yield self._take()
 
-    def waiting(self) -> Early:
+    def waiting(self) -> Batch:
         """Return the frames that wait for a full batch and were not released early yet."""
-        early, self._num_early, self._since = Early(self._waiting[self._num_early :]), len(self._waiting), None
+        early = Batch(self._waiting[self._num_early :], early=True)
+        self._num_early, self._since = len(self._waiting), None
         return early
 
     @property
@@ -135,9 +169,10 @@ class Batches:
         max_s = self._max_s()
         return max_s is not None and self._since is not None and self._clock() - self._since >= max_s
 
-    def _take(self) -> list[DecodedFrame]:
+    def _take(self) -> Batch:
         """Return the whole batch, and start the next."""
-        batch, self._waiting, self._num_early, self._since = self._waiting, [], 0, None
+        batch = Batch(self._waiting, num_reported=self._num_early)
+        self._waiting, self._num_early, self._since = [], 0, None
         return batch
 
     def _want(self, num_frames: int) -> None:

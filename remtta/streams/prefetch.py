@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -40,7 +40,7 @@ class DecodedFrame:
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
 """Yielded in place of a frame if none will come for a while."""
 
-_Ready = queue.SimpleQueue[Future[DecodedFrame] | Exception | None]
+_Ready = queue.SimpleQueue[futures.Future[DecodedFrame] | Exception | None]
 
 
 def prefetch(
@@ -74,7 +74,7 @@ def prefetch(
     ready: _Ready = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
-    pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
+    pool = futures.ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
     decode = partial(_decode, transform=transform, memory=memory or Budget())
     # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
     reader = threading.Thread(
@@ -82,44 +82,31 @@ def prefetch(
     )
     reader.start()
     try:
-        while (item := _next(ready, wait, paused)) is not None:
+        while True:
+            try:
+                item = ready.get(timeout=_POLL_S)
+            except queue.Empty:
+                wait()
+                if paused():
+                    yield PAUSE
+                continue
+            if item is None:
+                return
             if isinstance(item, Exception):
                 raise item
-            if isinstance(item, DecodedFrame):
-                yield item
-                continue
-            frame = _result(item, wait)
+            while not futures.wait([item], _POLL_S).done:
+                wait()
             room.release()
-            yield frame
+            yield item.result()
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _next(
-    ready: _Ready, wait: Callable[[], None], paused: Callable[[], bool]
-) -> Future[DecodedFrame] | DecodedFrame | Exception | None:
-    while True:
-        try:
-            return ready.get(timeout=_POLL_S)
-        except queue.Empty:
-            wait()
-        if paused():
-            return PAUSE
-
-
-def _result(decoded: Future[DecodedFrame], wait: Callable[[], None]) -> DecodedFrame:
-    while True:
-        try:
-            return decoded.result(timeout=_POLL_S)
-        except TimeoutError:  # not from decoding: _decode raises nothing
-            wait()
-
-
 def _read(
     numbered: Iterable[tuple[int, Frame]],
     decode: Callable[[int, Frame, float], DecodedFrame],
-    pool: ThreadPoolExecutor,
+    pool: futures.ThreadPoolExecutor,
     ready: _Ready,
     room: threading.Semaphore,
     demand: threading.Semaphore | None,

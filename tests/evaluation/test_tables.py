@@ -20,8 +20,9 @@ from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
 from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
-from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.batch import BatchResult
 from remtta.runs.rows import RowFormat
+from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import methods_of

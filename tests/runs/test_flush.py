@@ -21,7 +21,7 @@ from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
-from remtta.streams.batches import Batches, Early, flush_after
+from remtta.streams.batches import Batches, flush_after
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
@@ -130,7 +130,7 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
     source = Stream("clip.mp4", "video", iter(()))
     options = RunOptions(batch_size=4, flush_after=2.0)
     batches = Batches(source, options, preprocessing_of(tiny_vit()), clock=lambda: now)
-    told = [(type(batch) is Early, [frame.index for frame in batch]) for batch in batches.of(stream())]
+    told = [(batch.early, [frame.index for frame in batch.frames]) for batch in batches.of(stream())]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
 
 

@@ -13,9 +13,10 @@ import torch
 
 from remtta.errors import OutputError
 from remtta.guard.observer import Answers
-from remtta.runs.batch import Batch, BatchResult
+from remtta.runs.batch import BatchResult
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import ReaderGone, RowWriter
+from remtta.streams.batches import Batch
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
 

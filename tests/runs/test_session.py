@@ -24,11 +24,12 @@ from remtta.methods.settings import MethodConfig
 from remtta.methods.source import SourceConfig
 from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
-from remtta.runs.batch import Batch, BatchResult, Counts
+from remtta.runs.batch import BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
 from remtta.runs.session import Listener, Policy, Session
 from remtta.runs.states import load_position
+from remtta.streams.batches import Batch
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
