@@ -77,11 +77,6 @@ class Divided(Site):
     Args:
         model: The model at its source weights; each worker gets a copy.
         streams: Streams by name, as returned by `open_streams`.
-        folder: Parent of the streams' folders.
-        setup: How the model is adapted.
-        interrupts: Stops all workers.
-        engine: Where the workers run.
-        jobs: Number of workers.
         on_batch: Called from time to time.
 
     Raises:

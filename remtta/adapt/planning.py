@@ -73,10 +73,7 @@ def plan_run(
 
     Args:
         model: The model, into which a starting delta is loaded.
-        card: The model's card.
-        stream: Source of the frames.
         folder: The run's folder, which may hold an earlier part of the run.
-        setup: How the model is adapted.
         wait: Called from time to time; may raise to stop.
 
     Raises:
@@ -98,7 +95,6 @@ def set_up(
 
     Args:
         model: The model, which the delta's weights are put into.
-        card: The model's.
         setup: How it is adapted, with the guard's action and answer filled in.
         wait: Called now and then meanwhile; may raise to stop.
         earlier: The record of the run to resume.

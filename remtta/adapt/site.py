@@ -84,13 +84,7 @@ class SiteSummary:
 
 
 class Site(abc.ABC):
-    """The runs of many streams.
-
-    Args:
-        folder: Parent of the streams' folders.
-        streams: Streams by name.
-        runs: Summary of each run.
-    """
+    """The runs of many streams."""
 
     def __init__(self, folder: Path, streams: Mapping[str, Stream], runs: Mapping[str, RunSummary]) -> None:
         self.folder, self._streams = folder, streams

@@ -34,10 +34,6 @@ class Together(Site):
 
     Args:
         model: The model at its source weights.
-        streams: Streams by name.
-        folder: Parent of the streams' folders.
-        setup: How the model is adapted.
-        interrupts: Stops all runs.
         on_batch: Called after every batch of any stream.
         on_change: Called before the first batch, when a stream has ended, and at the end.
         options_of: Returns the options of a stream; by default those of the setup.

@@ -59,13 +59,7 @@ class Turns:
 
 
 class SharingAdapter(ObservedMethod):
-    """An observed method on a model that is shared with others; between its turns the model has its source weights.
-
-    Args:
-        alone: The adapter to share the model with others.
-        turns: Schedules the work.
-        interrupts: Ends the wait for a turn.
-    """
+    """An observed method on a model that is shared with others; between its turns the model has its source weights."""
 
     def __init__(self, alone: ObservedMethod, turns: Turns, interrupts: Interrupts) -> None:
         super().__init__(alone.method, alone.observers)

@@ -35,8 +35,6 @@ def progress(
     """Yield a function that shows the counts of a run so far.
 
     Args:
-        num_frames: Expected number of frames, if known.
-        hidden: Show nothing.
         lines: Show lines instead of a bar on a terminal, too.
     """
     with _shown("adapting", "frames", hidden, lines) as show:

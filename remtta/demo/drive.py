@@ -109,12 +109,7 @@ def run_demo(
     `demo.png`.
 
     Args:
-        output: Folder for everything.
-        frames_per_condition: Frames of each condition.
-        seed: Seed of the drive.
-        overwrite: Replace an earlier demo in the same folder.
         on_progress: Called with what is being done, often.
-        interrupts: Turns signals into a clean stop.
 
     Raises:
         UsageError: If the folder is not empty and may not be overwritten.

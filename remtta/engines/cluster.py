@@ -28,9 +28,6 @@ def on_ray(
     Args:
         work: Function to run; importable by its name on every machine.
         shared: First argument of every task, sent to each machine once.
-        tasks: Second argument of each task.
-        interrupts: Where a signal to stop is noticed.
-        gpus: GPUs per task.
     """
     ray = _ray()
     if not ray.is_initialized():

@@ -62,9 +62,6 @@ def in_processes(
     Args:
         work: Function to run; importable by its name.
         shared: First argument of every task.
-        tasks: Second argument of each task.
-        jobs: Number of processes.
-        interrupts: Where a signal to stop is noticed.
 
     Yields:
         Position and result of each task as it finishes.

@@ -40,9 +40,6 @@ def map_classes(
 
     Args:
         folders: Names of all class folders, over all domains.
-        num_classes: Classes of the model.
-        labels: The model's class names.
-        class_map: Folder name to class number.
 
     Raises:
         UsageError: If a folder matches no class; the message names some.

@@ -33,12 +33,9 @@ def open_dataset(
     Args:
         root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R, -V2, -Sketch), a folder of CIFAR-C
             arrays, or one of CCC's tar files.
-        num_classes: Classes of the model.
-        labels: The model's class names.
         domains: Names in the order of evaluation; by default all, in the standard order.
         severities: By default 5, or the only one available. Ignored for layouts without severities.
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
-        class_map: Class folder to class number.
         limit: At most this many images per domain, the same for every corruption.
         complete: If any of the fifteen standard corruptions is present, require all of them, unless `domains` is given.
         labels_file: A list of images and their classes, relative to the root, evaluated in its order.

@@ -150,9 +150,6 @@ def wanted_domains(
     """Return the domains to evaluate: those requested, or else the default ones.
 
     Args:
-        root: Folder of the dataset, for messages.
-        found: Domains present.
-        domains: Domains requested.
         complete: If any of the fifteen standard corruptions is present, require all of them, unless `domains` is given.
         by_severity: Whether the layout has severities; only then does an incomplete set cause a warning.
 

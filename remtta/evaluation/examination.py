@@ -114,7 +114,6 @@ def examine(
         model: A classifier with the preprocessing to check.
         source: Images, as accepted by `open_stream`; class folders in a layout of `open_dataset` serve as labels.
         limit: Maximum number of images, spread evenly over the source if its length is known.
-        class_map: Class folder to class number.
         wait: Called between batches; may raise to stop.
 
     Returns:
@@ -214,12 +213,6 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
     Each half of a folder's images predicts the class of the other half. If that is right far more often than the
     folder's label, the classes are in another order. A class that several folders are mostly predicted as belongs to
     none of them: under a strong shift a model predicts one class for most images. None for too few images.
-
-    Args:
-        findings: Of all candidates.
-        labels: Shape (N,).
-        folders: Folder of each image.
-        how: How the labels were mapped.
 
     Returns:
         `how`; `accuracy`, the share of images predicted as their folder's class; `own`, the share predicted as the most

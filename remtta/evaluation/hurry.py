@@ -25,7 +25,6 @@ class TimeConstrainedPolicy(Policy):
     """Learns from a batch, then skips the updates of as many batches as would have arrived meanwhile.
 
     Args:
-        method: The method.
         position: Progress of the run; stores the ratio and the number of batches still to skip.
         cost_ratio: Time of an adapting batch divided by that of a plain forward pass; measured if None.
 

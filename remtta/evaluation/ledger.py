@@ -93,12 +93,6 @@ class Progress:
 class Ledger(contextlib.ExitStack):
     """Writes rows, events and resumable progress; a context manager.
 
-    Args:
-        folder: The evaluation's folder.
-        progress: Where it resumes.
-        save_every_s: Seconds between saves.
-        eventful: Whether guards may write events.
-
     Raises:
         OutputError: If the files cannot be written.
     """

@@ -86,14 +86,7 @@ def _known_deltas(folder: Path, methods: Mapping[str, Any]) -> dict[str, Mapping
 
 
 def _cell(picture: MaskPicture, truth: int, labels: Sequence[str] | None, numbers: Sequence[int] | None) -> Cell:
-    """Return a cell of a masked image with the predicted class and the entropy in nats.
-
-    Args:
-        picture: The masked image and its prediction.
-        truth: Number of the true class.
-        labels: Names of the C classes.
-        numbers: The class numbers of the outputs, if the model's are restricted.
-    """
+    """Return a cell of a masked image with the predicted class and the entropy in nats."""
     number = picture.guess if numbers is None else numbers[picture.guess]
     label = labels[picture.guess].split(",")[0] if labels else f"class {number}"
     colour = RIGHT if number == truth else WRONG

@@ -42,13 +42,6 @@ def draw_plots(
 ) -> list[Path]:
     """Draw every plot for which an evaluation has the numbers, into `plots` in its folder.
 
-    Args:
-        folder: The evaluation's folder.
-        results: The contents of its `results.json`.
-        model: The model at its source weights.
-        dataset: The images, for the overlays.
-        preprocessing: The preprocessing used.
-
     Returns:
         The files.
 

@@ -29,7 +29,6 @@ def choose_preprocessing(model: nn.Module, dataset: Dataset, *, resize: Resize =
 
     Args:
         model: A timm model; a protocol's values are in its `pretrained_cfg`.
-        dataset: The images, with known sizes.
         resize: "auto" as above; "always" as the model is configured; "never" requires images of the input size.
 
     Raises:

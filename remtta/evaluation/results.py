@@ -28,12 +28,6 @@ Outcomes = Mapping[str, Tally]
 def write_results(folder: Path, content: dict[str, Any], tallies: Tallies, names: Mapping[int, str]) -> None:
     """Write the tables, a confusion matrix per method, and finally `results.json`, which marks completion.
 
-    Args:
-        folder: The evaluation's folder.
-        content: The results.
-        tallies: Outcomes of all trials.
-        names: Class names by number, where known.
-
     Raises:
         OutputError: If a file cannot be written.
     """
@@ -61,7 +55,6 @@ def summarise(
     """Return the `methods` part of `results.json`.
 
     Args:
-        tallies: Outcomes of all trials.
         trials: The record of each trial, with its method and seed, in the order of the table.
         order: Names of the domains, in the order of the table.
         num_classes: Classes of the model; with five or fewer, top-5 errors are left out.
@@ -211,7 +204,6 @@ def standard_error(trials: Sequence[Outcomes], domains: Iterable[str]) -> float:
 
     Args:
         trials: A method's trials, one per seed, on the same images.
-        domains: Domains to include.
     """
     tallies = [trial[domain] for domain in domains for trial in trials]
     return _root_of_squares(
@@ -230,7 +222,6 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
     Args:
         firsts: A method's trials, one per seed.
         seconds: The other method's trials, with the same seeds.
-        domains: Domains to include.
     """
     pairs = [(one[domain], other[domain]) for domain in domains for one, other in zip(firsts, seconds, strict=True)]
     return _root_of_squares([_differences(first, second) for first, second in pairs])

@@ -39,11 +39,6 @@ class Visit:
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:
     """Return the visits of one trial.
 
-    Args:
-        dataset: The domains.
-        options: Scenario and order.
-        seed: Seed of every shuffle.
-
     Raises:
         UsageError: If an unseen domain is not in the dataset, all domains are unseen, or the gradual scenario lacks
             severities.
@@ -135,7 +130,6 @@ def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator)
     Args:
         labels: Shape (n,).
         ratio: At least 1; may be infinite.
-        rng: Source of randomness.
 
     Returns:
         Positions, shape (n,).
@@ -163,7 +157,6 @@ def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Gen
     Args:
         labels: Shape (n,).
         concentration: Small values (0.01) make one burst per class, large ones a plain shuffle.
-        rng: Source of randomness.
 
     Returns:
         Positions, shape (n,).

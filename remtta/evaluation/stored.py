@@ -188,9 +188,6 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     Args:
         file: A line `path<TAB>class` or `path,class` per image, the class as a number or a name.
         root: Folder to which relative paths refer.
-        num_classes: Classes of the model.
-        names: The model's class names.
-        limit: Maximum number of images.
 
     Raises:
         UsageError: If the file cannot be read, an image is missing, or a class is unknown.

@@ -77,9 +77,6 @@ def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
 def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
     """Return header and rows of mean errors in percent: a column per evaluation, per value of either axis, and the
     mean.
-
-    Args:
-        evaluations: The contents of each `results.json`, all with the same methods.
     """
     first = next(iter(evaluations))
     columns = {", ".join(f"{axis} {value}" for axis, value in case): [case] for case in evaluations}

@@ -55,7 +55,6 @@ class Tally:
         """Count prediction rows.
 
         Args:
-            rows: Rows of readable images.
             numbers: Image numbers by name; new images get the next number.
         """
         truths, predicted = (np.array([row[name] for row in rows], np.int64) for name in ("label_true", "class"))

@@ -101,10 +101,6 @@ def tree_domain(
     """Return a domain with the images of its class folders, or of a list, and at most `limit` of them.
 
     Args:
-        name: Name of the domain.
-        severity: 1 to 5, or None.
-        folders: Its class folders.
-        numbers: The model's class number of each class folder.
         image_list: "class/name.JPEG" of each image to take, in order.
         limit: Take at most this many images, the same ones in all domains.
 

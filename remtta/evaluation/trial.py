@@ -46,16 +46,7 @@ _log = logging.getLogger("remtta")
 
 
 class Trial(Listener):
-    """Runs a session over all visits and records its results.
-
-    Args:
-        plan: The evaluation's plan.
-        name: Name of the method in the plan.
-        seed: Seed of the order of images.
-        adapter: The method with its observers, at its source weights.
-        ledger: Where rows and progress are written.
-        interrupts: Turns signals into a clean stop.
-    """
+    """Runs a session over all visits and records its results."""
 
     def __init__(
         self, plan: EvalPlan, name: str, seed: int, adapter: ObservedMethod, ledger: Ledger, interrupts: Interrupts
@@ -247,10 +238,7 @@ def evaluation_rows(
     """Return the rows of a batch: those of `adapt` plus domain and labels, including unreadable images.
 
     Args:
-        result: The batch's result.
-        dataset: The dataset of its images.
         items: Domain index and position in the domain of each image.
-        form: Format of the rows.
         views: Logits (L, K, C) of the readable images' views, the plain one first, if there are several.
     """
     rows = prediction_rows(result, form)

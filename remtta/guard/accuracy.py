@@ -122,8 +122,6 @@ class Estimator(Observer):
     are taken before centring, so the gain from centring is not included.
 
     Args:
-        calibration: Statistics of clean images.
-        num_classes: C.
         expire_below: Emit an "expired" event below this accuracy; None for never.
     """
 

@@ -67,21 +67,13 @@ def parked_class(votes: Tensor, num_classes: int) -> int | None:
 
 
 def mutual_information(logits: Tensor) -> float:
-    """Return the mutual information between input and prediction, H(mean p) - mean H(p), in nats.
-
-    Args:
-        logits: Shape (B, C).
-    """
+    """Return the mutual information between input and prediction of logits (B, C), H(mean p) - mean H(p), in nats."""
     # Not the entropy of log(mean p), which is NaN if a class has probability 0 everywhere.
     return float(torch.special.entr(logits.softmax(-1).mean(0)).sum() - entropy(logits).mean())
 
 
 def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
-    """Return the difference in mutual information between adapted and source predictions, at equal confidence.
-
-    Args:
-        adapted: Logits (B, C).
-        source: Logits (B, C) for the same images.
+    """Return the difference in mutual information between adapted and source logits (B, C), at equal confidence.
 
     Returns:
         The gap in nats, negative for harm; and the source's mutual information.
@@ -100,12 +92,6 @@ def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
 
 
 def mixture(adapted: Tensor, source: Tensor, weight: float) -> Tensor:
-    """Return log-probabilities (B, C) of a mixture of two models' predictions.
-
-    Args:
-        adapted: Logits (B, C).
-        source: Logits (B, C).
-        weight: The adapted model's weight, in (0, 1).
-    """
+    """Return log-probabilities (B, C) of a mixture of two models' logits; `weight`, in (0, 1), is the adapted one's."""
     shares = (math.log(weight) + adapted.log_softmax(-1), math.log1p(-weight) + source.log_softmax(-1))
     return torch.logaddexp(*shares)

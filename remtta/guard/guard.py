@@ -53,7 +53,6 @@ class Guard(Observer):
 
     Args:
         method: The method; it must use gradient descent unless the guard's action is "off".
-        options: When to act, and how.
         sparing: Whether images that are not learned from take a single forward pass, with interpolated weights if both
             models contribute.
     """

@@ -33,11 +33,7 @@ class _JudgeState:
 
 
 class Judge:
-    """Holds the window of the last frames, weights the models by it, and raises alarms.
-
-    Args:
-        options: When to act, and how.
-    """
+    """Holds the window of the last frames, weights the models by it, and raises alarms."""
 
     def __init__(self, options: GuardOptions) -> None:
         self.window = Window(options.window, options.memory)

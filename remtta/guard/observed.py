@@ -23,7 +23,6 @@ class ObservedMethod:
         frozen: Whether it only predicts from now on: no weight changes any more, nor what logits are centred by.
 
     Args:
-        method: The method.
         observers: Pace, guard, estimator and smoother, in this order.
     """
 

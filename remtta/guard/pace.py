@@ -35,11 +35,7 @@ def pace_of(method: Method) -> EveryNth | None:
 
 
 class EveryNth(Observer):
-    """Limits learning to every N-th batch.
-
-    Args:
-        every: N, at least 2.
-    """
+    """Limits learning to every N-th batch, N >= 2."""
 
     def __init__(self, every: int) -> None:
         self._every = every

@@ -129,11 +129,7 @@ class FilterState:
 
 
 class Smoother(Observer):
-    """Smooths predictions with earlier frames while frames come in order; otherwise leaves them unchanged, bit for bit.
-
-    Args:
-        num_classes: C.
-    """
+    """Smooths predictions with earlier frames while frames come in order; otherwise leaves them unchanged, bit for bit."""
 
     def __init__(self, num_classes: int) -> None:
         self._filter = self._early_filter = FilterState.initial(num_classes)

@@ -28,12 +28,7 @@ class Window:
         return len(self.source)
 
     def add(self, source: Tensor, adapted: Tensor) -> None:
-        """Add frames, and drop the oldest.
-
-        Args:
-            source: The source model's logits (B, C).
-            adapted: The adapted model's logits of the same frames.
-        """
+        """Add frames by both models' logits (B, C), and drop the oldest."""
         self.votes = torch.cat([self.votes, source.argmax(1).to("cpu", torch.int32)])[-self._memory :]
         self.source, self.adapted = (
             torch.cat([kept if len(kept) else new[:0], new])[-self._size :]

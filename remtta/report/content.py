@@ -35,8 +35,6 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
     """Write one page on runs and evaluations, which needs neither network nor other files.
 
     Args:
-        folders: Folders of runs and evaluations.
-        output: The HTML file.
         masked: Draws frames of a single run as its model sees them, plain and masked.
 
     Raises:

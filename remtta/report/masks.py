@@ -60,7 +60,6 @@ def masked_frames(
         model: The run's model, with its delta.
         config: Settings with a single mask.
         wait: Called between frames; may raise to stop.
-        rows: Predictions of the run.
 
     Raises:
         ModelError: If the model has no scores to mask by.

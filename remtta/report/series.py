@@ -71,7 +71,6 @@ def read_series(folder: Path, predicted: int) -> Series:
     """Read a run's rows and events.
 
     Args:
-        folder: The run's folder.
         predicted: Number of predicted frames, from the run's description.
 
     Raises:

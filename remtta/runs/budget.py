@@ -65,7 +65,6 @@ class TimeBudget:
         max_ms: Mean time per frame that predictions and updates may take, in ms.
         realtime: Adapt only while processing lags behind the stream's timestamps by at most one batch or one frame
             interval. The comparison restarts where the timestamps do, e.g. at the next video of a folder.
-        clock: Returns seconds from an arbitrary origin.
 
     Raises:
         UsageError: If the time is not above 0.

@@ -120,11 +120,7 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise if a run would resume under settings other than its original ones.
-
-    Args:
-        earlier: The original settings, from the run's record.
-        now: The current settings, as JSON would give them back.
+    """Raise if a run would resume under settings, as JSON would give them back, other than its original ones.
 
     Raises:
         UsageError: Naming every setting that differs, with both values.
@@ -151,13 +147,7 @@ def _shown(value: Any) -> str:
 
 
 class RunFolder:
-    """The folder of a run in progress: its lock, and disk space set aside for the last files.
-
-    Args:
-        path: The folder, which need not exist yet.
-        overwrite: Whether the run may replace an earlier one.
-        resume: Whether it resumes an earlier one.
-    """
+    """The folder of a run in progress: its lock, and disk space set aside for the last files."""
 
     def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = path

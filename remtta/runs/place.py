@@ -74,11 +74,7 @@ class Place(Counts):
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise if a run would resume with settings that change its predictions.
-
-    Args:
-        earlier: The run's record.
-        now: The record as it would be written now.
+    """Raise if a run would resume with settings that change its predictions, by its record and the one of now.
 
     Raises:
         UsageError: Naming every setting that differs.
@@ -104,8 +100,6 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
     """Yield the frames of a stream after a place; all frames of a live source, which starts anew.
 
     Args:
-        stream: The stream.
-        place: Progress on it.
         transform: From an image to the model's input, a uint8 tensor (3, H, W).
 
     Raises:

@@ -16,9 +16,6 @@ from remtta.streams.fitness import not_to_learn_from
 class FitFrames(Policy):
     """Learns from all but black and repeated frames, while there is time.
 
-    Args:
-        budget: Decides whether there is time.
-
     Attributes:
         fingerprint: Fingerprint of the last readable video frame of the last finished batch.
     """

@@ -43,7 +43,6 @@ def read_rows(path: Path, check: Callable[[Row], None] = lambda row: None) -> It
     """Yield the rows of a JSON Lines file such as `predictions.jsonl`.
 
     Args:
-        path: The file.
         check: Raises ValueError for an invalid row.
 
     Raises:

@@ -99,12 +99,7 @@ def delta_of(
     """Return the delta of an adaptation, with its origin.
 
     Args:
-        card: The model's card.
-        method: The method's name.
-        settings: Its hyperparameters.
         committed: Adapted minus source weights, and the number of updates that led to them.
-        counts: Counts of the run up to these weights.
-        start: The delta from which it started, if any.
         conditions: The run and its source, for the delta's lineage.
     """
     tensors, updates = committed
@@ -125,10 +120,6 @@ def delta_of(
 
 class Record:
     """Writes `run.json`.
-
-    Args:
-        plan: The run's plan.
-        folder: The run's folder.
 
     Attributes:
         run: The run's unique name, kept when it resumes.

@@ -39,12 +39,9 @@ class Run:
     """One pass over a stream, from claiming its folder to the last save; set up by `adapt_stream`.
 
     Args:
-        plan: The run's plan.
-        folder: Folder for the results.
         pipe: A binary stream that receives the prediction lines as well.
         on_batch: Called after every batch with the summary so far.
         viewers: Called with every batch's frames and rows.
-        interrupts: Turns signals into a clean stop.
     """
 
     def __init__(

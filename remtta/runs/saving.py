@@ -49,14 +49,7 @@ class SaveRhythm:
 
 
 class Saver:
-    """Saves a run's state, delta and record, periodically and at the end.
-
-    Args:
-        plan: The run's plan.
-        summary: The run's summary.
-        record: The run's record.
-        session: The run's session.
-    """
+    """Saves a run's state, delta and record, periodically and at the end."""
 
     def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session[Place]) -> None:
         self._plan, self._summary, self._record, self._session = plan, summary, record, session

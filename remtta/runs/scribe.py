@@ -37,9 +37,6 @@ class Scribe(Listener):
     """Listens to a run's session: writes rows and events, synced to disk before anything else happens, and counts.
 
     Args:
-        plan: The run's plan.
-        record: Stores the latencies.
-        policy: Stores the fingerprint of the last frame.
         interrupts: Ends the wait for a blocked reader.
         pipe: A binary stream that receives the prediction lines as well.
         viewers: Called with every batch's frames and rows.

@@ -63,12 +63,7 @@ class Session(Generic[C]):
     A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
 
     Args:
-        adapter: The method with its observers.
-        card: The model's card.
         counts: New counts, or those of a run to resume.
-        policy: Decides which frames are excluded from learning.
-        listener: Receives the results.
-        interrupts: Turns signals into a stop at a safe moment.
         reset_every: Restore the source weights after this many learned frames; None for never.
         episodic: Restore the source weights before every batch.
         adapt_for: Only predict after this many frames; None for never.

@@ -28,7 +28,6 @@ def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Te
     """Save a position and a method's state, atomically.
 
     Args:
-        path: The safetensors file.
         position: Anything that JSON can represent.
         tensors: As returned by a method's `state()`.
 

@@ -33,7 +33,6 @@ class RowWriter:
     """Appends rows to a file, batch by batch, and optionally to a pipe as well.
 
     Args:
-        path: The JSON Lines file.
         pipe: A binary stream that receives the same lines, after the file.
         keep_bytes: How many bytes of an existing file to keep and append to.
         keep_tail: Also keep the complete lines after `keep_bytes`, which an earlier run wrote after its last save. The

@@ -78,11 +78,7 @@ class Batches:
     outdated.
 
     Args:
-        stream: The stream.
-        options: Batch size, error handling, timeout of early predictions, memory limit.
-        preprocessing: The model's preprocessing.
         memory: Decoding budget, if shared with other runs.
-        clock: Returns seconds from an arbitrary origin.
     """
 
     def __init__(
@@ -110,8 +106,6 @@ class Batches:
         """Yield the frames, ready for the model, and `PAUSE` while the source is unavailable.
 
         Args:
-            frames: The frames of the stream not seen yet.
-            first: Index of the first.
             wait: Called while none is ready; may raise to stop waiting.
         """
         return prefetch(

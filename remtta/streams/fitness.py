@@ -30,7 +30,6 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
     """Find frames that are black, or equal to the one before, as lost signals and frozen cameras give them.
 
     Args:
-        frames: In stream order.
         before: Fingerprint of the last readable video frame before them.
 
     Returns:

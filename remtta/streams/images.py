@@ -59,9 +59,6 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Co
     hidden files, such as the `._x.jpg` that macOS leaves beside a picture.
 
     Args:
-        folder: The folder.
-        suffixes: Suffixes to include.
-        sort: Order of the files.
         left_out: Counts the other files, by their suffix, or as "hidden" or "no file".
     """
 

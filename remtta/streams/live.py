@@ -42,10 +42,8 @@ class LiveSource:
 
     Args:
         source: Camera index, device or URL.
-        options: Timeouts, buffering and reconnection.
         stride: Use every stride-th frame; the others are not converted.
         connect: Opens the source, by default with OpenCV.
-        clock: Returns seconds from an arbitrary origin.
         sleep: Waits for a number of seconds; by default at most until `close`.
         jitter: Returns a random number in [0, 1), so that many readers of one server do not reconnect at once.
     """

@@ -61,7 +61,6 @@ def prefetch(
         frames: The stream; it is read from one background thread.
         transform: From an RGB image to a uint8 tensor (3, H, W).
         ahead: Maximum number of frames decoded or being decoded.
-        first: Index of the first frame.
         workers: Decoding threads; by default one per core, at most 8.
         memory: Memory budget for decoding in all threads; by default a part of the machine's memory.
         demand: Acquired before each frame is read, so that none is read before it is wanted.

@@ -120,7 +120,6 @@ def open_streams(
 
     Args:
         sources: Addresses by name.
-        options: How each is read.
         resuming: Let a missing source fail only once it is read.
 
     Raises:

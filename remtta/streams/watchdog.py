@@ -22,9 +22,7 @@ class Watchdog:
         stalled: True if a single call timed out.
 
     Args:
-        open_timeout_s: Seconds that a source may take to open.
         read_timeout_s: Seconds without a decodable frame.
-        clock: Returns seconds from an arbitrary origin.
     """
 
     def __init__(self, open_timeout_s: float, read_timeout_s: float, clock: Callable[[], float]) -> None:

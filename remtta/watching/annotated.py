@@ -47,9 +47,6 @@ class AnnotatedVideo:
     """Writes each readable frame as the model saw it, with label, probability, answering model and the guard's state.
 
     H.264 in a fragmented MP4. Frames of a video keep their times; others last a tenth of a second.
-
-    Args:
-        path: The file, created with the first frame.
     """
 
     def __init__(self, path: Path) -> None:

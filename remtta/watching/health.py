@@ -29,7 +29,6 @@ def check_health_path(path: Path, folder: Path) -> None:
     """Raise before any work if the health file could not be written.
 
     Args:
-        path: The file.
         folder: The run's own folder, which need not exist yet.
 
     Raises:
@@ -91,7 +90,6 @@ class HealthFile:
     Args:
         path: The file, whose folder is created if needed; if it is a link, its target is replaced.
         report: Returns the values to write besides the time; called from the thread.
-        every_s: Seconds between two writes.
 
     Raises:
         OutputError: If the file cannot be written at the start; later failures are ignored, and the file goes stale.

@@ -53,9 +53,6 @@ class Metrics:
 
     Values are read on request, from another thread, at no cost to the run.
 
-    Args:
-        address: Host and port to listen on.
-
     Raises:
         UsageError: If prometheus-client is missing, or the port is unavailable.
     """

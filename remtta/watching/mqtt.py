@@ -70,8 +70,6 @@ class Publisher:
     Confirmed progress is noted in the run's folder; a resumed run continues from there.
 
     Args:
-        topic: Where to publish.
-        folder: The run's folder.
         resume: Whether existing predictions belong to this run.
     """
 
