@@ -31,8 +31,7 @@ from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
 from remtta.runs.batch import BatchResult, Counts
-from remtta.runs.budget import TimeBudget
-from remtta.runs.policy import FitFrames
+from remtta.runs.budget import FitFrames, TimeBudget
 from remtta.runs.session import Listener, Session
 from remtta.runs.states import load_whole
 from remtta.streams.batches import Batches

@@ -36,9 +36,9 @@ from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
-from remtta.runs.environment import environment
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
 from remtta.runs.reading import read_rows
+from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own

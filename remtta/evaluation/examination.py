@@ -212,7 +212,7 @@ def class_order(findings: Sequence[Finding], labels: Tensor, folders: Sequence[s
 
     Each half of a folder's images predicts the class of the other half. If that is right far more often than the
     folder's label, the classes are in another order. A class that several folders are mostly predicted as belongs to
-    none of them: under a strong shift a model predicts one class for most images. None for too few images.
+    none of them: under a strong shift a model predicts one class for most images.
 
     Returns:
         `how`; `accuracy`, the share of images predicted as their folder's class; `own`, the share predicted as the most

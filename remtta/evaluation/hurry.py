@@ -12,8 +12,7 @@ from torch import Tensor
 from remtta.evaluation.ledger import Position
 from remtta.methods.method import Method
 from remtta.runs.batch import BatchResult
-from remtta.runs.budget import OUT_OF_TIME
-from remtta.runs.session import Policy
+from remtta.runs.session import OUT_OF_TIME, Policy
 from remtta.streams.batches import Batch
 
 _TIMED_BATCHES = 3  # timed per side of the measured cost ratio

@@ -31,7 +31,6 @@ _ORDERED_WEIGHT = 1.44  # of confidence among the likeliest, if labels persist a
 _FEWEST_PAIRS = 1e-4  # share of pairs of equal classes; below it, higher diversity cannot be distinguished from chance
 _BISECTIONS = 40
 _HYSTERESIS = 0.02  # how far an estimate must rise above the limit before it can expire again
-_PREFIX = "accuracy."
 _MODELS = ("source", "adapted")
 
 
@@ -125,6 +124,8 @@ class Estimator(Observer):
         expire_below: Emit an "expired" event below this accuracy; None for never.
     """
 
+    prefix = "accuracy."
+
     def __init__(self, calibration: Calibration, num_classes: int, expire_below: float | None = None) -> None:
         self.calibration, self._expire_below = calibration, expire_below
         self._expired = False
@@ -210,12 +211,10 @@ class Estimator(Observer):
     def state(self) -> dict[str, Tensor]:
         """Return everything the next estimate depends on."""
         now = torch.tensor([self._weight, self._expired], dtype=torch.float64)
-        tensors = {**self._windows, "now": now, **self._filter.state()}
-        return {_PREFIX + name: tensor for name, tensor in tensors.items()}
+        return {**self._windows, "now": now, **self._filter.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        self._windows = {name: own[name].clone() for name in _MODELS}
-        self._weight, expired = own["now"].tolist()
-        self._expired, self._filter = bool(expired), FilterState.of(own)
+        self._windows = {name: state[name].clone() for name in _MODELS}
+        self._weight, expired = state["now"].tolist()
+        self._expired, self._filter = bool(expired), FilterState.of(state)

@@ -22,7 +22,7 @@ from remtta.methods.settings import MethodConfig
 from remtta.methods.source import CentredSource
 from remtta.options import GuardOptions
 
-_PREFIX, _LOOKED = "guard.", "looked"
+_LOOKED = "looked"
 
 
 def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
@@ -56,6 +56,8 @@ class Guard(Observer):
         sparing: Whether images that are not learned from take a single forward pass, with interpolated weights if both
             models contribute.
     """
+
+    prefix = "guard."
 
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
@@ -104,14 +106,12 @@ class Guard(Observer):
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next decision depends on, besides the method's state."""
-        own = {_LOOKED: torch.tensor(self.num_source_predictions), **self.judge.state()}
-        return {_PREFIX + name: tensor for name, tensor in own.items()}
+        return {_LOOKED: torch.tensor(self.num_source_predictions), **self.judge.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned; call it before the method's own."""
-        own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        self.num_source_predictions = int(own[_LOOKED])
-        self.judge.load_state(own)
+        self.num_source_predictions = int(state[_LOOKED])
+        self.judge.load_state(state)
         self._apply(undo=False)
 
     def _diverged(self, answers: Answers) -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.guard.evidence import evidence_of
-from remtta.guard.window import Window
+from remtta.guard.evidence import Window, evidence_of
 from remtta.options import GuardOptions
 
 NOT_FINITE = "outputs that are not finite numbers"

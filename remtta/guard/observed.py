@@ -140,11 +140,12 @@ class ObservedMethod:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next update and decision depend on."""
-        states = [self.method.state(), *(observer.state() for observer in self.observers)]
-        return {name: tensor for state in states for name, tensor in state.items()}
+        states = {each.prefix + name: tensor for each in self.observers for name, tensor in each.state().items()}
+        return {**self.method.state(), **states}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        for observer in self.observers:
-            observer.load_state(state)
+        for each in self.observers:
+            own = {name.removeprefix(each.prefix): state[name] for name in state if name.startswith(each.prefix)}
+            each.load_state(own)
         self.method.load_state(state)  # last, since the guard sets its learning rate

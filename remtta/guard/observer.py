@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -77,7 +77,13 @@ class Answers:
 
 
 class Observer:
-    """Monitors a method, batch by batch. Every hook has a default."""
+    """Monitors a method, batch by batch. Every hook has a default.
+
+    Attributes:
+        prefix: Of the names of its state among those of all observers.
+    """
+
+    prefix: ClassVar[str]
 
     def before(self, images: Tensor) -> str | None:
         """Return why the next images (B, 3, H, W) are excluded from learning, or None."""
@@ -101,4 +107,4 @@ class Observer:
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, ignoring other entries."""
+        """Restore what `state` returned."""

@@ -14,7 +14,7 @@ from remtta.methods.method import Method
 BETWEEN_UPDATES = "between updates"
 """Reason why a frame is not learned from."""
 
-_BATCHES = "pace.batches"
+_BATCHES = "batches"
 
 
 def pace_of(method: Method) -> EveryNth | None:
@@ -36,6 +36,8 @@ def pace_of(method: Method) -> EveryNth | None:
 
 class EveryNth(Observer):
     """Limits learning to every N-th batch, N >= 2."""
+
+    prefix = "pace."
 
     def __init__(self, every: int) -> None:
         self._every = every

@@ -33,7 +33,6 @@ _UNKNOWN = 5  # number of frames by which the uniform prior counts at the start
 _ENOUGH = 20.0  # nats of evidence for order: exceeded by chance once in e^20 streams
 _MAX, _LEAST = 40.0, -10.0  # bounds in nats, so that a change is noticed soon
 _FLOOR = 1e-9  # minimum probability
-_PREFIX = "smooth."
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,9 @@ class FilterState:
 
 
 class Smoother(Observer):
-    """Smooths predictions with earlier frames while frames come in order; otherwise leaves them unchanged, bit for bit."""
+    """Smooths predictions with earlier frames while frames come in order; else leaves them unchanged, bit for bit."""
+
+    prefix = "smooth."
 
     def __init__(self, num_classes: int) -> None:
         self._filter = self._early_filter = FilterState.initial(num_classes)
@@ -149,9 +150,8 @@ class Smoother(Observer):
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next prediction depends on."""
-        return {_PREFIX + name: tensor for name, tensor in self._filter.state().items()}
+        return self._filter.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        own = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
-        self._filter = self._early_filter = FilterState.of(own)
+        self._filter = self._early_filter = FilterState.of(state)

@@ -1,4 +1,4 @@
-"""Keep up with a stream by skipping updates before predictions are late."""
+"""Which frames `adapt` predicts but does not learn from: to keep up with a stream, and by their content."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import logging
 import math
 import time
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
-from remtta.errors import UsageError
-from remtta.streams.prefetch import DecodedFrame
+from torch import Tensor
 
-OUT_OF_TIME = "out of time"
+from remtta.errors import UsageError
+from remtta.runs.batch import BatchResult
+from remtta.runs.session import OUT_OF_TIME, Policy
+from remtta.streams.batches import Batch
+from remtta.streams.fitness import not_to_learn_from
+from remtta.streams.prefetch import DecodedFrame
 
 _MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
 _SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
@@ -121,3 +125,28 @@ class TimeBudget:
         if before is None or not before <= first <= last:  # another video begins
             self._origin, before = now - last, first
         return now - self._origin - last <= max(last - first, first - before)
+
+
+class FitFrames(Policy):
+    """Learns from all but black and repeated frames, while there is time.
+
+    Attributes:
+        fingerprint: Fingerprint of the last readable video frame of the last finished batch.
+    """
+
+    def __init__(self, budget: TimeBudget) -> None:
+        self.fingerprint: str | None = None
+        self._newest: str | None = None
+        self._budget = budget
+
+    def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
+        """Return why readable frames are excluded, by frame index."""
+        reasons, self._newest = not_to_learn_from(batch.frames, self.fingerprint)
+        if self._budget.allows(batch.frames):
+            return reasons
+        return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
+
+    def finished(self, result: BatchResult) -> None:
+        """Store the batch's last fingerprint and its duration."""
+        self.fingerprint = self._newest
+        self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+import timm
+import torch
 from torch import Tensor
 
+from remtta._version import __version__
 from remtta.deltas.delta import Delta
+from remtta.errors import without_password
 from remtta.files import write_json
 from remtta.guard.accuracy import Estimator
 from remtta.guard.observed import ObservedMethod
@@ -22,9 +27,7 @@ from remtta.models.card import ModelCard
 from remtta.options import RunOptions
 from remtta.runs.batch import Counts
 from remtta.runs.budget import Latencies
-from remtta.runs.environment import environment
 from remtta.runs.folder import RECORD
-from remtta.runs.place import Place
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
@@ -131,8 +134,8 @@ class Record:
         dropped_before: Frames that a live source dropped in earlier parts of the run.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan, self._path = plan, folder / RECORD
+    def __init__(self, plan: Plan, summary: RunSummary) -> None:
+        self._plan, self._summary = plan, summary
         self.run = uuid.uuid4().hex
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.latencies, self.steps = Latencies(), Latencies()
@@ -140,13 +143,13 @@ class Record:
         self.dropped_before = 0
         self._environment = environment(plan.card.device)
 
-    def resume_from(self, earlier: Mapping[str, Any], place: Place) -> None:
-        """Continue an earlier run's record from this place."""
+    def resume_from(self, earlier: Mapping[str, Any]) -> None:
+        """Continue an earlier run's record, from the summary's place."""
         timing = earlier.get("timing", {})
         self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
-        self.dropped_before = place.dropped
+        self.dropped_before = self._summary.place.dropped
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -166,21 +169,23 @@ class Record:
         live = self._plan.stream.live_source
         return self.dropped_before + (live.dropped if live else 0)
 
-    def live_counts(self, place: Place) -> dict[str, int]:
-        """Return the counts that only live sources have."""
-        return {"dropped": self.num_dropped, "gaps": place.gaps} if self._plan.stream.live else {}
+    @property
+    def live_counts(self) -> dict[str, int]:
+        """The counts that only live sources have."""
+        place = self._summary.place
+        return {"dropped": place.dropped, "gaps": place.gaps} if self._plan.stream.live else {}
 
-    def write(self, summary: RunSummary) -> None:
+    def write(self) -> None:
         """Replace the file.
 
         Raises:
             OutputError: If it cannot be written.
         """
-        write_json(self._path, self.content(summary))
+        write_json(self._summary.output / RECORD, self.content())
 
-    def content(self, summary: RunSummary) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return the content of the file for the run so far."""
-        plan, place = self._plan, summary.place
+        plan, summary, place = self._plan, self._summary, self._summary.place
         live = plan.stream.live_source
         return {
             "run": self.run,
@@ -193,7 +198,7 @@ class Record:
                 "updates": summary.num_updates,
                 "not_adapted": place.not_adapted,
                 **({"smoothed": place.smoothed} if plan.adapter.find(Smoother) else {}),
-                **self.live_counts(place),
+                **self.live_counts,
             },
             "timing": {
                 "started": self.started,
@@ -231,3 +236,19 @@ def guard_record(adapter: ObservedMethod, counts: Counts) -> dict[str, Any] | No
         return None
     answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}
     return {"alarms": adapter.total_alarms, "retired": adapter.retired, **answered}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return versions, machine and command line."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "remtta": __version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "command": [without_password(part) for part in sys.argv],
+    }

@@ -16,10 +16,9 @@ from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
-from remtta.runs.budget import TimeBudget
+from remtta.runs.budget import FitFrames, TimeBudget
 from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
-from remtta.runs.policy import FitFrames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe
@@ -61,7 +60,7 @@ class Run:
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
         smooths = plan.adapter.find(Smoother) is not None
         self.summary = RunSummary(folder, place, smooths=smooths)
-        self.record = Record(plan, folder)
+        self.record = Record(plan, self.summary)
         self._policy = FitFrames(TimeBudget(options.max_ms, options.realtime))
         self._scribe = Scribe(
             plan,
@@ -139,14 +138,14 @@ class Run:
         if earlier is None:
             return
         self._folder.lock()
-        check_same_run(earlier, self.record.content(self.summary))
+        check_same_run(earlier, self.record.content())
         place, state = load_position(folder / STATE, Place)
         self._session.resume_from(folder / STATE, place, state)
         self._scribe.resume_from(place)
         self._policy.fingerprint = place.fingerprint
         self.summary.num_alarms = self.plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
-        self.record.resume_from(earlier, place)
+        self.record.resume_from(earlier)
         self._folder.reserve_space(self.plan.last_bytes)
         if self.plan.options.replay:
             self._scribe.replay()
@@ -163,7 +162,7 @@ class Run:
 
     def _begin(self, first: DecodedFrame | None) -> None:
         self._claim()
-        self.record.write(self.summary)
+        self.record.write()
         if first and first.read_at and self.summary.num_resumed:
             self._scribe.write_event(first.index, {"event": "resumed"})
 
@@ -185,8 +184,8 @@ class Run:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.place = replace(self.summary.place)  # the session's own counts stay unchanged
         self.summary.place.count(self._scribe.expected_rows())
-        self.summary.num_dropped = self.record.num_dropped
-        self.record.write(self.summary)
+        self.summary.place.dropped = self.record.num_dropped
+        self.record.write()
 
     def _predict_waiting(self) -> None:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""

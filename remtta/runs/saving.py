@@ -68,7 +68,7 @@ class Saver:
             if not self._rhythm.slow or self._rhythm.allows():
                 self._save_state()
             self._save_delta()
-            self._record.write(self._summary)
+            self._record.write()
 
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried.
@@ -85,7 +85,6 @@ class Saver:
         if snapshot is None:  # in the middle of a batch; keep the previous save
             return
         place, state = snapshot
-        place.dropped = self._record.num_dropped
         with self._rhythm.timed():
             save_state(self._summary.output / STATE, asdict(place), state)
 

@@ -14,9 +14,9 @@ from remtta.errors import counted
 from remtta.guard.judge import describe
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
+from remtta.runs.budget import FitFrames
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.place import Place
-from remtta.runs.policy import FitFrames
 from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
 from remtta.runs.rows import RowFormat, prediction_rows
@@ -150,10 +150,9 @@ class Scribe(Listener):
         """Write events, and note durations."""
         summary, place, frames = self.summary, self.summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
-        place.fingerprint = self._policy.fingerprint
+        place.fingerprint, place.dropped = self._policy.fingerprint, self._record.num_dropped
         summary.num_alarms = self._plan.adapter.total_alarms
         summary.estimates = result.estimates
-        summary.num_dropped = self._record.num_dropped
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)

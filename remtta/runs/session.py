@@ -21,9 +21,11 @@ from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.runs.batch import BatchResult, Counts
-from remtta.runs.budget import OUT_OF_TIME
 from remtta.runs.states import restore_state
 from remtta.streams.batches import Batch
+
+OUT_OF_TIME = "out of time"
+"""Why a frame is not learned from, though its batch is still compared and centred by."""
 
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 

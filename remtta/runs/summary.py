@@ -29,7 +29,6 @@ class RunSummary:
         place: The counts, over all parts of a resumed run.
         num_alarms: Alarms of the guard.
         num_resumed: How often the run was resumed.
-        num_dropped: Frames of a live source that were dropped for newer ones.
         exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
         signum: The signal that stopped it, if any.
         last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
@@ -43,7 +42,6 @@ class RunSummary:
     place: Place = field(default_factory=Place)
     num_alarms: int = 0
     num_resumed: int = 0
-    num_dropped: int = 0
     exit_reason: str = "running"
     signum: int | None = None
     last_frame: str | None = None
@@ -118,7 +116,7 @@ class RunSummary:
             "frames": self.num_frames,
             "predicted": self.num_predicted,
             "skipped": self.num_skipped,
-            "dropped": self.num_dropped,
+            "dropped": self.place.dropped,
             "updates": self.num_updates,
             "not_adapted": self.place.not_adapted,
             "guard_alarms": self.num_alarms,
@@ -133,7 +131,7 @@ class RunSummary:
         """Return a few lines of text for the user."""
         place = self.place
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
-        dropped = f"{self.num_dropped} dropped for newer ones, " if self.num_dropped else ""
+        dropped = f"{place.dropped} dropped for newer ones, " if place.dropped else ""
         by_source = f"{counted(place.by_source, 'frame')} answered by the source"
         smoothed = counted(place.smoothed, "frame") if place.smoothed else "none, as frames did not come in order"
         names = [name for name in ("answers", "adapted", "source") if name in self.estimates]

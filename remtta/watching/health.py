@@ -78,7 +78,7 @@ def vitals(run: Run) -> dict[str, Any]:
         "guard": guard.judge.verdict if guard else None,
         "guard_alarms": guard.judge.total_alarms if guard else None,
         "estimate": summary.estimates or None,
-        **run.record.live_counts(summary.place),
+        **run.record.live_counts,
     }
 
 

@@ -126,7 +126,7 @@ def sample(run: Run) -> Sample:
 def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
     """Return values that only grow, over all parts of a run; name to description and value."""
     summary, guard = run.summary, run.plan.adapter.guard
-    live = run.record.live_counts(summary.place)
+    live = run.record.live_counts
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
         "skipped": ("Frames that could not be read.", summary.num_skipped),

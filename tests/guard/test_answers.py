@@ -16,11 +16,10 @@ from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate
-from remtta.guard.evidence import evidence_of, mixture, parked_class
+from remtta.guard.evidence import Window, evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.observed import ObservedMethod
-from remtta.guard.window import Window
 from remtta.methods.lame import LAMEConfig
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config

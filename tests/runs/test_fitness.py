@@ -129,7 +129,7 @@ def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
     answers = ask(guard, images, learn=False)
     assert not torch.equal(answers.logits, source) and answers.weight == 1
     state = guard.state()
-    guard.load_state({**state, "guard.doubting": torch.tensor(1.0)})
+    guard.load_state({**state, "doubting": torch.tensor(1.0)})
     answers = ask(guard, images, learn=False)
     assert torch.equal(answers.logits, source) and answers.weight == 0
 
