@@ -79,12 +79,9 @@ def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None
 
 
 def refuse_others_files(folder: Path) -> None:
-    """Raise if a folder holds files but no run, so that results are not written among images by mistake.
+    """Raise UsageError if a folder holds files but no run, so that results are not written among images by mistake.
 
     Hidden files do not count, nor do .json files: a failed run may have left its health file.
-
-    Raises:
-        UsageError: Naming one of them.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if others := [name for name in names if not name.startswith(".") and not name.endswith(".json")]:
