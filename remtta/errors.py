@@ -56,7 +56,7 @@ class FrameError(RemttaError):
 
 
 class OutputError(RemttaError):
-    """Results cannot be written."""
+    """Results cannot be written; whatever writes files raises it."""
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:

@@ -79,6 +79,6 @@ def adapt_streams(
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))
         if metrics is not None:
-            during.enter_context(metrics.of(site.samples))
+            metrics.watch = site.samples
         site.execute()
     return site.summary

@@ -94,7 +94,7 @@ def adapt_stream(
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), partial(vitals, run))))
         if metrics is not None:
-            during.enter_context(metrics.of(lambda: {"": sample(run)}))
+            metrics.watch = lambda: {"": sample(run)}
         summary = run.execute()
     if stream.left_out:
         _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))

@@ -54,11 +54,7 @@ class Setup:
 
 
 def own_guard(method: str, options: RunOptions) -> RunOptions:
-    """Return the options with the method's default guard action and answer, where they are left open.
-
-    Raises:
-        UsageError: If the method is unknown.
-    """
+    """Return the options with the method's default guard action and answer, where they are left open."""
     check_method(method, METHOD_TABLE)
     if options.guard is None:
         return options

@@ -92,11 +92,7 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def execute(self) -> None:
-        """Run all streams to their ends.
-
-        Raises:
-            OutputError: If `site.json` cannot be written.
-        """
+        """Run all streams to their ends."""
 
     @abc.abstractmethod
     def reports(self) -> Mapping[str, StreamReport]:
@@ -127,11 +123,7 @@ class Site(abc.ABC):
         return {name: report["metrics"] for name, report in self.reports().items()}
 
     def write(self) -> None:
-        """Replace `site.json`.
-
-        Raises:
-            OutputError: If it cannot be written.
-        """
+        """Replace `site.json`."""
         streams = {
             name: {"source": self._streams[name].name, "kind": self._streams[name].kind, **run.figures()}
             for name, run in self.summary.streams.items()

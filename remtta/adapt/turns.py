@@ -66,11 +66,7 @@ class SharingAdapter(ObservedMethod):
         self._turns, self._interrupts = turns, interrupts
 
     def in_turn(self, work: Callable[[], None]) -> None:
-        """Run `work` with the adapted weights in the model, when it is this run's turn.
-
-        Raises:
-            Stopped: If a stop comes before its turn.
-        """
+        """Run `work` with the adapted weights in the model in this run's turn; raise Stopped if a stop comes before."""
         self._turns.take(partial(self._with_weights, work), self._interrupts)
 
     def _with_weights(self, work: Callable[[], None]) -> None:

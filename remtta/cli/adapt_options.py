@@ -106,11 +106,7 @@ class AdaptOptions:
         return self.jobs > 1 or self.engine != "processes"
 
     def check(self, run: RunOptions) -> None:
-        """Raise before any work if options are incompatible.
-
-        Raises:
-            UsageError: Naming the conflict.
-        """
+        """Raise UsageError if options are incompatible, before any work."""
         if self.predictions not in (None, "-"):
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if self.predictions and sys.stdout is None:
@@ -145,11 +141,7 @@ class AdaptOptions:
         return sys.stdout.buffer if self.predictions else None
 
     def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
-        """Raise if the run may not write to its folder, or the health file or video cannot be written.
-
-        Raises:
-            UsageError: With the reason.
-        """
+        """Raise UsageError if the run may not write to its folder, or the health file or video cannot be written."""
         if self.health is not None:
             check_health_path(self.health, folder)
         if isinstance(frames, dict):
@@ -161,11 +153,7 @@ class AdaptOptions:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Metrics | None]:
-        """Serve the run's counts during the block, if requested.
-
-        Raises:
-            UsageError: If that is impossible.
-        """
+        """Serve the run's counts during the block, if requested."""
         if self.metrics is None:
             yield None
             return

@@ -18,11 +18,7 @@ _TRUTH = {"true": True, "false": False}
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Use the options in the file of --config as defaults; the command line takes precedence.
-
-    Raises:
-        UsageError: If the file cannot be read, has an unknown option, or an invalid value.
-    """
+    """Use the options in the file of --config as defaults; the command line takes precedence."""
     if path is None or ctx.resilient_parsing:
         return path
     options = {_key(option): option for option in _options(ctx)}

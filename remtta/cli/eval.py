@@ -78,11 +78,7 @@ class TableOptions:
     plots: Annotated[bool, _output("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
-        """Return the options with the scenario of a short flag.
-
-        Raises:
-            UsageError: If several scenarios are given.
-        """
+        """Return the options with the scenario of a short flag; raise UsageError if several are given."""
         flags = {"continual": self.continual, "episodic": self.episodic}
         requested = {name for name, given in flags.items() if given}
         requested |= {options.scenario} - {EvalOptions.scenario}
@@ -91,11 +87,7 @@ class TableOptions:
         return replace(options, scenario=requested.pop()) if requested else options
 
     def folder(self, options: EvalOptions) -> AbstractContextManager[Path]:
-        """Return a context manager for the folder of the results.
-
-        Raises:
-            UsageError: If --resume lacks --output.
-        """
+        """Return a context manager for the folder of the results; raise UsageError if --resume lacks --output."""
         if options.resume and self.output is None:
             raise UsageError("--resume continues the evaluation in a folder; name it with --output")
         return run_folder(self.output)

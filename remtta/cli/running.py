@@ -104,9 +104,5 @@ class TargetOptions:
     overwrite: Annotated[bool, Option("Replace an existing file.")] = False
 
     def check(self, suffix: str = ".safetensors") -> None:
-        """Raise if the file has another suffix, or exists.
-
-        Raises:
-            UsageError: With the reason.
-        """
+        """Raise UsageError if the file has another suffix, or exists."""
         check_target(self.output, "--output", suffix, overwrite=self.overwrite)

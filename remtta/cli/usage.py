@@ -58,12 +58,7 @@ class Command(TyperCommand):
     """A command whose values may be spread over several words, and may come from a file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line.
-
-        Raises:
-            UsageError: If there are too many arguments, one is empty or an address instead of a path, or an option of
-                several numbers has the wrong number of them.
-        """
+        """Parse the command line; raise UsageError if that is impossible."""
         ctx.allow_extra_args = True
         if "--help-all" in args:
             print_all_help(ctx)
@@ -145,11 +140,7 @@ def _with_nothing_required(command: TyperCommand) -> TyperCommand:
 
 
 def refuse_empty(args: Sequence[str]) -> None:
-    """Raise for empty values, which unset shell variables give.
-
-    Raises:
-        UsageError: Naming the option.
-    """
+    """Raise UsageError for empty values, which unset shell variables give."""
     for before, word in pairwise(["", *args]):
         option, given, value = word.partition("=")
         if word == "":

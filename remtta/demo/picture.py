@@ -35,11 +35,7 @@ _BAND = "#f4f6fa"
 
 
 def draw_picture(result: DemoResult, path: Path) -> None:
-    """Draw a demo's running errors, and one masked frame per condition, into a PNG.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Draw a demo's running errors, and one masked frame per condition, into a PNG."""
     figure = Figure(figsize=(9.6, 8.4), dpi=100, layout="constrained")
     errors, masks = figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 4))[:, 0]
     _draw_errors(errors, result)

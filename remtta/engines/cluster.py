@@ -11,7 +11,7 @@ from typing import Any
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, R, S, T, Work, WorkersDied
-from remtta.errors import UsageError
+from remtta.errors import needed
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 _SECONDS_TO_END = 30.0  # after they are asked to stop
@@ -29,7 +29,7 @@ def on_ray(
         work: Function to run; importable by its name on every machine.
         shared: First argument of every task, sent to each machine once.
     """
-    ray = _ray()
+    ray = needed("ray", "cluster", "--engine ray")
     if not ray.is_initialized():
         heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         ray.init(log_to_driver=False, logging_level="error", address=os.environ.get("RAY_ADDRESS"))
@@ -70,14 +70,6 @@ def _last(ray: Any, waiting: dict[Any, int]) -> Generator[tuple[int, Any]]:
         position = waiting.pop(each)
         with contextlib.suppress(Exception):  # the signal is the reason to end, not this
             yield position, ray.get(each)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError('--engine ray needs Ray: pip install "remtta[cluster]"') from error
-    return ray
 
 
 def _result(ray: Any, reference: Any) -> Any:

@@ -58,10 +58,6 @@ def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> No
 
 
 def write_axes(output: Path, evaluations: Mapping[Case, Mapping[str, Any]]) -> None:
-    """Write the table of all evaluations as Markdown, and as CSV with every domain.
-
-    Raises:
-        OutputError: If a file cannot be written.
-    """
+    """Write the table of all evaluations as Markdown, and as CSV with every domain."""
     for name, text in {AXES_TABLE: axes_table(evaluations), AXES_CSV: csv_tables(evaluations)}.items():
         write_atomically(output / name, partial(Path.write_text, data=text, encoding="utf-8"))

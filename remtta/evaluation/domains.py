@@ -66,11 +66,7 @@ class Domain:
         return title_of(self.name, self.severity)
 
     def load(self, position: int) -> Image.Image:
-        """Decode the image at a position to RGB.
-
-        Raises:
-            FrameError: If it cannot be decoded.
-        """
+        """Decode the image at a position to RGB; raise FrameError if that fails."""
         return self.read(position) if self.read else load_image(Path(self.sources[position]))
 
 

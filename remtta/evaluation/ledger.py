@@ -91,11 +91,7 @@ class Progress:
 
 
 class Ledger(contextlib.ExitStack):
-    """Writes rows, events and resumable progress; a context manager.
-
-    Raises:
-        OutputError: If the files cannot be written.
-    """
+    """Writes rows, events and resumable progress; a context manager."""
 
     def __init__(self, folder: Path, progress: Progress, *, save_every_s: float, eventful: bool) -> None:
         super().__init__()
@@ -110,11 +106,7 @@ class Ledger(contextlib.ExitStack):
             self._events = self.enter_context(RowWriter(path, keep_bytes=kept))
 
     def write(self, rows: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> None:
-        """Write the rows and events of a batch.
-
-        Raises:
-            OutputError: If they cannot be written.
-        """
+        """Write the rows and events of a batch."""
         self._rows.write(rows)
         if self._events:
             self._events.write(events)
@@ -125,11 +117,7 @@ class Ledger(contextlib.ExitStack):
         return self._rhythm.allows(self._save_every_s)
 
     def save(self, snapshot: Snapshot[Position] | None) -> None:
-        """Save the progress, so that the evaluation can resume from this moment; do nothing if it is None.
-
-        Raises:
-            OutputError: If the file cannot be written.
-        """
+        """Save the progress, so that the evaluation can resume from this moment; do nothing if it is None."""
         if snapshot is None:
             return
         position, state = snapshot
@@ -139,11 +127,7 @@ class Ledger(contextlib.ExitStack):
             save_state(self.folder / PROGRESS, asdict(replace(self.progress, position=position)), state)
 
     def finish(self, trial: dict[str, Any]) -> None:
-        """Record a finished trial, and save that the next one has not begun.
-
-        Raises:
-            OutputError: If the file cannot be written.
-        """
+        """Record a finished trial, and save that the next one has not begun."""
         self.progress.finished.append(trial)
         self.progress.position = Position()
         self.save((self.progress.position, {}))

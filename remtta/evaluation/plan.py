@@ -90,11 +90,7 @@ class EvalPlan:
             yield adapter
 
     def check_guards(self) -> None:
-        """Raise if a guard is requested for a method that cannot have one.
-
-        Raises:
-            UsageError: Naming the method.
-        """
+        """Raise UsageError if a guard is requested for a method that cannot have one."""
         for name in filter(is_guarded, self.methods):
             with self._method(name) as method:
                 try:
@@ -103,11 +99,7 @@ class EvalPlan:
                     raise UsageError(f"{name}: {error}") from None
 
     def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
-        """Compute or load the source statistics of every method that needs them, and record them in `learned`.
-
-        Raises:
-            UsageError, StreamError, OutputError: As `learn_from_source`.
-        """
+        """Compute or load the source statistics of every method that needs them, and record them in `learned`."""
         for name in self.methods:
             with self._method(name) as method:
                 if method.objective.needs_source:

@@ -26,11 +26,7 @@ Outcomes = Mapping[str, Tally]
 
 
 def write_results(folder: Path, content: dict[str, Any], tallies: Tallies, names: Mapping[int, str]) -> None:
-    """Write the tables, a confusion matrix per method, and finally `results.json`, which marks completion.
-
-    Raises:
-        OutputError: If a file cannot be written.
-    """
+    """Write the tables, a confusion matrix per method, and finally `results.json`, which marks completion."""
     with writing(folder):
         (folder / CONFUSION).mkdir(exist_ok=True)
     for method in content["methods"]:

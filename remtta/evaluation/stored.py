@@ -35,11 +35,7 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
 
 
 def find_arrays(root: Path) -> dict[str, Path]:
-    """Return the array files by corruption.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return the array files by corruption; raise UsageError if there is none."""
     arrays = {path.stem: path for path in root.glob("*.npy") if path.name != LABELS}
     if not arrays:
         raise UsageError(f"{root} has {LABELS} but no <corruption>.npy")

@@ -75,7 +75,9 @@ class Guard(Observer):
         """Compare both models' predictions of the learned images, and undo harm."""
         if self._diverged(answers):
             return
-        self._look(answers)
+        views = self.method.last_views
+        assert views is not None
+        self.judge.observe(answers.compute_source()[answers.learned.to(views.device)], views[0])
         drift = self.method.drift() if self.watches else 0.0
         answers.undone = self.judge.judge(int(answers.learned.sum()), drift)
         self._apply(undo=answers.undone)
@@ -123,12 +125,6 @@ class Guard(Observer):
         self._apply(undo=self.judge.alarm(NOT_FINITE))
         answers.undone = True
         return True
-
-    def _look(self, answers: Answers) -> None:
-        """Add both models' predictions of the learned images to the judge's window."""
-        views = self.method.last_views
-        assert views is not None
-        self.judge.observe(answers.compute_source()[answers.learned.to(views.device)], views[0])
 
     def _apply(self, *, undo: bool) -> None:
         """Restore the source weights if `undo`, and set the current learning rate."""

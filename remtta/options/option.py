@@ -194,11 +194,7 @@ def fixed_fields(group: type) -> dict[str, Any]:
 
 
 def check_options(group: Any) -> None:
-    """Raise if values of a dataclass's fields are out of bounds, or not among a type's literals.
-
-    Raises:
-        UsageError: Naming the first invalid one.
-    """
+    """Raise UsageError if a dataclass's field is out of bounds, or not among its type's literals."""
     for member in members_of(type(group)):
         value, name = getattr(group, member.name), member.name
         if value is None and member.optional:
@@ -218,11 +214,7 @@ def _listed(values: tuple[str, ...]) -> str:
 
 
 def read_value(member: Member, text: str) -> object:
-    """Parse a value from the command line according to the member's type.
-
-    Raises:
-        UsageError: If it cannot be parsed.
-    """
+    """Parse a value of the command line by the member's type; raise UsageError if that is impossible."""
     assert member.option
     if member.option.read:
         return member.option.read(text)
@@ -267,11 +259,7 @@ def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def read_size(text: str) -> int:
-    """Return the bytes of "800M", "1.5G" or a plain number; K, M, G and T are powers of 1024.
-
-    Raises:
-        UsageError: If it is not a size.
-    """
+    """Return the bytes of "800M", "1.5G" or a number (K, M, G, T: powers of 1024); raise UsageError for others."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     size = float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else math.inf
     if math.isinf(size):

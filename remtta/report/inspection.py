@@ -124,11 +124,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return a run's record.
-
-    Raises:
-        RemttaError: If it is damaged or missing.
-    """
+    """Return a run's record; raise RemttaError if it is damaged or missing."""
     try:
         run = checked_record(folder / RECORD, _RUN)
         for ratio in run["method"].get("mask_ratios") or ():

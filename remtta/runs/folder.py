@@ -117,11 +117,7 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise if a run would resume under settings, as JSON would give them back, other than its original ones.
-
-    Raises:
-        UsageError: Naming every setting that differs, with both values.
-    """
+    """Raise UsageError, naming each, if settings (as of JSON) differ from those that a run began with."""
     changed = list(_differences(earlier, now))
     if changed:
         raise UsageError(f"--resume needs the settings the run began with: {'; '.join(changed)}")
@@ -186,11 +182,7 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
 
     def reserve_space(self, num_bytes: int) -> None:
-        """Set disk space aside, so that the last files fit even if the disk is full, until `free_space`.
-
-        Raises:
-            OutputError: If there is not enough.
-        """
+        """Set disk space aside for the last files on a full disk; raise OutputError if there is none."""
         self._reserves = True
         try:
             with writing(self.path / RESERVE):

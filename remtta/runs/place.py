@@ -74,11 +74,7 @@ class Place(Counts):
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise if a run would resume with settings that change its predictions, by its record and the one of now.
-
-    Raises:
-        UsageError: Naming every setting that differs.
-    """
+    """Raise UsageError if a run's record and the one of now differ in a setting that changes predictions."""
     check_same_settings(_settings(earlier), _settings(json.loads(json.dumps(now))))
 
 

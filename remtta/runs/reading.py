@@ -93,11 +93,7 @@ def checked_record(path: Path, shape: Shape) -> dict[str, Any]:
 
 
 def check_entries(content: Mapping[str, Any], shape: Shape) -> None:
-    """Raise if an entry has the wrong type, or a required one is missing.
-
-    Raises:
-        ValueError: Naming the invalid entry.
-    """
+    """Raise ValueError, naming the entry, if one has the wrong type, or a required one is missing."""
     for entry, kind in shape.items():
         name = entry.removesuffix("?")
         value: Any = content

@@ -176,11 +176,7 @@ class Record:
         return {"dropped": place.dropped, "gaps": place.gaps} if self._plan.stream.live else {}
 
     def write(self) -> None:
-        """Replace the file.
-
-        Raises:
-            OutputError: If it cannot be written.
-        """
+        """Replace the file."""
         write_json(self._summary.output / RECORD, self.content())
 
     def content(self) -> dict[str, Any]:

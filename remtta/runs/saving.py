@@ -57,11 +57,7 @@ class Saver:
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
 
     def after_batch(self) -> None:
-        """Save what is due after a batch.
-
-        Raises:
-            OutputError: If a file cannot be written.
-        """
+        """Save what is due after a batch."""
         options, before = self._plan.options, self._num_saves
         self._num_saves = self._session.counts.updates // options.save_every
         if self._num_saves != before or self._rhythm.allows(options.save_every_s):
@@ -71,11 +67,7 @@ class Saver:
             self._record.write()
 
     def finish(self) -> None:
-        """Save state and delta as of the last finished batch; if one fails, the other is still tried.
-
-        Raises:
-            OutputError: If a file cannot be written.
-        """
+        """Save state and delta as of the last finished batch; if one fails, the other is still tried."""
         with contextlib.ExitStack() as saves:
             saves.callback(self._save_state)
             saves.callback(self._save_delta)

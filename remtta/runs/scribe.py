@@ -77,11 +77,7 @@ class Scribe(Listener):
         return self._plan.stream.live or options.expire_below is not None or (guard is not None and guard.watches)
 
     def begin(self) -> None:
-        """Create new files.
-
-        Raises:
-            OutputError: If that fails.
-        """
+        """Create new files."""
         self._rows = RowWriter(self.summary.output / PREDICTIONS, self._pipe, durable=True)
         if self._eventful:
             self._events = RowWriter(self.summary.output / EVENTS, durable=True)
@@ -119,11 +115,7 @@ class Scribe(Listener):
         self._note_place()
 
     def replay(self) -> None:
-        """Send again the rows that the reader may have missed when the place was saved, or since.
-
-        Raises:
-            ReaderGone, Stopped, OutputError: As for `RowWriter.echo`.
-        """
+        """Send again the rows that the reader may have missed when the place was saved, or since."""
         assert self._rows is not None
         num_lines = self._rows.replay(max(0, self.summary.place.passed_bytes - _MAX_IN_PIPE), self._interrupts)
         _log.info("repeated the last %s", counted(num_lines, "row"))

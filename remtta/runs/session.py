@@ -114,11 +114,7 @@ class Session(Generic[C]):
             self._listener.deliver(result)
 
     def resume_from(self, path: Path, counts: C, state: Mapping[str, Tensor]) -> None:
-        """Resume from what a file holds, before the first batch.
-
-        Raises:
-            UsageError: If the state does not match this session.
-        """
+        """Resume from what a file holds, before the first batch; raise UsageError if it is not this session's."""
         if state:
             self.adapter.in_turn(partial(restore_state, path, state, self.adapter))
             self.committed = self.adapter.method.committed
@@ -159,7 +155,10 @@ class Session(Generic[C]):
                 self._listener.deliver(result)
             # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
             self.adapter.learn()
-        result = self._after_learning(result, started)
+        self._seconds = time.monotonic() - started
+        update, after = result.update, self.adapter.method.num_updates
+        adapted = after > update or 0 < after < update  # some methods reset themselves
+        result = replace(result, updates_after=after, adapted=adapted, seconds=self._seconds)
         with self._interrupts.held():
             if not self._answer_early:
                 self._write(result)
@@ -177,7 +176,8 @@ class Session(Generic[C]):
         before = self._counts_before or self.counts  # without frames of this batch that were predicted early
         if self._adapt_for is not None and before.frames >= self._adapt_for:
             self.adapter.frozen = True
-        if frames and self._reset_is_due(batch):
+        episodic, every = self._resets
+        if frames and (episodic or (batch.learn and every is not None and self.counts.frames_since_reset >= every)):
             self.adapter.reset()
             counts_before = 0, 0
         answer_seconds, update = 0.0, method.num_updates
@@ -213,16 +213,6 @@ class Session(Generic[C]):
             seconds=answer_seconds,
             estimates=estimator.estimates if estimator else {},
         )
-
-    def _reset_is_due(self, batch: Batch) -> bool:
-        episodic, every = self._resets
-        return episodic or (batch.learn and every is not None and self.counts.frames_since_reset >= every)
-
-    def _after_learning(self, result: BatchResult, started: float) -> BatchResult:
-        update, after = result.update, self.adapter.method.num_updates
-        adapted = after > update or 0 < after < update  # some methods reset themselves
-        self._seconds = time.monotonic() - started
-        return replace(result, updates_after=after, adapted=adapted, seconds=self._seconds)
 
     def _write(self, result: BatchResult) -> None:
         self._listener.answered(result)

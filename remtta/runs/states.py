@@ -73,11 +73,7 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
 
 
 def restore_state(path: Path, state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
-    """Load a state into a method.
-
-    Raises:
-        UsageError: If its tensors do not match those that the method would save.
-    """
+    """Load a state into a method; raise UsageError if it is not one that the method would save."""
     try:
         load_whole(state, owner)
     except ValueError as error:
@@ -85,11 +81,7 @@ def restore_state(path: Path, state: Mapping[str, Tensor], owner: ObservedMethod
 
 
 def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
-    """Load a state into a method, all of it.
-
-    Raises:
-        ValueError: If its tensors are not exactly those that the method would save.
-    """
+    """Load a state into a method; raise ValueError if it is not exactly what the method would save."""
     try:
         owner.load_state(state)
         names = owner.state().keys()

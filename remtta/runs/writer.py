@@ -150,21 +150,13 @@ class RowWriter:
         return self._digest.hexdigest()
 
     def sync(self) -> int:
-        """Sync everything written so far; return the `size`.
-
-        Raises:
-            OutputError: If the disk reports an error.
-        """
+        """Sync everything written so far; return the `size`."""
         with writing(self._path):
             os.fsync(self._file.fileno())
         return self.size
 
     def replay(self, start: int, interrupts: Interrupts) -> int:
-        """Send the complete lines after a position in the file down the pipe again; return their number.
-
-        Raises:
-            ReaderGone, Stopped, OutputError: As for `echo`.
-        """
+        """Send the complete lines after a position in the file down the pipe again; return their number."""
         self._file.seek(start)
         if start:
             start += len(self._file.read(_CHUNK_BYTES).partition(b"\n")[0]) + 1

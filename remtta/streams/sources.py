@@ -99,11 +99,7 @@ def open_with(
     *,
     wait_at_start: bool = False,
 ) -> Stream:
-    """Open a source of frames with the options of the command line; see `open_stream`.
-
-    Raises:
-        UsageError: As for `open_stream`.
-    """
+    """Open a source of frames with the options of the command line; see `open_stream`."""
     stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(

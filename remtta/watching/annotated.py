@@ -56,22 +56,14 @@ class AnnotatedVideo:
         self._last_s = -_FRAME_S
 
     def __call__(self, view: View) -> None:
-        """Add frames.
-
-        Raises:
-            OutputError: If the file cannot be written.
-        """
+        """Add frames."""
         with writing(self._path):
             for frame, row in zip(view.frames, view.rows, strict=True):
                 if frame.image is not None:
                     self._add(self._picture(frame, row, view.guard), frame.time_s)
 
     def close(self) -> None:
-        """Flush the encoder and finish the file.
-
-        Raises:
-            OutputError: If the file cannot be written.
-        """
+        """Flush the encoder and finish the file."""
         if self._container:
             with writing(self._path):
                 self._container.mux(self._stream.encode(None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -37,11 +36,7 @@ Watch = Callable[[], Mapping[str, Sample]]
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
-    """Return host and port of `PORT` (localhost only) or `HOST:PORT`; 0.0.0.0 listens on every address.
-
-    Raises:
-        UsageError: If it is neither.
-    """
+    """Return host and port of `PORT` (localhost only) or `HOST:PORT` (0.0.0.0: everyone); else raise UsageError."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
         raise UsageError(f"--metrics takes PORT or HOST:PORT, such as 9108, got {text}")
@@ -53,13 +48,16 @@ class Metrics:
 
     Values are read on request, from another thread, at no cost to the run.
 
+    Attributes:
+        watch: Returns the runs to serve; none so far.
+
     Raises:
         UsageError: If prometheus-client is missing, or the port is unavailable.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
         prometheus_client = needed("prometheus_client", "metrics", "--metrics")
-        self._watch: Watch = dict
+        self.watch: Watch = dict
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
         registry.register(self)
         try:
@@ -68,12 +66,6 @@ class Metrics:
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
             raise UsageError(f"--metrics {where}: {error.strerror or error}; choose another port") from error
-
-    @contextlib.contextmanager
-    def of(self, watch: Watch) -> Iterator[None]:
-        """Serve the counts of these runs in this block, and their final counts afterwards."""
-        self._watch = watch
-        yield
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of every run, for prometheus_client."""
@@ -84,7 +76,7 @@ class Metrics:
             InfoMetricFamily,
         )
 
-        runs = self._watch()
+        runs = self.watch()
         yield GaugeMetricFamily("remtta_loading", "1 until the model is there and the runs begin.", float(not runs))
         info = InfoMetricFamily("remtta_run", "What runs.", labels=["stream"])
         for name, run in runs.items():
