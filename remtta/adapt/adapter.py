@@ -30,8 +30,9 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
-from remtta.runs.batch import BatchResult, Counts
+from remtta.runs.batch import BatchResult
 from remtta.runs.budget import FitFrames, TimeBudget
+from remtta.runs.place import Place
 from remtta.runs.session import Listener, Session
 from remtta.runs.states import load_whole
 from remtta.streams.batches import Batches
@@ -276,11 +277,12 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
     adapter.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(str(source) if isinstance(source, int) else source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
+    place = Place()
     session = Session(
         adapter,
         adapter.card,
-        Counts(),
-        policy=FitFrames(TimeBudget()),
+        place,
+        policy=FitFrames(place, TimeBudget()),
         listener=listener,
         interrupts=Interrupts(),
         episodic=adapter.config.episodic,

@@ -93,7 +93,7 @@ class Trial(Listener):
         """
         plan, position = self._plan, self._position
         if state:
-            self._session.resume_from(self._ledger.folder / PROGRESS, position, state)
+            self._session.resume_from(self._ledger.folder / PROGRESS, state)
         elif plan.start:
             self._adapter.method.load_delta(plan.start.tensors, plan.start.updates)
             position.frames_in_delta = plan.start.frames

@@ -136,9 +136,12 @@ class Estimator(Observer):
         self._weight = 1.0
 
     def answer(self, answers: Answers) -> None:
-        """Record the next frames, before their predictions are smoothed."""
-        if answers.early:  # they come again
-            return
+        """Record the next frames, before their predictions are smoothed; early ones come again."""
+        if not answers.early:
+            self._add(answers)
+        answers.estimates = self.estimates
+
+    def _add(self, answers: Answers) -> None:
         adapts = answers.method.adapts
         self._weight = answers.weight if adapts else 0.0
         alone = "source" if self._weight == 0 else "adapted"

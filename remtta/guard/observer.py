@@ -29,6 +29,7 @@ class Answers:
         logits: The logits of the predictions, shape (B, C).
         raw: The same before smoothing; None without it.
         undone: Whether the batch showed harm, which was undone.
+        estimates: Estimated accuracies of the last frames, including these.
     """
 
     method: Method
@@ -42,6 +43,7 @@ class Answers:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     raw: Tensor | None = None
     undone: bool = False
+    estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def smoothed(self) -> list[bool]:

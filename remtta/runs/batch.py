@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -53,7 +53,6 @@ class BatchResult:
         called: Whether the method was called on the batch, and has its views in `last_views`.
         answer_seconds: Duration of the prediction.
         seconds: Duration of the batch, including the update.
-        estimates: Estimated accuracies of the last frames, including this batch.
     """
 
     batch: Batch
@@ -66,7 +65,6 @@ class BatchResult:
     called: bool
     answer_seconds: float
     seconds: float
-    estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def logits(self) -> Tensor | None:
@@ -82,6 +80,11 @@ class BatchResult:
     def by_both(self) -> bool:
         """True if both models contributed."""
         return self.answers is not None and 0 < self.answers.weight < 1
+
+    @property
+    def estimates(self) -> Mapping[str, float]:
+        """Estimated accuracies of the last frames, including this batch."""
+        return {} if self.answers is None else self.answers.estimates
 
     @property
     def smoothed(self) -> list[bool]:

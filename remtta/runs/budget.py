@@ -13,6 +13,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.runs.batch import BatchResult
+from remtta.runs.place import Place
 from remtta.runs.session import OUT_OF_TIME, Policy
 from remtta.streams.batches import Batch
 from remtta.streams.fitness import not_to_learn_from
@@ -130,23 +131,23 @@ class TimeBudget:
 class FitFrames(Policy):
     """Learns from all but black and repeated frames, while there is time.
 
-    Attributes:
-        fingerprint: Fingerprint of the last readable video frame of the last finished batch.
+    Args:
+        place: Progress on the stream; stores the fingerprint of the last readable video frame.
+        budget: Decides whether there is time.
     """
 
-    def __init__(self, budget: TimeBudget) -> None:
-        self.fingerprint: str | None = None
+    def __init__(self, place: Place, budget: TimeBudget) -> None:
+        self._place, self._budget = place, budget
         self._newest: str | None = None
-        self._budget = budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index."""
-        reasons, self._newest = not_to_learn_from(batch.frames, self.fingerprint)
+        reasons, self._newest = not_to_learn_from(batch.frames, self._place.fingerprint)
         if self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
 
     def finished(self, result: BatchResult) -> None:
         """Store the batch's last fingerprint and its duration."""
-        self.fingerprint = self._newest
+        self._place.fingerprint = self._newest
         self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

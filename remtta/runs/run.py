@@ -61,21 +61,12 @@ class Run:
         smooths = plan.adapter.find(Smoother) is not None
         self.summary = RunSummary(folder, place, smooths=smooths)
         self.record = Record(plan, self.summary)
-        self._policy = FitFrames(TimeBudget(options.max_ms, options.realtime))
-        self._scribe = Scribe(
-            plan,
-            self.summary,
-            self.record,
-            self._policy,
-            interrupts=interrupts,
-            pipe=pipe,
-            viewers=viewers,
-        )
+        self._scribe = Scribe(plan, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
         self._session = Session(
             plan.adapter,
             plan.card,
             place,
-            policy=self._policy,
+            policy=FitFrames(place, TimeBudget(options.max_ms, options.realtime)),
             listener=self._scribe,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -139,10 +130,11 @@ class Run:
             return
         self._folder.lock()
         check_same_run(earlier, self.record.content())
-        place, state = load_position(folder / STATE, Place)
-        self._session.resume_from(folder / STATE, place, state)
-        self._scribe.resume_from(place)
-        self._policy.fingerprint = place.fingerprint
+        earlier_place, state = load_position(folder / STATE, Place)
+        place = self.summary.place
+        vars(place).update(vars(earlier_place))  # also the session's and the policy's
+        self._session.resume_from(folder / STATE, state)
+        self._scribe.resume()
         self.summary.num_alarms = self.plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)

@@ -14,9 +14,7 @@ from remtta.errors import counted
 from remtta.guard.judge import describe
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
-from remtta.runs.budget import FitFrames
 from remtta.runs.folder import EVENTS, PREDICTIONS
-from remtta.runs.place import Place
 from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
 from remtta.runs.rows import RowFormat, prediction_rows
@@ -51,13 +49,12 @@ class Scribe(Listener):
         plan: Plan,
         summary: RunSummary,
         record: Record,
-        policy: FitFrames,
         *,
         interrupts: Interrupts,
         pipe: BinaryIO | None,
         viewers: Sequence[Viewer],
     ) -> None:
-        self._plan, self._record, self._policy = plan, record, policy
+        self._plan, self._record = plan, record
         self._interrupts, self._pipe, self._viewers = interrupts, pipe, viewers
         self._form = RowFormat(plan.card.labels, topk=plan.options.topk, logits=plan.options.logits)
         self._rows: RowWriter | None = None
@@ -82,14 +79,14 @@ class Scribe(Listener):
         if self._eventful:
             self._events = RowWriter(self.summary.output / EVENTS, durable=True)
 
-    def resume_from(self, place: Place) -> None:
-        """Open the files of an earlier run whose state was saved at `place`, and go on counting from there.
+    def resume(self) -> None:
+        """Open the files of an earlier run whose state was saved at the summary's place, and go on from there.
 
         Raises:
             UsageError: If lines are missing or damaged.
             OutputError: If the files cannot be written.
         """
-        live = self._plan.stream.live
+        live, place = self._plan.stream.live, self.summary.place
         self._rows = RowWriter(
             self.summary.output / PREDICTIONS,
             self._pipe,
@@ -110,7 +107,6 @@ class Scribe(Listener):
             self._events = RowWriter(path, keep_bytes=kept, keep_tail=True, durable=True)
             if live:
                 self._events.unsaved_rows()
-        self.summary.place = place
         self.started -= place.seconds
         self._note_place()
 
@@ -142,9 +138,9 @@ class Scribe(Listener):
         """Write events, and note durations."""
         summary, place, frames = self.summary, self.summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
-        place.fingerprint, place.dropped = self._policy.fingerprint, self._record.num_dropped
+        place.dropped = self._record.num_dropped
         summary.num_alarms = self._plan.adapter.total_alarms
-        summary.estimates = result.estimates
+        summary.estimates = result.estimates or summary.estimates
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)

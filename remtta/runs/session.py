@@ -15,7 +15,6 @@ from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError
-from remtta.guard.accuracy import Estimator
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
@@ -113,12 +112,11 @@ class Session(Generic[C]):
             self._write(result)
             self._listener.deliver(result)
 
-    def resume_from(self, path: Path, counts: C, state: Mapping[str, Tensor]) -> None:
-        """Resume from what a file holds, before the first batch; raise UsageError if it is not this session's."""
+    def resume_from(self, path: Path, state: Mapping[str, Tensor]) -> None:
+        """Resume from the state in a file, before the first batch; raise UsageError if it is not this session's."""
         if state:
             self.adapter.in_turn(partial(restore_state, path, state, self.adapter))
             self.committed = self.adapter.method.committed
-        self.counts = counts
 
     @property
     def quick(self) -> bool:
@@ -199,7 +197,6 @@ class Session(Generic[C]):
             answers.logits = answers.logits.cpu()
             _check_finite(answers.logits, batch)
             answer_seconds = time.monotonic() - started
-        estimator = self.adapter.find(Estimator)
         return BatchResult(
             batch=batch,
             answers=answers,
@@ -211,7 +208,6 @@ class Session(Generic[C]):
             called=called,
             answer_seconds=answer_seconds,
             seconds=answer_seconds,
-            estimates=estimator.estimates if estimator else {},
         )
 
     def _write(self, result: BatchResult) -> None:
