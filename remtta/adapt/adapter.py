@@ -31,7 +31,7 @@ from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
 from remtta.runs.batch import BatchResult
-from remtta.runs.budget import FitFrames, TimeBudget
+from remtta.runs.budget import FitFrames
 from remtta.runs.place import Place
 from remtta.runs.session import Listener, Session
 from remtta.runs.states import load_whole
@@ -282,7 +282,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
         adapter,
         adapter.card,
         place,
-        policy=FitFrames(place, TimeBudget()),
+        policy=FitFrames(place),
         listener=listener,
         interrupts=Interrupts(),
         episodic=adapter.config.episodic,

@@ -55,6 +55,10 @@ class Guard(Observer):
         method: The method; it must use gradient descent unless the guard's action is "off".
         sparing: Whether images that are not learned from take a single forward pass, with interpolated weights if both
             models contribute.
+
+    Attributes:
+        watches: Whether it does more than choose predictions.
+        num_source_predictions: Images predicted by the source model.
     """
 
     prefix = "guard."
@@ -63,13 +67,9 @@ class Guard(Observer):
         self.method = method
         self._between = method if sparing and method.interpolates else None
         self.options = (options or GuardOptions()).filled()
+        self.watches = self.options.action != "off"
         self.judge = Judge(self.options)
-        self.num_source_predictions = 0  # images predicted by the source model
-
-    @property
-    def watches(self) -> bool:
-        """True if it does more than choose predictions."""
-        return self.options.action != "off"
+        self.num_source_predictions = 0
 
     def learned(self, answers: Answers) -> None:
         """Compare both models' predictions of the learned images, and undo harm."""
@@ -77,9 +77,9 @@ class Guard(Observer):
             return
         views = self.method.last_views
         assert views is not None
-        self.judge.observe(answers.compute_source()[answers.learned.to(views.device)], views[0])
+        source = answers.compute_source()[answers.learned.to(views.device)]
         drift = self.method.drift() if self.watches else 0.0
-        answers.undone = self.judge.judge(int(answers.learned.sum()), drift)
+        answers.undone = self.judge.judge(source, views[0], int(answers.learned.sum()), drift)
         self._apply(undo=answers.undone)
 
     def answer(self, answers: Answers) -> None:

@@ -75,15 +75,12 @@ class Judge:
             return 0.5
         return 0.0 if now.doubting and options.acts else 1.0
 
-    def observe(self, source: Tensor, adapted: Tensor) -> None:
-        """Add the source and adapted models' logits (B, C) of the same frames."""
-        self.window.add(source, adapted)
-        self._now.unjudged += len(source)
-
-    def judge(self, num_frames: int, drift: float) -> bool:
+    def judge(self, source: Tensor, adapted: Tensor, num_frames: int, drift: float) -> bool:
         """Reach a verdict.
 
         Args:
+            source: The source model's logits (B, C).
+            adapted: The adapted model's logits of the same frames.
             num_frames: Frames since the last call, including those that only the adapted model has seen.
             drift: Distance of the weights from the source weights.
 
@@ -91,6 +88,8 @@ class Judge:
             True to restore the source weights, and predict with them.
         """
         now, options = self._now, self._options
+        self.window.add(source, adapted)
+        now.unjudged += len(source)
         now.calm += num_frames
         now.doubted += num_frames * now.doubting
         if drift > options.most_drift:

@@ -12,6 +12,8 @@ from torch import Tensor
 from remtta.guard.evidence import mixture
 from remtta.methods.method import Method
 
+_NONE = torch.empty(0)
+
 
 @dataclass
 class Answers:
@@ -40,7 +42,7 @@ class Answers:
     adapted: Tensor | None = None
     source: Tensor | None = None
     weight: float = 1.0
-    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    logits: Tensor = _NONE
     raw: Tensor | None = None
     undone: bool = False
     estimates: Mapping[str, float] = field(default_factory=dict)

@@ -92,11 +92,6 @@ class BatchResult:
         return [] if self.answers is None else self.answers.smoothed
 
     @property
-    def reported_update(self) -> int:
-        """`update` as written in rows: 0 if the source model predicted."""
-        return 0 if self.by_source else self.update
-
-    @property
     def num_learned(self) -> int:
         """Number of frames used in an update."""
         return len(self.batch.readable) - len(self.excluded) if self.adapted else 0

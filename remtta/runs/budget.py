@@ -133,21 +133,22 @@ class FitFrames(Policy):
 
     Args:
         place: Progress on the stream; stores the fingerprint of the last readable video frame.
-        budget: Decides whether there is time.
+        budget: Decides whether there is time; None if there always is.
     """
 
-    def __init__(self, place: Place, budget: TimeBudget) -> None:
+    def __init__(self, place: Place, budget: TimeBudget | None = None) -> None:
         self._place, self._budget = place, budget
         self._newest: str | None = None
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index."""
         reasons, self._newest = not_to_learn_from(batch.frames, self._place.fingerprint)
-        if self._budget.allows(batch.frames):
+        if self._budget is None or self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
 
     def finished(self, result: BatchResult) -> None:
         """Store the batch's last fingerprint and its duration."""
         self._place.fingerprint = self._newest
-        self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)
+        if self._budget is not None:
+            self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

@@ -84,19 +84,16 @@ def _answer_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     if result.answers is None:
         return []
     answers, start = result.answers, result.batch.num_reported_readable
-    common = {"update": result.reported_update, "adapted": result.adapted, **_answered_by(answers.weight)}
+    common: Row = {"update": result.update, "adapted": result.adapted}
+    if result.by_source:
+        common |= {"update": 0, "answered_by": "source"}
+    elif result.by_both:
+        common |= {"answered_by": "both", "weight": round(answers.weight, 6)}
     rows = [{**row, **common} for row in form.rows(answers.logits[start:])]
     for kind, parts in (("each", _differing(answers, form)), ("raw", _raw(answers, form))):
         for row, part in zip(rows, parts[start:], strict=False):
             row.update({kind: part} if part else {})
     return rows
-
-
-def _answered_by(weight: float) -> Row:
-    """Return which models predicted; empty if the adapted model alone did."""
-    if weight == 0:
-        return {"answered_by": "source"}
-    return {"answered_by": "both", "weight": round(weight, 6)} if weight < 1 else {}
 
 
 def _differing(answers: Answers, form: RowFormat) -> list[Row]:

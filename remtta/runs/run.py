@@ -57,6 +57,7 @@ class Run:
         self.plan, self._interrupts = plan, interrupts
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
+        hurries = options.max_ms is not None or options.realtime
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
         smooths = plan.adapter.find(Smoother) is not None
         self.summary = RunSummary(folder, place, smooths=smooths)
@@ -66,7 +67,7 @@ class Run:
             plan.adapter,
             plan.card,
             place,
-            policy=FitFrames(place, TimeBudget(options.max_ms, options.realtime)),
+            policy=FitFrames(place, TimeBudget(options.max_ms, options.realtime) if hurries else None),
             listener=self._scribe,
             interrupts=interrupts,
             reset_every=options.reset_every,

@@ -122,9 +122,17 @@ class Scribe(Listener):
 
     def answered(self, result: BatchResult) -> None:
         """Write a batch's predictions."""
+        assert self._rows is not None
         batch = result.batch
         self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
-        self._write_rows(prediction_rows(result, self._form))
+        agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
+        self._rows.write(self._written)
+        if agreed and self._rows.num_changed:
+            _log.warning(
+                "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
+                "another machine, device or number of threads?",
+                next(row["index"] for row in self._written if "index" in row),
+            )
         last = batch.frames[-1]
         self.summary.place.last = last.source, last.number
         nats = None if result.logits is None else float(entropy(result.logits).mean())
@@ -175,17 +183,6 @@ class Scribe(Listener):
         for writer in (self._rows, self._events):
             if writer:
                 writer.close()
-
-    def _write_rows(self, rows: list[Row]) -> None:
-        assert self._rows is not None
-        agreed, self._written = self._rows.num_changed == 0, rows
-        self._rows.write(rows)
-        if agreed and self._rows.num_changed:
-            _log.warning(
-                "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
-                "another machine, device or number of threads?",
-                next(row["index"] for row in rows if "index" in row),
-            )
 
     def _hint_at_stride(self, result: BatchResult) -> None:
         """Name --frame-stride once, where the first batch of a video is of near-equal frames."""

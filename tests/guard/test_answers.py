@@ -337,16 +337,13 @@ def test_a_doubt_ends_within_its_patience() -> None:
     behind[:, 3] += 3
     verdicts = []
     for _ in range(8):
-        judge.observe(source, behind)
-        verdicts.append(judge.judge(20, drift=0.01))
+        verdicts.append(judge.judge(source, behind, 20, drift=0.01))
     assert verdicts == [False, False, False, True] * 2
     events = judge.events()
     assert [event["event"] for event in events] == ["doubt", "restart"] * 2
     assert judge.total_alarms == 0 and judge.lr_scale == 1 and judge.verdict == "trust"
     assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
     for _ in range(2):
-        judge.observe(source, behind)
-        judge.judge(20, drift=0.01)
-    judge.observe(source, source)
-    judge.judge(20, drift=0.01)
+        judge.judge(source, behind, 20, drift=0.01)
+    judge.judge(source, source, 20, drift=0.01)
     assert [event["event"] for event in judge.events()] == ["doubt", "trust"]
