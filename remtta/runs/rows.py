@@ -11,7 +11,6 @@ from remtta.guard.observer import Answers
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
 from remtta.runs.reading import Row
-from remtta.streams.prefetch import DecodedFrame
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,15 @@ class RowFormat:
 
 def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
-    answers = iter(_answer_rows(result, form))
+    answers = _answer_rows(result, form)
     rows: list[Row] = []
     for frame in result.batch.unreported:
+        read_at = {} if frame.read_at is None else {"time": frame.read_at}
         if frame.gap:
-            rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **_read_at(frame)})
-        row = _origin(frame)
+            rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **read_at})
+        row: Row = {"index": frame.index, "source": frame.source}
+        if frame.number is not None:
+            row |= {"frame": frame.number, "time_s": frame.time_s, **read_at}
         if frame.image is None:
             row["error"] = frame.error
         else:
@@ -79,47 +81,30 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     return rows
 
 
-def _answer_rows(result: BatchResult, form: RowFormat) -> list[Row]:
-    """Return the prediction of each readable frame, and which model made it."""
+def _answer_rows(result: BatchResult, form: RowFormat) -> Iterator[Row]:
+    """Yield the prediction of each readable frame, and which model made it."""
     if result.answers is None:
-        return []
+        return
     answers, start = result.answers, result.batch.num_reported_readable
     common: Row = {"update": result.update, "adapted": result.adapted}
     if result.by_source:
         common |= {"update": 0, "answered_by": "source"}
     elif result.by_both:
         common |= {"answered_by": "both", "weight": round(answers.weight, 6)}
-    rows = [{**row, **common} for row in form.rows(answers.logits[start:])]
-    for kind, parts in (("each", _differing(answers, form)), ("raw", _raw(answers, form))):
-        for row, part in zip(rows, parts[start:], strict=False):
-            row.update({kind: part} if part else {})
-    return rows
+    for row, more in zip(form.rows(answers.logits[start:]), _others(answers, form)[start:], strict=True):
+        yield {**row, **common, **more}
 
 
-def _differing(answers: Answers, form: RowFormat) -> list[Row]:
-    """Return each model's prediction for frames where both were computed and differ."""
-    if answers.adapted is None or answers.source is None:
-        return []
-    both = (form.short(answers.adapted.cpu()), form.short(answers.source.cpu()))
-    return [
-        {"adapted": one, "source": other} if one["class"] != other["class"] else {}
-        for one, other in zip(*both, strict=True)
-    ]
-
-
-def _raw(answers: Answers, form: RowFormat) -> list[Row]:
-    """Return the unsmoothed prediction of frames where smoothing changed it."""
-    if answers.raw is None:
-        return []
-    return [row if smoothed else {} for row, smoothed in zip(form.short(answers.raw), answers.smoothed, strict=True)]
-
-
-def _origin(frame: DecodedFrame) -> Row:
-    row: Row = {"index": frame.index, "source": frame.source}
-    if frame.number is not None:
-        row.update(frame=frame.number, time_s=frame.time_s, **_read_at(frame))
-    return row
-
-
-def _read_at(frame: DecodedFrame) -> Row:
-    return {} if frame.read_at is None else {"time": frame.read_at}
+def _others(answers: Answers, form: RowFormat) -> list[Row]:
+    """Return each model's prediction where they differ, and the unsmoothed one where smoothing changed it."""
+    others: list[Row] = [{} for _ in answers.logits]
+    if answers.adapted is not None and answers.source is not None:
+        both = form.short(answers.adapted.cpu()), form.short(answers.source.cpu())
+        for other, adapted, source in zip(others, *both, strict=True):
+            if adapted["class"] != source["class"]:
+                other["each"] = {"adapted": adapted, "source": source}
+    if answers.raw is not None:
+        for other, raw, smoothed in zip(others, form.short(answers.raw), answers.smoothed, strict=True):
+            if smoothed:
+                other["raw"] = raw
+    return others
