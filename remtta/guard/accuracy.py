@@ -9,13 +9,14 @@ photographs and one for CIFAR-10, both on 15 corruptions (docs/estimates.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from remtta.guard.evidence import largest_scale
 from remtta.guard.observer import Answers, Observer
 from remtta.guard.smoothing import FilterState
 
@@ -64,22 +65,11 @@ class Calibration:
         likeliest = _likeliest(logits)
         return cls(
             accuracy,
-            _bisect(lambda scale: float(_certainty(logits * scale).mean()), accuracy),
-            _bisect(lambda scale: float(_certainty(likeliest * scale).mean()), accuracy),
+            largest_scale(lambda scale: float(_certainty(logits * scale).mean()) < accuracy, _BISECTIONS),
+            largest_scale(lambda scale: float(_certainty(likeliest * scale).mean()) < accuracy, _BISECTIONS),
             _diversity(logits.argmax(1)),
             len(logits),
         )
-
-
-def _bisect(certainty: Callable[[float], float], wanted: float) -> float:
-    low, high = math.log(0.02), math.log(50.0)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if certainty(math.exp(middle)) < wanted:
-            low = middle
-        else:
-            high = middle
-    return math.exp(low)
 
 
 def _likeliest(logits: Tensor) -> Tensor:

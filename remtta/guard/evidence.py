@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -119,15 +119,18 @@ def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
     """
     adapted, source = adapted.double(), source.double()
     target = entropy(source).mean()
-    low, high = 0.02, 50.0
-    for _ in range(_BISECTIONS):
-        middle = math.sqrt(low * high)
-        if entropy(adapted * middle).mean() > target:
-            low = middle
-        else:
-            high = middle
+    scale = largest_scale(lambda scale: bool(entropy(adapted * scale).mean() > target), _BISECTIONS)
     information = mutual_information(source)
-    return mutual_information(adapted * low) - information, information
+    return mutual_information(adapted * scale) - information, information
+
+
+def largest_scale(flat: Callable[[float], bool], bisections: int) -> float:
+    """Return the largest factor for logits, from 0.02 to 50, at which predictions are still too flat."""
+    low, high = 0.02, 50.0
+    for _ in range(bisections):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if flat(middle) else (low, middle)
+    return low
 
 
 def mixture(adapted: Tensor, source: Tensor, weight: float) -> Tensor:
