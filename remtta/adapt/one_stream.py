@@ -19,8 +19,8 @@ from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.runs.folder import check_folder, run_folder
 from remtta.runs.run import Run
+from remtta.runs.scribe import Viewer
 from remtta.runs.summary import RunSummary
-from remtta.runs.viewing import Viewer
 from remtta.streams.sources import Stream, open_stream, shown_counts
 from remtta.watching.health import HealthFile, check_health_path, vitals
 from remtta.watching.metrics import Metrics, sample

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from remtta.adapt.planning import Setup
     from remtta.adapt.site import SiteSummary
+    from remtta.runs.scribe import Viewer
     from remtta.runs.summary import RunSummary
-    from remtta.runs.viewing import Viewer
     from remtta.streams.sources import Stream
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5

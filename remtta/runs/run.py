@@ -21,11 +21,10 @@ from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
-from remtta.runs.scribe import Scribe
+from remtta.runs.scribe import Scribe, Viewer
 from remtta.runs.session import Session
 from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
-from remtta.runs.viewing import Viewer
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.prefetch import DecodedFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -20,15 +20,33 @@ from remtta.runs.record import Plan, Record
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.session import Listener
 from remtta.runs.summary import RunSummary
-from remtta.runs.viewing import View, Viewer
 from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
+from remtta.streams.prefetch import DecodedFrame
 
 _MAX_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
 _QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The latest batch of a run.
+
+    Attributes:
+        frames: The frames, including unreadable ones.
+        rows: Their rows.
+        guard: The guard's judgment of the adapted weights: "trust", "doubt" or "retired"; None without a guard.
+    """
+
+    frames: Sequence[DecodedFrame]
+    rows: Sequence[Row]
+    guard: str | None
+
+
+Viewer = Callable[[View], None]
 
 
 class Scribe(Listener):
@@ -170,7 +188,7 @@ class Scribe(Listener):
         guard = self._plan.adapter.guard
         rows = [row for row in self._written if "gap" not in row]
         for show in self._viewers:
-            show(View(result.batch.unreported, rows, self.summary, guard.judge.verdict if guard else None))
+            show(View(result.batch.unreported, rows, guard.judge.verdict if guard else None))
 
     def write_event(self, index: int, event: dict[str, Any]) -> None:
         """Write an event at a frame, with the time."""

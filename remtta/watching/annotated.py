@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from remtta.errors import needed
 from remtta.files import check_target, writing
-from remtta.runs.viewing import View, answer_of, answered_by
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from remtta.runs.reading import Row
+    from remtta.runs.scribe import View
     from remtta.streams.prefetch import DecodedFrame
 
 MIN_WIDTH = 320
@@ -102,7 +102,21 @@ class AnnotatedVideo:
         picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
         draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_TEXT)
         verdict = f"guard: {guard}" if guard else "no guard"
-        for number, line in enumerate((answer_of(row), f"{answered_by(row)}; {verdict}")):
+        for number, line in enumerate((_answer(row), f"{_answered_by(row)}; {verdict}")):
             text = "".join(sign if sign.isprintable() else "?" for sign in line)
             draw.text((8, height + 8 + number * _BAND // 2.3), text, fill="white", font=font, anchor="la")
         return picture
+
+
+def _answer(row: Row) -> str:
+    """Return a row's label and probability."""
+    if "error" in row:
+        return "cannot be read"
+    return f"{row['class'] if row['label'] is None else row['label']} {100 * row['prob']:.0f} %"
+
+
+def _answered_by(row: Row) -> str:
+    """Return which model made a row's prediction, in a few words."""
+    if row.get("answered_by") == "both":
+        return f"adapted {100 * row['weight']:.0f} %, source {100 - 100 * row['weight']:.0f} %"
+    return str(row.get("answered_by", "adapted"))
