@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -24,6 +25,8 @@ from remtta.options import RunOptions
 from remtta.runs.run import Run
 from remtta.streams.batches import decoding_budget
 from remtta.streams.sources import Stream
+
+_POLL_S = 0.1
 
 _log = logging.getLogger("remtta")
 _stream: ContextVar[str | None] = ContextVar("stream", default=None)
@@ -78,15 +81,16 @@ class Together(Site):
         log_plan(next(iter(self._runs.values())).plan)
 
     def execute(self) -> None:
-        """Run all streams to their ends; the model runs in this thread."""
+        """Run all streams to their ends."""
         self._changed()
         threads = [
             threading.Thread(target=self._run, args=(name,), name=f"remtta-{name}", daemon=True) for name in self._runs
         ]
-        with _named_messages(), self._interrupts.finishing():
+        with _named_messages(), self._interrupts.finishing(), contextlib.closing(self._turns):
             for thread in threads:
                 thread.start()
-            self._turns.serve(lambda: not any(thread.is_alive() for thread in threads))
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(_POLL_S)  # on Windows, a signal does not end `join`
             self._changed()
 
     def _run(self, name: str) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextvars
-import queue
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.guard.observed import ObservedMethod
 
 _POLL_S = 0.1
-
-_Turn = tuple["Future[object]", contextvars.Context, Callable[[], object]]
 
 
 class Turns:
@@ -25,17 +22,16 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
+        self._worker = ThreadPoolExecutor(1, "remtta-model")
 
     def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
-        """Run work in the serving thread, and wait for it.
+        """Run work in the worker thread, and wait for it.
 
         Raises:
             Stopped: If a stop comes before its turn, unless held off.
             BaseException: Any exception of the work.
         """
-        turn: Future[object] = Future()
-        self._queue.put((turn, contextvars.copy_context(), work))
+        turn = self._worker.submit(contextvars.copy_context().run, work)
         while not wait([turn], timeout=_POLL_S).done:
             try:
                 interrupts.check()
@@ -44,18 +40,9 @@ class Turns:
                     raise
         turn.result()
 
-    def serve(self, done: Callable[[], bool]) -> None:
-        """Run submitted work in this thread until `done` returns true."""
-        while not done():
-            try:
-                turn, context, work = self._queue.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
-            if turn.set_running_or_notify_cancel():
-                try:
-                    turn.set_result(context.run(work))
-                except BaseException as error:
-                    turn.set_exception(error)
+    def close(self) -> None:
+        """End the worker thread."""
+        self._worker.shutdown()
 
 
 class SharingAdapter(ObservedMethod):

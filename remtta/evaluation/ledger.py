@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class Ledger(contextlib.ExitStack):
         """True if it is time to save again."""
         return self._rhythm.allows(self._save_every_s)
 
-    def save(self, snapshot: Snapshot[Position] | None) -> None:
+    def save(self, snapshot: Snapshot | None) -> None:
         """Save the progress, so that the evaluation can resume from this moment; do nothing if it is None."""
         if snapshot is None:
             return
@@ -124,7 +124,7 @@ class Ledger(contextlib.ExitStack):
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
         with self._rhythm.timed():
-            save_state(self.folder / PROGRESS, asdict(replace(self.progress, position=position)), state)
+            save_state(self.folder / PROGRESS, {**asdict(self.progress), "position": asdict(position)}, state)
 
     def finish(self, trial: dict[str, Any]) -> None:
         """Record a finished trial, and save that the next one has not begun."""

@@ -20,7 +20,7 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError, counted
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.hurry import TimeConstrainedPolicy
-from remtta.evaluation.ledger import PROGRESS, Ledger, Position, delta_path
+from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
 from remtta.evaluation.plan import EvalPlan, settings_of
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import writing
@@ -59,22 +59,18 @@ class Trial(Listener):
         images = Stream(str(plan.dataset.root), "evaluation", iter(()))
         reading = RunOptions(batch_size=plan.options.batch_size, on_error=plan.options.on_error)
         self._stream_batches = Batches(images, reading, plan.card.preprocessing)
-        position, options = ledger.progress.position, plan.options
+        self._position, options = ledger.progress.position, plan.options
         hurries = options.scenario == "time-constrained"
         self._session = Session(
             adapter,
             plan.card,
-            position,
-            policy=TimeConstrainedPolicy(adapter.method, position, options.cost_ratio) if hurries else Policy(),
+            self._position,
+            policy=TimeConstrainedPolicy(adapter.method, self._position, options.cost_ratio) if hurries else Policy(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
             episodic=plan.methods[name].episodic,
         )
-
-    @property
-    def _position(self) -> Position:
-        return self._session.counts
 
     @property
     def _visit(self) -> Visit:

@@ -12,7 +12,6 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
 from remtta.errors import DeltaError
 from remtta.runs.folder import STATE
-from remtta.runs.place import Place
 from remtta.runs.record import Plan, Record, delta_of
 from remtta.runs.session import Session
 from remtta.runs.states import save_state
@@ -51,7 +50,7 @@ class SaveRhythm:
 class Saver:
     """Saves a run's state, delta and record, periodically and at the end."""
 
-    def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session[Place]) -> None:
+    def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session) -> None:
         self._plan, self._summary, self._record, self._session = plan, summary, record, session
         self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full

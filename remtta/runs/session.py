@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,8 +28,7 @@ OUT_OF_TIME = "out of time"
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
 
-C = TypeVar("C", bound=Counts)
-Snapshot = tuple[C, Mapping[str, Tensor]]
+Snapshot = tuple[Counts, Mapping[str, Tensor]]
 """Everything needed to resume a session from the end of a batch: its counts, and the adapter's state."""
 
 
@@ -58,7 +56,7 @@ class Listener:
         """Send the predictions to readers, at the end; with early answers, before anything is learned."""
 
 
-class Session(Generic[C]):
+class Session:
     """Predicts and learns from batches with an adapter, and notifies a listener.
 
     A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
@@ -75,7 +73,7 @@ class Session(Generic[C]):
         self,
         adapter: ObservedMethod,
         card: ModelCard,
-        counts: C,
+        counts: Counts,
         *,
         policy: Policy,
         listener: Listener,
@@ -90,8 +88,8 @@ class Session(Generic[C]):
         self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
         self._seconds = math.inf  # duration of the last batch
         self._busy = False  # whether a batch is in progress
-        self._before: Snapshot[C] | None = None  # the end of the last finished batch, if it was kept
-        self._counts_before: C | None = None  # the counts there, if early predictions have advanced the session's
+        self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
+        self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the session's
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
@@ -124,7 +122,7 @@ class Session(Generic[C]):
         return self._seconds < PATIENCE_S
 
     @property
-    def snapshot(self) -> Snapshot[C] | None:
+    def snapshot(self) -> Snapshot | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
         return self._before if self._busy else (self._counts_before or self.counts, self.adapter.state())
 

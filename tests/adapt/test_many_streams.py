@@ -162,7 +162,8 @@ def test_a_stop_saves_all_and_they_go_on(
 
 
 def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, Path], tmp_path: Path) -> None:
-    turns, stop = Turns(), Interrupts()
+    turns, stop, free = Turns(), Interrupts(), threading.Event()
+    turns._worker.submit(free.wait, 100)
     stop._received.append(15)
     begun: list[Interrupts] = []
     results: list[str] = []
@@ -180,12 +181,16 @@ def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, P
         for thread in threads:
             thread.start()
         assert happens(lambda: results == ["Stopped"])
-        turns.serve(lambda: not any(thread.is_alive() for thread in threads))
+        free.set()
+        for thread in threads:
+            thread.join()
+    turns.close()
     assert begun == [held]
 
 
 def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
-    turns = Turns()
+    turns, free = Turns(), threading.Event()
+    turns._worker.submit(free.wait, 100)
     order: list[str] = []
     asked = threading.Barrier(3)
 
@@ -198,8 +203,11 @@ def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
     for thread in threads:
         thread.start()
     asked.wait(10)
-    assert happens(lambda: turns._queue.qsize() == 2)
-    turns.serve(lambda: not any(thread.is_alive() for thread in threads))
+    assert happens(lambda: turns._worker._work_queue.qsize() == 2)
+    free.set()
+    for thread in threads:
+        thread.join()
+    turns.close()
     assert order.count("fast") == 50 and order.count("slow") == 5
     assert "slow" in order[:2]
 

@@ -72,7 +72,7 @@ def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[Decode
     ]
 
 
-def session_on(method: Method, diary: Diary, **more: Any) -> Session[Counts]:
+def session_on(method: Method, diary: Diary, **more: Any) -> Session:
     card = card_of(method.net.model)
     plain = {"policy": Policy(), "listener": diary, "interrupts": Interrupts()}
     return Session(ObservedMethod(method), card, Counts(), **{**plain, **more})
