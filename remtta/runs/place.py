@@ -53,10 +53,7 @@ class Place(Counts):
     dropped: int = 0
     gaps: int = 0
     fingerprint: str | None = None
-    last: tuple[str, int | None] | None = None
-
-    def __post_init__(self) -> None:
-        self.last = self.last and (self.last[0], self.last[1])  # a list, if it was read from JSON
+    last: list[str | int | None] | None = None
 
     def count(self, rows: Iterable[Row]) -> None:
         """Count rows written after this place was saved."""
@@ -70,7 +67,7 @@ class Place(Counts):
             self.by_source += row.get("answered_by") == "source"
             self.by_both += row.get("answered_by") == "both"
             self.smoothed += "raw" in row
-            self.last = row["source"], row.get("frame")
+            self.last = [row["source"], row.get("frame")]
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -111,7 +108,7 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
     advice = "give the source the run began with, or start again with --overwrite"
     for frame in islice(frames, place.frames):
         seen += 1
-        if seen == place.frames and place.last and (frame.source, frame.number) != place.last:
+        if seen == place.frames and place.last and [frame.source, frame.number] != place.last:
             raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {place.last[0]}; {advice}")
         if seen == place.frames and frame.number is not None and place.fingerprint:
             _warn_of_other(frame, place.fingerprint, transform)

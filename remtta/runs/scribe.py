@@ -152,7 +152,7 @@ class Scribe(Listener):
                 next(row["index"] for row in self._written if "index" in row),
             )
         last = batch.frames[-1]
-        self.summary.place.last = last.source, last.number
+        self.summary.place.last = [last.source, last.number]
         nats = None if result.logits is None else float(entropy(result.logits).mean())
         self.summary.note_answer(batch.frames[0].read_at, nats)
         if self._plan.options.on_error == "skip":
