@@ -176,12 +176,13 @@ def _measure(
 ) -> dict[str, Any]:
     """Evaluate, print the table, draw the pictures, and return the results."""
     from remtta.evaluation import TABLE, choose_preprocessing, evaluate
-    from remtta.evaluation.plots import draw_plots
 
     preprocessing = choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
     results = evaluate(classifier, dataset, folder, options=options, preprocessing=preprocessing, **how)
     _print_table(results, folder / TABLE, running)
     if table.plots:
+        from remtta.evaluation.plots import draw_plots
+
         draw_plots(folder, results, classifier, dataset, preprocessing)
     return results
 

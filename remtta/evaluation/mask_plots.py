@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
@@ -20,9 +21,6 @@ from remtta.methods.mask_pictures import MaskPicture, mask_pictures
 from remtta.methods.rem import REM
 from remtta.models.card import labels_of
 from remtta.models.preprocessing import Preprocessing
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OVERLAYS = 4  # domains shown
 MASKED = 4  # methods shown

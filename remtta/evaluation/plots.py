@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import nn
 
 from remtta.drawing import COLOURS
@@ -23,10 +26,6 @@ from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LABEL_SHARE = 0.024  # of the axis' height, per line of text
 WINDOW = 200  # maximum number of images in the running error
@@ -48,8 +47,6 @@ def draw_plots(
     Raises:
         OutputError: If a plot cannot be written.
     """
-    from matplotlib.figure import Figure
-
     tallies = tally_rows(folder / PREDICTIONS)
     seeds = list(next(iter(results["methods"].values()))["seeds"])
     which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"
@@ -76,8 +73,6 @@ def draw_plots(
 
 def _colours(methods: Sequence[str]) -> dict[str, Any]:
     """Return a colour for each method, the same in all plots, and fixed for the usual methods."""
-    from matplotlib import colormaps
-
     free = cycle(colormaps["tab20"](range(4, 20)))  # the first four resemble REM's and Tent's
     return {name: COLOURS.get(name) or next(free) for name in methods}
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec
+from collections.abc import Mapping, Sequence
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from remtta.report.series import Series, binned
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _INK = "#010203"
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
@@ -25,7 +23,7 @@ _WIDTH = 5.0  # inches
 _MAX_BARS = 12
 _MAX_LAYERS = 40
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {  # matplotlib types its keys as literals
     "svg.fonttype": "none",
     "svg.hashsalt": "remtta",
     "font.size": 10,
@@ -45,24 +43,9 @@ _STYLE: dict[str, Any] = {
 
 _numbers = itertools.count()
 
-P = ParamSpec("P")
-
-
-def _drawn(draw: Callable[P, tuple[Figure, str]]) -> Callable[P, str]:
-    """Decorate a function that returns a figure and its text alternative to return an SVG element."""
-
-    @functools.wraps(draw)
-    def chart(*args: P.args, **more: P.kwargs) -> str:
-        style: Any = _STYLE  # matplotlib types its keys as literals
-        from matplotlib import rc_context
-
-        with rc_context(style):
-            return _svg(*draw(*args, **more))
-
-    return chart
-
 
 def _svg(figure: Figure, text: str) -> str:
+    """Return a chart as an SVG element with its text alternative."""
     content = io.BytesIO()
     figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
@@ -87,8 +70,6 @@ def _svg(figure: Figure, text: str) -> str:
 
 
 def _axes(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **more)
 
@@ -103,8 +84,8 @@ def _mark_events(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
         seen.add(kind)
 
 
-@_drawn
-def over_time(series: Series) -> tuple[Figure, str]:
+@rc_context(_STYLE)
+def over_time(series: Series) -> str:
     """Plot the entropy, the adapted model's weight and the guard's decisions by frame."""
     figure, (top, bottom) = _axes(3.6, 2, sharex=True)
     frames = np.asarray(series.index)
@@ -127,7 +108,7 @@ def over_time(series: Series) -> tuple[Figure, str]:
     bottom.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
     kinds = Counter(event["event"] for event in series.events)
     text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-    return (
+    return _svg(
         figure,
         f"Entropy over {len(frames)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
         f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean weight in the answers is "
@@ -135,8 +116,8 @@ def over_time(series: Series) -> tuple[Figure, str]:
     )
 
 
-@_drawn
-def accuracy(series: Series) -> tuple[Figure, str]:
+@rc_context(_STYLE)
+def accuracy(series: Series) -> str:
     """Plot the estimated accuracy of recent frames, for the predictions and for each model."""
     figure, axes = _axes(2.4)
     for name, colour in (("source", _GREY), ("adapted", _ORANGE), ("answers", _BLUE)):
@@ -152,11 +133,11 @@ def accuracy(series: Series) -> tuple[Figure, str]:
         f"{name} {100 * points[0][1]:.0f} % at first, {100 * points[-1][1]:.0f} % at last"
         for name, points in sorted(series.estimates.items())
     ]
-    return figure, f"Estimated accuracy of the last frames: {'; '.join(text)}."
+    return _svg(figure, f"Estimated accuracy of the last frames: {'; '.join(text)}.")
 
 
-@_drawn
-def classes(series: Series) -> tuple[Figure, str]:
+@rc_context(_STYLE)
+def classes(series: Series) -> str:
     """Plot how often each class was predicted, before and after adaptation."""
     names = [name for name, _ in (series.halves[0] + series.halves[1]).most_common(_MAX_BARS)]
     titles = ("source model", "adapted model") if series.by_both else ("first half", "second half")
@@ -170,11 +151,11 @@ def classes(series: Series) -> tuple[Figure, str]:
     axes.set_xlabel("share of predictions in %")
     axes.legend(loc="lower right")
     rows = "; ".join(f"{name}: {first:.1f} and {last:.1f} %" for name, first, last in zip(names, *shares, strict=True))
-    return figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}."
+    return _svg(figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}.")
 
 
-@_drawn
-def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
+@rc_context(_STYLE)
+def layers(moved: Sequence[Mapping[str, Any]]) -> str:
     """Plot the size of each layer's change in a delta."""
     largest = sorted(range(len(moved)), key=lambda place: -moved[place]["rms"])[:_MAX_LAYERS]
     shown = [moved[place] for place in sorted(largest)]
@@ -185,4 +166,4 @@ def layers(moved: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.locator_params(axis="x", nbins=4)  # long tick labels would overlap
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
-    return figure, f"Root mean square change of each layer. {rows}."
+    return _svg(figure, f"Root mean square change of each layer. {rows}.")

@@ -47,6 +47,7 @@ def load_plugins() -> None:
         set_handler(None)
 
 
+@functools.cache
 def formats() -> tuple[str, ...]:
     """Return the formats in the order in which they are tried, those without a signature last."""
     load_plugins()
