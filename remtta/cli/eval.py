@@ -145,7 +145,7 @@ def evaluate(
         running.set_threads(None if options.engine == "serial" else 1)
         checkpoints, severities = table.by_case(), data.by_severity(options.scenario)
         cases = [(*name, *severity) for name in checkpoints for severity in severities]
-        check_folders(output, cases, may_exist=options.resume or options.overwrite)
+        check_folders(output, cases, overwrite=options.overwrite, resume=options.resume)
         start = load_start(methods.shared.delta)
         source_data = methods.shared.source_data
         how = {"methods": configs, "delta": start, "source_data": source_data, "interrupts": interrupts}

@@ -10,7 +10,7 @@ from typing import Any
 from remtta.errors import UsageError
 from remtta.evaluation.tables import Case, axes_table, csv_tables
 from remtta.files import write_atomically
-from remtta.runs.folder import RESULTS, refuse_others_files
+from remtta.runs.folder import PREDICTIONS, RESULTS, refuse_others_files
 
 AXES_TABLE, AXES_CSV = "axes.md", "axes.csv"
 
@@ -37,24 +37,26 @@ def folder_of(output: Path, case: Case) -> Path:
     return output.joinpath(*(f"{axis}{value}" if axis == "severity" else value for axis, value in case))
 
 
-def check_folders(output: Path, cases: Sequence[Case], *, may_exist: bool) -> None:
-    """Raise before anything runs if one of the evaluations would be refused later.
-
-    Raises:
-        UsageError: If the folder holds a single evaluation, or earlier evaluations of some cases and `may_exist` is
-            false.
-    """
+def check_folders(output: Path, cases: Sequence[Case], *, overwrite: bool, resume: bool) -> None:
+    """Raise UsageError before anything runs if a folder cannot hold the grid, or one of its evaluations."""
     if (output / RESULTS).exists() and () not in cases:
         raise UsageError(f"{output} holds a single evaluation; choose another --output for several")
-    there = [folder for case in cases if ((folder := folder_of(output, case)) / RESULTS).exists()]
-    if there and not may_exist:
+    for folder in (folder_of(output, case) for case in cases):
+        refuse_earlier(folder, overwrite=overwrite, resume=resume)
+        if not (overwrite or resume):
+            refuse_others_files(folder)
+
+
+def refuse_earlier(folder: Path, *, overwrite: bool, resume: bool) -> None:
+    """Raise UsageError if a folder holds an earlier evaluation that may not be replaced, and cannot be resumed."""
+    earlier = [name for name in (RESULTS, PREDICTIONS) if (folder / name).exists()]
+    if earlier == [PREDICTIONS] and resume:
+        raise UsageError(f"{folder} has no {RESULTS}, so it cannot be resumed; --overwrite replaces it")
+    if earlier and not (overwrite or resume):
         raise UsageError(
-            f"{there[0]} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
+            f"{folder} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
             "or choose another --output"
         )
-    if not may_exist:
-        for case in cases:
-            refuse_others_files(folder_of(output, case))
 
 
 def write_axes(output: Path, evaluations: Mapping[Case, Mapping[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes, num_jobs
 from remtta.errors import UsageError, counted
+from remtta.evaluation.axes import refuse_earlier
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
@@ -138,7 +139,7 @@ class _Evaluation:
             remove_leftovers(folder / name, (pattern,))
         try:
             if source_data is not None:
-                self._refuse_earlier()
+                refuse_earlier(folder, overwrite=self._plan.options.overwrite, resume=self._plan.options.resume)
                 self._plan.learn(source_data, self._interrupts.check)
             return self._run_or_resume()
         finally:
@@ -205,20 +206,10 @@ class _Evaluation:
         jobs = num_jobs(options.jobs or gpus or None)  # on a GPU, one at a time unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
-    def _refuse_earlier(self) -> None:
-        earlier = [name for name in (RESULTS, PREDICTIONS) if (self._folder / name).exists()]
-        if earlier == [PREDICTIONS] and self._plan.options.resume:
-            raise UsageError(f"{self._folder} has no {RESULTS}, so it cannot be resumed; --overwrite replaces it")
-        if earlier and not (self._plan.options.overwrite or self._plan.options.resume):
-            raise UsageError(
-                f"{self._folder} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
-                "or choose another --output"
-            )
-
     def _begin(self) -> None:
         """Prepare the folder: remove what is left of an earlier evaluation."""
-        self._refuse_earlier()
-        folder = self._folder
+        folder, options = self._folder, self._plan.options
+        refuse_earlier(folder, overwrite=options.overwrite, resume=options.resume)
         with writing(folder):
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
