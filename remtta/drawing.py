@@ -1,4 +1,4 @@
-"""Shared by the pictures that are drawn with matplotlib: colours, images with captions, and masks."""
+"""Shared by the pictures that are drawn with matplotlib: colours, images with captions, masks, running errors."""
 
 from __future__ import annotations
 
@@ -75,3 +75,20 @@ def paint_over(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int,
         place = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
         painted[place] = hatching[place]
     return painted
+
+
+def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:
+    """Return the error in percent of the `window` images around each image; at both ends, of those that there are.
+
+    Args:
+        missed: Whether each image was misclassified, in order.
+        window: By default a quarter of the images, but at least 20 and at most 200.
+
+    Returns:
+        Shape (n,).
+    """
+    window = window or min(200, max(20, len(missed) // 4))
+    total, places = np.cumsum([0, *missed]), np.arange(len(missed))
+    starts, stops = np.maximum(0, places - window // 2), np.minimum(len(missed), places + (window + 1) // 2)
+    errors: np.ndarray = 100 * (total[stops] - total[starts]) / (stops - starts)
+    return errors

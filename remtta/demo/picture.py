@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import WINDOW
-from remtta.drawing import COLOURS, RIGHT, WRONG, Cell, draw_grid
+from remtta.drawing import COLOURS, RIGHT, WRONG, Cell, draw_grid, running_error
 from remtta.files import write_atomically
 from remtta.methods.mask_pictures import mask_pictures
 from remtta.methods.rem import REM
@@ -53,25 +52,15 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
         start += length
     for method, wrong in result.wrong.items():
         first, label = 0, f"{method}\nmean {result.errors(method)['mean']:.1f} %"
-        for part in running_means(wrong, list(conditions.values())):
-            axes.plot(range(first, first + len(part)), part, color=COLOURS[method], label=None if first else label)
-            first += len(part)
+        for length in conditions.values():
+            part = running_error(wrong[first : first + length], WINDOW)
+            axes.plot(range(first, first + length), part, color=COLOURS[method], label=None if first else label)
+            first += length
     axes.set(xlim=(0, start), ylim=(0, None), xlabel=f"{start} frames")
     axes.set_ylabel(f"error in %, mean over the {WINDOW} frames\naround each, within its condition", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.4)
     axes.legend(frameon=False, labelcolor="linecolor", loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def running_means(wrong: Sequence[bool], lengths: Sequence[int]) -> list[list[float]]:
-    """Return the error in percent over the `WINDOW` frames around each frame, a list for each condition by itself."""
-    total, first, half, parts = [0, *accumulate(wrong)], 0, WINDOW // 2, []
-    for length in lengths:
-        last = first + length
-        windows = [(max(first, frame - half), min(last, frame + half)) for frame in range(first, last)]
-        parts.append([100 * (total[stop] - total[start]) / (stop - start) for start, stop in windows])
-        first = last
-    return parts
 
 
 def _draw_masks(figure: FigureBase, result: DemoResult) -> None:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
-from remtta.drawing import COLOURS
+from remtta.drawing import COLOURS, running_error
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import PLOTS
 from remtta.evaluation.mask_plots import draw_masks
@@ -28,8 +28,6 @@ from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
 
 _LABEL_SHARE = 0.024  # of the axis' height, per line of text
-WINDOW = 200  # maximum number of images in the running error
-_LEAST, _PARTS = 20, 4  # in short domains: at least this many images, or this fraction
 _MAX_POINTS = 2000  # per visit
 _MAX_STARTS = 50  # of labelled domains; some streams change domain at every image
 _PANELS = 4  # reliability diagrams per row
@@ -145,24 +143,6 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
                 starts.append((len(missed), row["domain"]))
             missed.append(row["class"] != row["label_true"])
         yield name, starts, missed
-
-
-def running_error(missed: Sequence[int]) -> np.ndarray:
-    """Return the error in percent of a sliding window within one domain.
-
-    The window is a quarter of the domain, within limits; at both ends it is truncated, down to half its size.
-
-    Args:
-        missed: Whether each image of the domain was misclassified, in order.
-
-    Returns:
-        Shape (n,).
-    """
-    window = min(WINDOW, max(_LEAST, len(missed) // _PARTS))
-    total, places = np.cumsum([0, *missed]), np.arange(len(missed))
-    starts, stops = np.maximum(0, places - window // 2), np.minimum(len(missed), places + (window + 1) // 2)
-    errors: np.ndarray = 100 * (total[stops] - total[starts]) / (stops - starts)
-    return errors
 
 
 def _entropy_by_ratio(

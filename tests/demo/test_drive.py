@@ -12,8 +12,8 @@ from PIL import Image
 import remtta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import DemoResult, draw_drive, run_demo
-from remtta.demo.picture import running_means
 from remtta.demo.signs import IMAGE_SIZE, render_sign
+from remtta.drawing import running_error
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
 from remtta.evaluation.domains import Domain
@@ -91,9 +91,6 @@ def _labelled(domain: Domain) -> list[tuple[str, int]]:
     return list(zip(domain.sources, domain.labels.tolist(), strict=True))
 
 
-def test_the_curve_begins_anew_in_each_condition() -> None:
-    # 80 frames around: 40 before and 40 after, as far as the condition goes.
-    first, second = running_means([True] * 100 + [False] * 50, [100, 50])
-    assert first == [100.0] * 100 and second == [0.0] * 50
-    [only] = running_means([True] * 20 + [False] * 80, [100])
-    assert (only[0], only[30], only[99]) == (50.0, 100 * 20 / 70, 0.0)
+def test_the_curve_is_of_the_frames_before_and_after_as_far_as_the_condition_goes() -> None:
+    curve = running_error([True] * 20 + [False] * 80, 80)  # 40 before and 40 after
+    assert curve[[0, 30, 99]].tolist() == [50.0, 100 * 20 / 70, 0.0]

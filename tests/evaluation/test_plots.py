@@ -10,10 +10,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from remtta.drawing import running_error
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.mask_plots import mask_cells
-from remtta.evaluation.plots import draw_plots, draw_reliability, running_error
+from remtta.evaluation.plots import draw_plots, draw_reliability
 from remtta.evaluation.tally import tally_rows
 from remtta.models.card import labels_of
 from remtta.models.preprocessing import preprocessing_of
