@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import check
-from remtta.options.option import Option, check_options
+from remtta.options.option import Option, check_options, documented
 
 _answers = partial(Option, panel="Answers and guard")
 
@@ -17,16 +17,12 @@ Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both"]
 
 
+@documented
 @dataclass(frozen=True)
 class GuardOptions:
     """Options of the guard: the model that predicts, and the response to harmful adaptation.
 
     Attributes:
-        answer: "adapted", or "both", the mean of the adapted and the source model's probabilities. None for the
-            method's default.
-        action: "rollback" to the source weights; "stop" to also end the run when the retries are used up; "warn" to
-            only report; or "off". None for the method's default.
-        retries: Number of alarms that are rolled back; the next one ends adaptation.
         window: Number of frames on which a verdict is based.
         memory: Number of frames from which a dominant class is detected.
         least: Minimum number of frames in the window for a verdict.

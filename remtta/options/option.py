@@ -183,8 +183,10 @@ def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
 
 def documented(group: type[T]) -> type[T]:
     """Add the help of a dataclass's options to its docstring, for Python's `help` and the documentation."""
+    doc = (group.__doc__ or "").rstrip()
     lines = [f"        {each.name}: {each.option.help}" for each in members_of(group) if each.option]
-    group.__doc__ = "\n".join([(group.__doc__ or "").rstrip(), "", "    Attributes:", *lines, "    "])
+    head = [] if "Attributes:" in doc else ["", "    Attributes:"]
+    group.__doc__ = "\n".join([doc, *head, *lines, "    "])
     return group
 
 
