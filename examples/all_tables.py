@@ -23,9 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EXAMPLES = Path(__file__).parent
-SHORT = "source,centre,remtta,rem"
+SHORT = "source,fast,remtta,rem"
 PUBLISHED = f"{SHORT},tent,sar,roid"
-CONVOLUTIONAL = "source,norm,centre,remtta,rem,tent,sar,roid"
+CENTRED = (
+    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid --set ctent.centre=true "
+    "--set csar.centre=true --set croid.centre=true"
+)
+CONVOLUTIONAL = "source,norm,fast,remtta,rem,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
+EVERY = "source,fast,remtta,second=remtta,fourth=remtta --set second.adapt_every=2 --set fourth.adapt_every=4"
 AXES = "source,fast,remtta,rem,sar,roid"
 SMOOTHED = "source,fast,remtta,remtta+smooth"
 
@@ -84,17 +89,17 @@ def _on_corruptions(name: str, severity: int, batch: int, methods: str) -> str:
     )
 
 
-def _on_pacs(name: str, scenario: str, methods: str) -> str:
-    domains = "--domains art_painting,cartoon,sketch --batch-size 20"
-    return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]}"
+def _on_pacs(name: str, methods: str) -> str:
+    domains = "--domains art_painting,cartoon,sketch --batch-size 50"
+    return f"{{data}}/pacs --continual {domains} --methods {methods} {PROBES[name]}"
 
 
 _BATCHES = (1, 8, 20, 50)
 _SEVERITY_3 = "{out}/photographs_c --severity 3"
 
 TABLES = {
-    "centred": Table(
-        "ImageNet ViTs, fifteen corruptions",
+    "imagenet": Table(
+        "ImageNet photographs, fifteen corruptions",
         {
             f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT)
             for name in ("vit", "deit")
@@ -102,21 +107,30 @@ TABLES = {
         },
         ["photographs_c"],
     ),
+    "methods": Table(
+        "Published methods, centred and not, fifteen corruptions",
+        {f"vit, severity {level}": _on_corruptions("vit", level, 50, CENTRED) for level in (3, 5)},
+        ["photographs_c"],
+    ),
+    "every": Table(
+        "Every N-th batch, ViT-Ti, severity 5",
+        {"batch 20": _on_corruptions("vit", 5, 20, EVERY)},
+        ["photographs_c"],
+    ),
     "convolutional": Table(
         "EfficientNet-Lite0, fifteen corruptions",
         {
             **{f"severity {level}": _on_corruptions("lite", level, 50, CONVOLUTIONAL) for level in (3, 5)},
-            **{f"batch {size}": _on_corruptions("lite", 5, size, "source,norm,centre,remtta") for size in (1, 4, 20)},
+            **{f"batch {size}": _on_corruptions("lite", 5, size, "source,norm,fast,remtta") for size in (1, 4, 20)},
         },
         ["photographs_c"],
     ),
     "pacs": Table(
-        "PACS: a head on photographs; paintings, cartoons and sketches",
+        "PACS: a head on photographs; paintings, cartoons and sketches in a row",
         {
-            "vit, in a row": _on_pacs("vit", "continual", PUBLISHED),
-            "vit, each alone": _on_pacs("vit", "episodic", PUBLISHED),
-            "deit, in a row": _on_pacs("deit", "continual", SHORT),
-            "lite, in a row": _on_pacs("lite", "continual", f"{SHORT},norm"),
+            "vit": _on_pacs("vit", PUBLISHED),
+            "deit": _on_pacs("deit", SHORT),
+            "lite": _on_pacs("lite", f"{SHORT},norm,tent"),
         },
         [f"pacs_{name}.safetensors" for name in PROBES],
     ),

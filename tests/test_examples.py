@@ -250,23 +250,6 @@ def test_a_cifar10_model_is_trained_and_loads(
     assert "test error" not in capsys.readouterr().out
 
 
-def test_a_convolutional_cifar10_model_is_trained_and_loads(
-    classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module, output = script("train_cifar10_conv"), tmp_path / "model.safetensors"
-    arguments = [str(classes), str(output), "--model", "resnet", "--minutes", "0.001", "--batch-size", "6"]
-    module.main(arguments)
-    module.main([*arguments, "--start", str(output), "--bfloat16"])
-    told = told_error(capsys)
-    kwargs = {"output_stride": 16, "channels": (32, 64, 128, 256)}  # as the script's docstring tells remtta eval
-    how: dict[str, Any] = {"input_size": (64, 64), "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
-    how |= {"model_kwargs": kwargs, "interpolation": "bicubic"}
-    model = remtta.load_model("resnet18", checkpoint=output, num_classes=3, **how)
-    images = module.preprocess(module.read(classes / "test")[0], 64)
-    assert told == error_of(model, images)
-    assert remtta.REM(model).objective.views(images)[1][0].shape == (3, 14)  # of 4 x 4
-
-
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
     classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,20 +266,6 @@ def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
     assert told_error(capsys) >= 0
     model: Any = remtta.load_model(f"clip:{output}", labels=["a", "b"], prompts="watt")
     assert model(images).shape == (2, 2)
-
-
-def test_crops_are_of_the_padded_image_and_may_be_mirrored() -> None:
-    module = script("train_cifar10_conv")
-    torch.manual_seed(0)
-    image = torch.arange(32, dtype=torch.uint8).expand(1, 3, 32, 32)  # each column its number
-    crops = module.augment(image.expand(64, -1, -1, -1))
-    padded = [*range(4, 0, -1), *range(32), *range(30, 26, -1)]  # reflected
-    windows = [padded[left : left + 32] for left in range(9)]
-    rows = [crop[0, 0].tolist() for crop in crops]
-    assert all(row in windows or row[::-1] in windows for row in rows)
-    assert len({tuple(row) for row in rows}) > 9 and (crops[:, :, :1] == crops).all()
-    assert (module.learning_rate(0.0, 1.0) < 0.2, module.learning_rate(0.05, 1.0)) == (True, 1.0)
-    assert module.learning_rate(1.0, 1.0) == pytest.approx(0.0)
 
 
 def test_examples_use_only_public_names() -> None:
