@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,17 +80,8 @@ def learn_from_source(
 
     The source data are a folder of images (searched recursively, no labels), or a file of statistics from an earlier
     run. The statistics of a folder are cached, and reused as long as model, method, preprocessing and the folder's
-    files stay the same.
-
-    Args:
-        adapter: The method.
-        model: Its model.
-        source_data: Folder of images, or file of statistics.
-        method: The method's name.
-        config: Its settings.
-        preprocessing: By default the model's own.
-        fitting_as_they_are: Skip resize and crop for images of the input size.
-        wait: Called from time to time while images are decoded; may raise to stop.
+    files stay the same. The preprocessing is by default the model's own; with `fitting_as_they_are`, images of the
+    input size are neither resized nor cropped. `wait` is called while images are decoded, and may raise to stop.
 
     Returns:
         The "source_data" given, "path" and "file_sha256" of the statistics' file, and the number of "images" used, for
@@ -114,7 +104,8 @@ def learn_from_source(
         _log.info("%s learns from the source statistics in %s", method, path)
     else:
         files = _source_files(path)
-        made_for["files_sha256"] = _files_sha256(path, files)
+        found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
+        made_for["files_sha256"] = _sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
         path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
         cached = _cached(path)
         if cached is None:
@@ -179,16 +170,7 @@ def _source_files(folder: Path) -> list[Path]:
     return files
 
 
-def _files_sha256(folder: Path, files: Sequence[Path]) -> str:
-    """Hash the files' paths in the folder, their sizes and modification times."""
-    digest = hashlib.sha256()
-    for file in files:
-        found = file.stat()
-        digest.update(os.fsencode(file.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def _sha256(content: Mapping[str, Any]) -> str:
+def _sha256(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
