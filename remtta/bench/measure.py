@@ -47,25 +47,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One subject's results.
+    """One subject's results."""
 
-    Attributes:
-        subject: One of SUBJECTS.
-        seconds: Median duration of a step.
-        forwards: The same as a multiple of a plain fp32 forward pass.
-        images_per_s: Images per second.
-        peak_bytes: Peak memory of two steps beyond that of the loaded model, if measured.
-        violating_share: REM: recent share of images that violate the entropy ranking.
-        cpu_s_per_1000: CPU time over all cores for 1,000 images, in seconds.
-    """
-
-    subject: str
-    seconds: float
-    forwards: float
+    subject: str  # one of SUBJECTS
+    seconds: float  # median duration of a step
+    forwards: float  # the same as a multiple of a plain fp32 forward pass
     images_per_s: float
-    peak_bytes: int | None
-    violating_share: float | None
-    cpu_s_per_1000: float
+    peak_bytes: int | None  # peak memory of two steps beyond that of the loaded model, if measured
+    violating_share: float | None  # REM: recent share of images that violate the entropy ranking
+    cpu_s_per_1000: float  # CPU time over all cores for 1,000 images, in seconds
 
 
 def run_bench(options: BenchOptions) -> list[Measurement]:
