@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
 from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
-from remtta.errors import UsageError
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, build_method
@@ -125,17 +123,12 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 def _model(options: BenchOptions) -> Any:
     given = options.model
     name = given.name or ""
-    if not is_zero_shot(name) and name not in timm.list_models():
-        raise UsageError(f'unknown model "{name}"; timm.list_models() names them all')
     if is_zero_shot(name) or given.checkpoint is not None:
         return load(given)
     kwargs = dict(given.model_kwargs)
     if given.num_classes is not None:
         kwargs["num_classes"] = given.num_classes
-    try:
-        model: Any = create(name, pretrained=False, kwargs=kwargs, input_size=given.input_size)
-    except TypeError as error:
-        raise UsageError(f"{name} does not take these model arguments: {error}") from error
+    model: Any = create(name, pretrained=False, kwargs=kwargs, input_size=given.input_size)
     if given.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *given.input_size)}
     return model

@@ -67,11 +67,9 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
 
 def learn_from_source(
     adapter: Method,
-    model: nn.Module,
     source_data: str | Path,
     *,
     method: str,
-    config: MethodConfig,
     preprocessing: Preprocessing | None = None,
     fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
@@ -93,8 +91,9 @@ def learn_from_source(
         CheckpointError: If a given file is damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
+    model = adapter.net.model
     preprocessing = preprocessing or preprocessing_of(model)
-    made_for = _made_for(model, method, config, preprocessing)
+    made_for = _made_for(model, method, adapter.objective.config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
     path = Path(source_data)
@@ -110,9 +109,8 @@ def learn_from_source(
         cached = _cached(path)
         if cached is None:
             _log.info("%s learns from source images (%d files), once", method, len(files))
-            transform = _transform(preprocessing, fitting_as_they_are)
-            most, device = adapter.objective.max_source_images, next(model.parameters()).device
-            batches = _batches(files, transform, preprocessing, device, most, wait)
+            transform, most = _transform(preprocessing, fitting_as_they_are), adapter.objective.max_source_images
+            batches = _batches(files, transform, preprocessing, adapter.net.device, most, wait)
             found = _learned(adapter, path, made_for, batches)
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
