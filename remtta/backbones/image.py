@@ -102,15 +102,3 @@ class ImageBackbone(AnyClassifier):
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.module.forward_features(images)
         return self.module.forward_head(features), features
-
-    def _with_gradcam(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits, features = self._with_map(images)
-        return logits, self._on_patches(self._class_activation(features), images)
-
-    @torch.inference_mode(False)  # the caller may be inside one
-    @torch.enable_grad()
-    def _class_activation(self, features: Tensor) -> Tensor:
-        """Return Grad-CAM (B, rows, columns) by a second pass through the head alone."""
-        features = features.detach().clone().requires_grad_()
-        logits = self.module.forward_head(features)
-        return self._activation(logits, features)
